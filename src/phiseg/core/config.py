@@ -1,0 +1,137 @@
+"""Strict configuration: frozen pydantic models, YAML files, dotted overrides from the command line.
+
+A key that does not exist is an error that names the nearest valid one. An override changes one value and
+keeps everything else of the file it is applied to.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from phiseg.core.errors import ConfigError, nearest
+
+
+class StrictConfig(BaseModel):
+    """Base of every configuration: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def parse(cls, values: Any, *, where: str) -> Self:
+        """Validate `values` (from YAML or JSON) and return the config.
+
+        Args:
+            values: what the file held, normally a dict.
+            where: the file's name, for the error message.
+
+        Raises:
+            ConfigError: one line that names each wrong key, its value and the cure.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {'; '.join(_explain(cls, item) for item in error.errors())}") from None
+
+    def to_yaml(self) -> str:
+        """Return every key with its value as YAML: itself a valid file of this config."""
+        return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
+
+
+def read_yaml(path: Path) -> Any:
+    """Read one YAML file.
+
+    Raises:
+        ConfigError: the file is missing, unreadable or not YAML.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        problem = str(getattr(error, "problem", None) or type(error).__name__)
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path} is not valid YAML{line}: {problem}") from None
+
+
+def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return `values` changed by command-line overrides such as `--train.steps 500` or `--train.steps=500`.
+
+    Values are read as YAML, so `[1, 2]`, `true`, `null` and `1e-3` mean what they mean in a recipe.
+
+    >>> apply_overrides({"train": {"steps": 5, "seed": 0}}, ["--train.steps", "7"])
+    {'train': {'steps': 7, 'seed': 0}}
+
+    Raises:
+        ConfigError: an override has no value or no dotted name.
+    """
+    result = _copy(values)
+    words = list(overrides)
+    while words:
+        name, equals, text = words.pop(0).partition("=")
+        key = name.removeprefix("--").replace("-", "_")
+        if not name.startswith("--") or "." not in key:
+            raise ConfigError(f"unknown argument '{name}'; a recipe's key is given as --section.key VALUE")
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise ConfigError(f"{name} needs a value: {name} VALUE")
+            text = words.pop(0)
+        *sections, last = key.split(".")
+        place = result
+        for section in sections:
+            inner = place.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{name}: '{section}' is a value, not a section")
+            place = inner
+        place[last] = _value(text)
+    return result
+
+
+def _value(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string; a recipe means the number
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _copy(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, dict) else value for key, value in values.items()}
+
+
+def _explain(config: type[BaseModel], item: Any) -> str:
+    location = [str(part) for part in item["loc"]]
+    name = ".".join(location)
+    if item["type"] == "extra_forbidden":
+        return f"unknown key '{name}' ({nearest(location[-1], _keys_at(config, location[:-1]))})"
+    if item["type"] == "missing":
+        return f"'{name}' is missing"
+    return f"'{name}' = {item['input']!r}: {item['msg'].removeprefix('Value error, ')}"
+
+
+def _keys_at(config: type[BaseModel], location: list[str]) -> list[str]:
+    """List the keys that are valid at `location`, following sections and tagged unions."""
+    found: list[type[BaseModel]] = [config]
+    for part in location:
+        inner: list[type[BaseModel]] = []
+        for model in found:
+            if part in model.model_fields:
+                inner += _models_in(model.model_fields[part].annotation)
+            elif any(part in get_args(field.annotation) for field in model.model_fields.values()):
+                inner.append(model)  # the tag that pydantic puts into the path of a tagged union
+        found = inner or found
+    return sorted({key for model in found for key in model.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
