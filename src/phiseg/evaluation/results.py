@@ -1,0 +1,304 @@
+"""The folder of one evaluation: what `phiseg evaluate` writes and `phiseg compare` reads.
+
+```
+EVAL/  cases.csv        one row a case; an undefined value is an empty field
+       summary.json     the means, their 95 % intervals and where they came from
+       examples.npz     a few cases with samples and maps, for the figures
+       training.jsonl   the metrics of the training run, if there was one
+```
+
+E example cases, A annotators, s samples kept, K classes, L latent levels, H and W the image's size.
+"""
+
+import csv
+import io
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_type_hints
+from zipfile import BadZipFile
+
+import numpy as np
+from pydantic import Field, FiniteFloat, StringConstraints
+
+from phiseg import __version__
+from phiseg.core.config import StrictConfig
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
+from phiseg.metrics.significance import bootstrap_interval
+
+FORMAT = "phiseg-evaluation"
+VERSION = 1
+METRICS = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
+COLUMNS = (
+    *("case", *METRICS),
+    *("ged_cross", "ged_within_samples", "ged_within_annotations", "num_annotators", "s_ncc_constant"),
+)
+
+Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=200)]
+Cases = dict[str, list[Any]]
+"""The columns of `cases.csv`: `case` holds strings, every other one a number or None."""
+
+
+class DatasetRef(StrictConfig):
+    """The dataset that was evaluated on."""
+
+    name: Line
+    fingerprint: Line
+    """Equal for equal data, whatever the folder is called."""
+
+
+class ModelRef(StrictConfig):
+    """Where the model came from."""
+
+    recipe: Line | None = None
+    step: int | None = None
+    annotator: int | Line | None = None
+    """The one annotator it was trained with; None for all."""
+
+
+class Summary(StrictConfig):
+    """The content of `summary.json`: means over the cases where a value is defined."""
+
+    format: Literal["phiseg-evaluation"] = "phiseg-evaluation"
+    version: Literal[1] = 1
+    method: Line
+    num_cases: int = Field(ge=1)
+    num_samples: int = Field(ge=1)
+    ged: FiniteFloat | None
+    ged_unbiased: FiniteFloat | None
+    ged_floor: FiniteFloat | None
+    s_ncc: FiniteFloat | None
+    dice: FiniteFloat | None
+    intervals: dict[str, tuple[FiniteFloat, FiniteFloat]]
+    """95 % bootstrap interval of the mean, for every metric that is defined in two cases or more."""
+    num_parameters: int | None
+    seed: int
+    split: Line
+    dataset: DatasetRef
+    model: ModelRef
+    phiseg_version: Line = __version__
+
+    @classmethod
+    def of(cls, cases: Cases, **provenance: Any) -> Self:
+        """Summarise `cases`; `provenance` gives the fields that are not computed from them."""
+        values = {name: defined(cases[name]) for name in METRICS}
+        means = {name: float(np.mean(column)) if column else None for name, column in values.items()}
+        intervals = {name: bootstrap_interval(column) for name, column in values.items() if len(column) > 1}
+        return cls(num_cases=len(cases["case"]), **means, intervals=intervals, **provenance)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The content of `examples.npz`; each array is declared with its axes and its kind of number.
+
+    Raises:
+        ValueError: an array has another shape or type, or is not finite; the message names it.
+    """
+
+    cases: Annotated[np.ndarray, "E", "U"]
+    image: Annotated[np.ndarray, "EHW", "f"]
+    """As the network sees it, in [-0.5, 0.5]."""
+    annotations: Annotated[np.ndarray, "EAHW", "u"]
+    valid: Annotated[np.ndarray, "EA", "b"]
+    """False where an annotation is missing."""
+    samples: Annotated[np.ndarray, "EsHW", "u"]
+    error: Annotated[np.ndarray, "EHW", "f"]
+    """The mean cross entropy over annotators and samples, E_{y,s} CE(y, s)."""
+    gamma: Annotated[np.ndarray, "EHW", "f"]
+    """The cross entropy of mean and samples, E_s CE(s-bar, s)."""
+    mean_probs: Annotated[np.ndarray, "EKHW", "f"]
+    level_probs: Annotated[np.ndarray | None, "ELKHW", "f"] = None
+    """Softmax of one sample's accumulated logits at every level, fine to coarse."""
+    level_residuals: Annotated[np.ndarray | None, "ELKHW", "f"] = None
+    """The logits each level adds; the coarsest adds its own."""
+
+    def __post_init__(self) -> None:
+        sizes: dict[str, int] = {}
+        for name, hint in get_type_hints(Examples, include_extras=True).items():
+            (axes, kind), array = hint.__metadata__, getattr(self, name)
+            if array is None:
+                continue
+            if array.ndim != len(axes) or array.dtype.kind != kind:
+                raise ValueError(f"'{name}' is {array.dtype} {array.shape}, expected ({', '.join(axes)})")
+            for axis, size in zip(axes, array.shape, strict=True):
+                if sizes.setdefault(axis, size) != size:
+                    raise ValueError(f"'{name}' has {axis} = {size}, other arrays have {sizes[axis]}")
+            if kind == "f" and not np.isfinite(array).all():
+                raise ValueError(f"'{name}' holds values that are not finite")
+        if (self.level_probs is None) != (self.level_residuals is None):
+            raise ValueError("'level_probs' and 'level_residuals' come together or not at all")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of one method, as read from its folder `path`."""
+
+    path: Path
+    summary: Summary
+    cases: Cases
+    examples: Examples
+    training: list[dict[str, Any]]
+    """Records `{"step", "kind", name: number}`; empty when there was no training run."""
+
+
+def write_evaluation(
+    out: Path,
+    *,
+    summary: Summary,
+    cases: Cases,
+    examples: Examples,
+    training: Iterable[Mapping[str, Any]] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the folder of one evaluation; it appears complete or not at all.
+
+    Raises:
+        OutputError: `out` exists and `overwrite` is not set, or it cannot be written.
+    """
+    assert set(COLUMNS) <= set(cases), f"missing columns: {set(COLUMNS) - set(cases)}"
+    with atomic_folder(out, overwrite=overwrite) as folder:
+        write_text(folder / "cases.csv", _to_csv(cases))
+        write_json(folder / "summary.json", summary.model_dump(mode="json"))
+        arrays = {field.name: getattr(examples, field.name) for field in fields(examples)}
+        with atomic_file(folder / "examples.npz") as file:
+            np.savez_compressed(file, **{name: array for name, array in arrays.items() if array is not None})
+        if training is not None:
+            lines = [json.dumps(dict(record), allow_nan=False) + "\n" for record in training]
+            write_text(folder / "training.jsonl", "".join(lines))
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """Read and check the folder of one evaluation.
+
+    Raises:
+        DataError: a file is missing, damaged, foreign or of another version.
+    """
+    if not (path / "summary.json").is_file():
+        raise DataError(
+            f"{path} holds no evaluation (no summary.json); make one: phiseg evaluate MODEL --out {path}"
+        )
+    summary = _read_summary(path / "summary.json")
+    cases = _read_cases(path / "cases.csv")
+    if len(cases["case"]) != summary.num_cases:
+        found = f"{len(cases['case'])} rows, summary.json says {summary.num_cases}"
+        raise _damaged(path / "cases.csv", found)
+    for name in METRICS:
+        values, mean = defined(cases[name]), getattr(summary, name)
+        if bool(values) != (mean is not None) or (values and abs(np.mean(values) - mean) > 1e-6):
+            raise _damaged(path / "cases.csv", f"the mean of '{name}' is not that of summary.json")
+    examples = _read_examples(path / "examples.npz")
+    if strangers := set(examples.cases.tolist()) - set(cases["case"]):
+        raise _damaged(path / "examples.npz", f"case '{min(strangers)}' is not in cases.csv")
+    training = path / "training.jsonl"
+    return Evaluation(path, summary, cases, examples, read_training(training) if training.exists() else [])
+
+
+def read_training(path: Path) -> list[dict[str, Any]]:
+    """Read the metrics of a training run, one JSON object a line; only finite numbers are kept.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not a record with `step` and `kind`.
+    """
+    records = []
+    for number, line in enumerate(_read_text(path).splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            step, kind = record["step"], record["kind"]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            raise _damaged(path, f"line {number} is no record of a training") from None
+        if type(step) is not int or kind not in ("train", "val"):
+            raise _damaged(path, f"line {number} has no valid step and kind")
+        records.append({"step": step, "kind": kind} | {k: v for k, v in record.items() if _is_number(v)})
+    return records
+
+
+def defined(values: Sequence[float | None]) -> list[float]:
+    """Return the values that are not None."""
+    return [value for value in values if value is not None]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _to_csv(cases: Cases) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(cases)
+    for row in zip(*cases.values(), strict=True):
+        writer.writerow(
+            [int(value) if isinstance(value, bool | np.bool_) else value for value in row]
+        )  # None: empty field
+    return text.getvalue()
+
+
+def _read_summary(path: Path) -> Summary:
+    try:
+        values = json.loads(_read_text(path))
+    except (ValueError, RecursionError):
+        raise _damaged(path, "it is not valid JSON") from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise DataError(
+            f"{path} is not the summary of an evaluation; give a folder that phiseg evaluate wrote"
+        )
+    if values.get("version") != VERSION:
+        raise DataError(
+            f"{path} has version {values.get('version')!r}, this phiseg reads {VERSION}; evaluate again"
+        )
+    try:
+        return Summary.parse(values, where=str(path))
+    except ConfigError as error:
+        raise DataError(f"{error}; evaluate again") from None
+
+
+def _read_cases(path: Path) -> Cases:
+    try:
+        header, *rows = csv.reader(io.StringIO(_read_text(path)), strict=True)
+        columns: Cases = {name: [row[index] for row in rows] for index, name in enumerate(header)}
+        for name in columns.keys() - {"case"}:
+            columns[name] = [float(text) if text else None for text in columns[name]]
+    except (csv.Error, ValueError, IndexError):
+        raise _damaged(path, "it is not a table of numbers") from None
+    if missing := [name for name in COLUMNS if name not in columns]:
+        raise _damaged(path, f"column '{missing[0]}' is missing")
+    if any(len(row) != len(header) for row in rows) or len(set(columns["case"])) != len(rows):
+        raise _damaged(path, "a row is incomplete or a case occurs twice")
+    numbers = (value for name in columns.keys() - {"case"} for value in defined(columns[name]))
+    if not all(map(isfinite, numbers)):
+        raise _damaged(path, "a value is not finite")
+    return columns
+
+
+def _read_examples(path: Path) -> Examples:
+    names = {field.name for field in fields(Examples)}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return Examples(**{name: arrays[name] for name in arrays.files if name in names})
+    except FileNotFoundError:
+        raise _damaged(path, "it is missing") from None
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        MemoryError,
+        BadZipFile,
+        zlib.error,
+    ) as error:
+        raise _damaged(path, " ".join(str(error).split()) or type(error).__name__) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(path, getattr(error, "strerror", None) or "it is not UTF-8 text") from None
+
+
+def _damaged(path: Path, reason: str) -> DataError:
+    return DataError(f"cannot read {path}: {reason}; evaluate again with --overwrite")
