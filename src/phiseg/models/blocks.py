@@ -1,0 +1,139 @@
+"""The pieces every network here is built from, so that capacity explains no difference between methods.
+
+Shapes: B batch, C channels, H W pixels of the level at hand.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.distributed
+import torch.distributed.nn.functional
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Norm = Literal["batch", "group", "none"]
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """Batch norm over the global batch: with several processes, their statistics are averaged.
+
+    torch's own SyncBatchNorm works on GPUs only. This one is plain batch norm in a single process, and gives
+    the same numbers when the batch is spread evenly over several, on any device.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise `input` (B, C, H, W)."""
+        several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+        return self._synchronised(input) if self.training and several else super().forward(input)
+
+    def _synchronised(self, input: Tensor) -> Tensor:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        values = input.float()
+        mean = _mean_over_processes(values.mean((0, 2, 3)))
+        centred = values - mean[:, None, None]
+        variance = _mean_over_processes(centred.square().mean((0, 2, 3)))
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            momentum = self.momentum or 1 / float(self.num_batches_tracked)
+            count = values.numel() // values.shape[1] * torch.distributed.get_world_size()
+            self.running_mean.lerp_(mean, momentum)
+            self.running_var.lerp_(variance * count / (count - 1), momentum)
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
+
+
+def _mean_over_processes(value: Tensor) -> Tensor:
+    total: Tensor = torch.distributed.nn.functional.all_reduce(value)
+    return total / torch.distributed.get_world_size()
+
+
+def normalisation(kind: Norm, channels: int) -> nn.Module:
+    """Return the layer that follows a convolution.
+
+    Batch norm has the reference code's constants: decay 0.99 (torch momentum 0.01), eps 1e-3.
+    """
+    if kind == "batch":
+        return BatchNorm(channels, momentum=0.01, eps=1e-3)
+    if kind == "group":
+        return nn.GroupNorm(next(groups for groups in (8, 4, 2, 1) if channels % groups == 0), channels)
+    return nn.Identity()
+
+
+class Block(nn.Sequential):
+    """Convolution, norm, ReLU: (B, in, H, W) -> (B, out, H, W). No bias where a norm follows; He-normal init."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, norm: Norm, kernel_size: int = 3):
+        convolution = nn.Conv2d(
+            in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=norm == "none"
+        )
+        he_normal(convolution)
+        super().__init__(convolution, normalisation(norm, out_channels), nn.ReLU(inplace=True))
+
+
+class Blocks(nn.Sequential):
+    """A chain of `number` blocks: (B, in, H, W) -> (B, out, H, W)."""
+
+    def __init__(self, number: int, in_channels: int, out_channels: int, *, norm: Norm, kernel_size: int = 3):
+        widths = [in_channels, *[out_channels] * number]
+        super().__init__(*[Block(a, b, norm=norm, kernel_size=kernel_size) for a, b in itertools.pairwise(widths)])
+
+
+def output_layer(in_channels: int, out_channels: int, *, kernel_size: int = 1) -> nn.Conv2d:
+    """Return a linear convolution with bias: logits, means and raw standard deviations."""
+    layer = nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
+    he_normal(layer)
+    return layer
+
+
+def he_normal(layer: nn.Conv2d) -> None:
+    """Initialise a convolution's weights He-normal and its bias, if any, with zero."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def double(features: Tensor) -> Tensor:
+    """Upsample bilinearly by two: (B, C, H, W) -> (B, C, 2H, 2W)."""
+    return F.interpolate(features, scale_factor=2, mode="bilinear", align_corners=False)
+
+
+class Encoder(nn.Module):
+    """The downward path: `num_blocks` blocks a resolution level, 2x2 average pooling between levels.
+
+    (B, in, H, W) -> one tensor (B, channels[r], H / 2^r, W / 2^r) for each level r, finest first.
+    """
+
+    def __init__(self, in_channels: int, channels: Sequence[int], *, num_blocks: int, norm: Norm):
+        super().__init__()
+        widths = [in_channels, *channels]
+        self.levels = nn.ModuleList(Blocks(num_blocks, a, b, norm=norm) for a, b in itertools.pairwise(widths))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the features of every level, finest first."""
+        features: list[Tensor] = []
+        for level in self.levels:
+            x = level(F.avg_pool2d(x, 2) if features else x)
+            features.append(x)
+        return features
+
+
+class UNetBody(nn.Module):
+    """An encoder and the upward path with skip connections: (B, in, H, W) -> (B, channels[0], H, W)."""
+
+    def __init__(self, in_channels: int, channels: Sequence[int], *, num_blocks: int, norm: Norm):
+        super().__init__()
+        self.encoder = Encoder(in_channels, channels, num_blocks=num_blocks, norm=norm)
+        self.decoder = nn.ModuleList(
+            Blocks(num_blocks, below + here, here, norm=norm) for here, below in itertools.pairwise(channels)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last features at full resolution."""
+        *skips, x = self.encoder(x)
+        for skip, level in zip(reversed(skips), reversed(self.decoder), strict=True):
+            x = level(torch.cat([double(x), skip], dim=1))
+        return x

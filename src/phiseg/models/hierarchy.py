@@ -1,0 +1,134 @@
+"""The hierarchy of latent variables: the structure that the prior and the posterior network share.
+
+Shapes: N = B * S items, D latent channels, h_l w_l the latent's pixels at level l. Lists run fine to coarse.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from phiseg.models.blocks import Blocks, Encoder, Norm, double, output_layer
+from phiseg.models.gaussian import Gaussian, gaussian
+from phiseg.models.segmenter import repeat_samples
+
+
+class Draw(NamedTuple):
+    """A walk down the hierarchy: the distribution of every level and what was taken from it, fine to coarse."""
+
+    distributions: list[Gaussian]
+    latents: list[Tensor]
+
+
+class LatentLevel(nn.Module):
+    """p(z_l | z_{l+1}, x) or q(z_l | z_{l+1}, s, x): eqs. 3 and 4 for one level above the coarsest."""
+
+    def __init__(self, feature_channels: int, channels: int, latent_channels: int, *, norm: Norm, min_std: float):
+        super().__init__()
+        embedding = 32 * latent_channels
+        self.min_std = min_std
+        self.embed = Blocks(2, latent_channels, embedding, norm=norm)
+        self.merge = Blocks(2, embedding + feature_channels, channels, norm=norm)
+        self.mean = output_layer(channels, latent_channels)
+        self.raw_std = output_layer(channels, latent_channels)
+
+    def forward(self, features: Tensor, below: Tensor) -> Gaussian:
+        """Return the distribution of z_l (N, D, h, w) given features (N, C, h, w) and z_{l+1} (N, D, h/2, w/2)."""
+        x = self.merge(torch.cat([self.embed(double(below)), features], dim=1))
+        return gaussian(self.mean(x), self.raw_std(x), min_std=self.min_std)
+
+
+class CoarsestLevel(nn.Module):
+    """p(z_L | x) or q(z_L | s, x), straight from the coarsest features."""
+
+    def __init__(self, feature_channels: int, latent_channels: int, *, min_std: float):
+        super().__init__()
+        self.min_std = min_std
+        self.mean = output_layer(feature_channels, latent_channels, kernel_size=3)
+        self.raw_std = output_layer(feature_channels, latent_channels)
+
+    def forward(self, features: Tensor) -> Gaussian:
+        """Return the distribution of z_L (N, D, h, w) given features (N, C, h, w)."""
+        return gaussian(self.mean(features), self.raw_std(features), min_std=self.min_std)
+
+
+class LatentHierarchy(nn.Module):
+    """An encoder and one latent variable for each of the L levels: the prior or the posterior network.
+
+    Latent level l sits at resolution level l + offset. Where resolutions lie below the coarsest latent
+    (offset < R - L), their features are brought up to it as in a U-Net.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        *,
+        num_levels: int,
+        offset: int,
+        latent_channels: int,
+        num_blocks: int,
+        norm: Norm,
+        min_std: float,
+    ):
+        super().__init__()
+        self.num_levels = num_levels
+        self.offset = offset
+        deepest = offset + num_levels - 1
+        self.encoder = Encoder(in_channels, channels, num_blocks=num_blocks, norm=norm)
+        self.ascent = nn.ModuleList(
+            Blocks(2, channels[r] + channels[r + 1], channels[r], norm=norm)
+            for r in range(deepest, len(channels) - 1)
+        )
+        self.levels = nn.ModuleList(
+            LatentLevel(channels[level + offset], channels[level], latent_channels, norm=norm, min_std=min_std)
+            for level in range(num_levels - 1)
+        )
+        self.coarsest = CoarsestLevel(channels[deepest], latent_channels, min_std=min_std)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the features (B, C_l, h_l, w_l) that the latent levels see, fine to coarse."""
+        features = self.encoder(x)
+        lowest = len(features) - len(self.ascent) - 1
+        for r, blocks in reversed(list(enumerate(self.ascent, start=lowest))):
+            features[r] = blocks(torch.cat([double(features[r + 1]), features[r]], dim=1))
+        return tuple(features[self.offset : self.offset + self.num_levels])
+
+    def draw(
+        self,
+        features: Sequence[Tensor],
+        noise: Sequence[Tensor] | None,
+        *,
+        given: Mapping[int, Tensor] | None = None,
+        temperatures: Sequence[float] | None = None,
+    ) -> Draw:
+        """Walk from the coarsest level to the finest; each level is conditioned on what the one below took.
+
+        Args:
+            features: of B images, fine to coarse.
+            noise: standard normal (B * S, D, h_l, w_l) for each level; None when every level is given.
+            given: latents (B * S, D, h_l, w_l) that are taken as they are instead of drawn, by level.
+            temperatures: factor on the standard deviation of each level; 1 if not given.
+        """
+        given = given or {}
+        temperatures = temperatures or [1.0] * self.num_levels
+        num_items = len(noise[0]) if noise is not None else len(given[0])
+        num_samples = num_items // len(features[0])
+        distributions: list[Gaussian] = []
+        latents: list[Tensor] = []
+        for level in reversed(range(self.num_levels)):
+            if latents:
+                here = repeat_samples(features[level], num_samples)
+                distribution: Gaussian = self.levels[level](here, latents[-1])
+            else:
+                coarsest = self.coarsest(features[level])
+                distribution = Gaussian(*(repeat_samples(tensor, num_samples) for tensor in coarsest))
+            if level in given:
+                latent = given[level]
+            else:
+                assert noise is not None
+                latent = distribution.draw(noise[level], temperatures[level])
+            distributions.append(distribution)
+            latents.append(latent)
+        return Draw(distributions[::-1], latents[::-1])

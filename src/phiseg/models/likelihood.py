@@ -1,0 +1,75 @@
+"""The likelihood network p(s | z_1..z_L): a decoder that never sees the image.
+
+Shapes: N items, K classes. Lists run fine to coarse.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phiseg.models.blocks import Block, Blocks, Norm, double, output_layer
+
+
+class Likelihood(nn.Module):
+    """Turns latents into the accumulated logits of every level.
+
+    Level l writes at 2^-l of the image's resolution. The coarsest level proposes a segmentation, every finer
+    one adds a residual, so that z_l can only refine what the levels below it said.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        *,
+        num_levels: int,
+        offset: int,
+        latent_channels: int,
+        num_classes: int,
+        norm: Norm,
+    ):
+        super().__init__()
+        merged = [channels[level + offset] for level in range(num_levels - 1)] + [channels[num_levels - 1]]
+        self.embed = nn.ModuleList(
+            Blocks(2, latent_channels, channels[level], norm=norm) for level in range(num_levels)
+        )
+        self.ascend = nn.ModuleList(
+            nn.ModuleList(Block(channels[level], channels[level], norm=norm) for _ in range(offset))
+            for level in range(num_levels)
+        )
+        self.carry = nn.ModuleList(
+            Block(merged[level + 1], channels[level], norm=norm) for level in range(num_levels - 1)
+        )
+        self.merge = nn.ModuleList(
+            Blocks(2, 2 * channels[level], merged[level], norm=norm) for level in range(num_levels - 1)
+        )
+        self.output = nn.ModuleList(output_layer(width, num_classes) for width in merged)
+
+    def forward(self, latents: Sequence[Tensor]) -> list[Tensor]:
+        """Return the accumulated logits (N, K, H, W) of every level at full size, fine to coarse.
+
+        Args:
+            latents: z_l (N, D, h_l, w_l), fine to coarse.
+        """
+        residuals: list[Tensor] = []
+        context: Tensor | None = None
+        for level in reversed(range(len(latents))):
+            x = self.embed[level](latents[level])
+            for block in self._ascent(level):
+                x = block(double(x))
+            if context is not None:
+                x = self.merge[level](torch.cat([self.carry[level](double(context)), x], dim=1))
+            context = x
+            residuals.append(self.output[level](x))
+        size = residuals[-1].shape[-2:]
+        accumulated: list[Tensor] = []
+        for residual in residuals:  # coarse to fine
+            full = residual if residual.shape[-2:] == size else F.interpolate(residual, size=size, mode="nearest")
+            accumulated.append(accumulated[-1] + full if accumulated else full)
+        return accumulated[::-1]
+
+    def _ascent(self, level: int) -> nn.ModuleList:
+        blocks = self.ascend[level]
+        assert isinstance(blocks, nn.ModuleList)
+        return blocks

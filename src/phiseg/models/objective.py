@@ -1,0 +1,84 @@
+"""The training objective: the negative of eq. 2, with the paper's weights and deep supervision.
+
+Cross entropy is summed over pixels and KL over latent elements; both are averaged over the batch.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phiseg.models.gaussian import Gaussian, kl_divergence
+
+KLWeights = Literal["paper", "reference", "unit"] | tuple[float, ...]
+
+
+class Loss(NamedTuple):
+    """What a model returns in training.
+
+    Attributes:
+        total: what is minimised, a scalar.
+        terms: its parts by name, unweighted scalars without gradient: `cross_entropy/l` and `kl/l` of each
+            level (0 is the finest), and `elbo`, the evidence lower bound on log p(s|x): no weights, no deep
+            supervision.
+    """
+
+    total: Tensor
+    terms: dict[str, Tensor]
+
+
+def kl_weights(setting: KLWeights, num_levels: int) -> tuple[float, ...]:
+    """Return alpha for each level, finest first.
+
+    `paper`: 2^(l-1) for l = 1..L. `reference`: 4^i for i = 0..L-1, as the authors' code has it, which gives
+    every level the weight of the finest one's number of latent elements. `unit`: the true bound.
+
+    >>> kl_weights("paper", 3), kl_weights("reference", 3), kl_weights((1.0, 5.0), 2)
+    ((1.0, 2.0, 4.0), (1.0, 4.0, 16.0), (1.0, 5.0))
+    """
+    if isinstance(setting, tuple):
+        assert len(setting) == num_levels
+        return setting
+    base = {"paper": 2.0, "reference": 4.0, "unit": 1.0}[setting]
+    return tuple(base**level for level in range(num_levels))
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return -log p(labels), summed over pixels, averaged over the batch, in float32.
+
+    Args:
+        logits: (B, K, H, W).
+        labels: (B, H, W) class indices.
+    """
+    return F.cross_entropy(logits.float(), labels, reduction="sum") / len(labels)
+
+
+def negative_elbo(
+    level_logits: Sequence[Tensor],
+    labels: Tensor,
+    posteriors: Sequence[Gaussian],
+    priors: Sequence[Gaussian],
+    weights: Sequence[float],
+) -> Loss:
+    """Return the loss of eq. 2 with deep supervision.
+
+    sum_l CE(s-hat_l, s) + sum_l alpha_l KL[q_l || p_l], the expectations by a single sample.
+
+    Args:
+        level_logits: accumulated logits (B, K, H, W) of every level at full size, finest first.
+        labels: (B, H, W) class indices.
+        posteriors: q of every level, finest first.
+        priors: p of every level, given the posterior's sample of the level below it.
+        weights: alpha of every level.
+    """
+    reconstructions = [cross_entropy(logits, labels) for logits in level_logits]
+    divergences = [kl_divergence(q, p).mean() for q, p in zip(posteriors, priors, strict=True)]
+    total = torch.stack(reconstructions).sum()
+    for weight, divergence in zip(weights, divergences, strict=True):
+        total = total + weight * divergence
+    terms = {f"cross_entropy/{level}": value.detach() for level, value in enumerate(reconstructions)}
+    terms |= {f"kl/{level}": value.detach() for level, value in enumerate(divergences)}
+    terms["elbo"] = -(reconstructions[0] + sum(divergences)).detach()
+    return Loss(total, terms)

@@ -1,0 +1,168 @@
+"""PHiSeg: a hierarchical conditional VAE of segmentations (Baumgartner et al., MICCAI 2019).
+
+Shapes: B batch, S samples, K classes, D latent channels, L latent levels. Lists run fine to coarse: index 0
+is the paper's level 1.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from phiseg.models.hierarchy import LatentHierarchy
+from phiseg.models.likelihood import Likelihood
+from phiseg.models.noise import Generators, draw_noise
+from phiseg.models.objective import KLWeights, Loss, kl_weights, negative_elbo
+from phiseg.models.segmenter import (
+    Encoding,
+    Segmenter,
+    SegmenterConfig,
+    crop,
+    fold_samples,
+    one_hot,
+    unfold_samples,
+)
+
+
+class PHiSegConfig(SegmenterConfig):
+    """Settings of PHiSeg; the defaults are the reference code's network."""
+
+    name: Literal["phiseg"] = "phiseg"
+    num_levels: int = Field(default=5, ge=1)
+    """Latent levels L, at most the number of resolution levels. L = 1 is the paper's ablation."""
+    latent_channels: int = Field(default=2, ge=1)
+    """Channels D of every latent variable."""
+    latents_at: Literal["coarsest", "finest"] = "coarsest"
+    """Which resolution levels hold the latents: the L coarsest (the authors' code) or the L finest (the paper's
+    text: z_1 at full resolution)."""
+    kl_weights: KLWeights = "reference"
+    """alpha of eq. 2: `paper` 2^(l-1), `reference` 4^i (the authors' code), `unit`, or one number a level."""
+    min_std: float = Field(default=1e-4, gt=0)
+    """Added to every standard deviation, so that no KL becomes infinite."""
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> Self:
+        if self.num_levels > len(self.channels):
+            raise ValueError(
+                f"num_levels = {self.num_levels} needs that many resolution levels, but channels names "
+                f"{len(self.channels)}"
+            )
+        if isinstance(self.kl_weights, tuple) and len(self.kl_weights) != self.num_levels:
+            raise ValueError(f"kl_weights has {len(self.kl_weights)} numbers for {self.num_levels} levels")
+        return self
+
+
+class PHiSeg(Segmenter):
+    """The prior, posterior and likelihood networks of the paper, and its objective.
+
+    Training walks the posterior, injects its latents into the prior, and compares the two level by level.
+    Sampling walks the prior. `encode`, `sample_latents` and `decode` give access to the ladder in between.
+    """
+
+    Config = PHiSegConfig
+    config: PHiSegConfig
+
+    def __init__(self, config: PHiSegConfig):
+        super().__init__(config)
+        num_resolutions = len(config.channels)
+        self.offset = num_resolutions - config.num_levels if config.latents_at == "coarsest" else 0
+
+        def hierarchy(in_channels: int) -> LatentHierarchy:
+            return LatentHierarchy(
+                in_channels,
+                config.channels,
+                num_levels=config.num_levels,
+                offset=self.offset,
+                latent_channels=config.latent_channels,
+                num_blocks=config.blocks_per_level,
+                norm=config.norm,
+                min_std=config.min_std,
+            )
+
+        self.prior = hierarchy(config.image_channels)
+        self.posterior = hierarchy(config.image_channels + config.num_classes)
+        self.likelihood = Likelihood(
+            config.channels,
+            num_levels=config.num_levels,
+            offset=self.offset,
+            latent_channels=config.latent_channels,
+            num_classes=config.num_classes,
+            norm=config.norm,
+        )
+        self.kl_weights = kl_weights(config.kl_weights, config.num_levels)
+
+    def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
+        """Return the negative of eq. 2 with deep supervision; see `Segmenter.forward`."""
+        self.check_image(image)
+        size = (image.shape[-2], image.shape[-1])
+        noise = [
+            fold_samples(level).to(image.device)
+            for level in draw_noise(self.noise_shapes(size), len(image), 1, generator)
+        ]
+        x = self.pad(torch.cat([image, one_hot(labels, self.config.num_classes) - 0.5], dim=1))
+        posteriors, latents = self.posterior.draw(self.posterior.encode(x), noise)
+        priors, _ = self.prior.draw(
+            self.prior.encode(x[:, : self.config.image_channels]), None, given=dict(enumerate(latents))
+        )
+        return negative_elbo(self.decode(latents, size), labels, posteriors, priors, self.kl_weights)
+
+    def encode(self, image: Tensor) -> Encoding:
+        """Run the prior's encoder: features (B, C_l, h_l, w_l) of every latent level, fine to coarse."""
+        self.check_image(image)
+        return Encoding(self.prior.encode(self.pad(image)), (image.shape[-2], image.shape[-1]))
+
+    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+        """Return (D, h_l, w_l) of every level, fine to coarse."""
+        height, width = self.padded_size(size)
+        scales = [2 ** (level + self.offset) for level in range(self.config.num_levels)]
+        return [(self.config.latent_channels, height // scale, width // scale) for scale in scales]
+
+    def sample_latents(
+        self,
+        encoding: Encoding,
+        noise: Sequence[Tensor],
+        *,
+        given: Mapping[int, Tensor] | None = None,
+        temperatures: Sequence[float] | None = None,
+    ) -> list[Tensor]:
+        """Walk the prior, p(z_L | x) ... p(z_1 | z_2, x) of eq. 1.
+
+        Args:
+            encoding: of B images.
+            noise: standard normal (B, S, D, h_l, w_l) for each level, fine to coarse.
+            given: latents (B, S, D, h_l, w_l) to keep as they are, by level (0 is the finest); the other levels
+                are drawn.
+            temperatures: factor on the prior's standard deviation, one a level; 1 if not given.
+
+        Returns:
+            Latents (B, S, D, h_l, w_l), fine to coarse.
+        """
+        kept = {level: fold_samples(latent) for level, latent in (given or {}).items()}
+        _, latents = self.prior.draw(
+            encoding.features, [fold_samples(level) for level in noise], given=kept, temperatures=temperatures
+        )
+        return [unfold_samples(latent, noise[0].shape[1]) for latent in latents]
+
+    def decode(self, latents: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
+        """Run the likelihood network.
+
+        Args:
+            latents: (N, D, h_l, w_l) of each level, fine to coarse.
+            size: (H, W) of the image.
+
+        Returns:
+            The accumulated logits (N, K, H, W) of every level, fine to coarse; softmax of the first is p(s|z).
+        """
+        return [crop(logits, size) for logits in self.likelihood(latents)]
+
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor]) -> Tensor:
+        """Turn noise (B, S, D, h_l, w_l) into logits (B, S, K, H, W)."""
+        return self.sample_levels(encoding, noise)[0]
+
+    def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor]) -> list[Tensor]:
+        """Turn noise into the accumulated logits (B, S, K, H, W) of every level, fine to coarse."""
+        latents = self.sample_latents(encoding, noise)
+        folded = self.decode([fold_samples(latent) for latent in latents], encoding.size)
+        return [unfold_samples(logits, noise[0].shape[1]) for logits in folded]

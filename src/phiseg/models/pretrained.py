@@ -1,0 +1,110 @@
+"""The model folder: all that prediction needs, in formats that cannot run code.
+
+config.json (what to build), model.safetensors (its weights), preprocessing.json (how to prepare an image) and
+README.md (the model card).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as dump_tensors
+
+from phiseg.core.errors import ModelError
+from phiseg.core.files import atomic_file, write_json, write_text
+from phiseg.models.registry import build_model, model_class
+from phiseg.models.segmenter import Segmenter
+
+FORMAT = "phiseg-model"
+VERSION = 1
+
+
+def save_model(folder: Path, model: Segmenter, *, preprocessing: dict[str, Any], card: str) -> None:
+    """Write a model folder. The weights come last: until they are there, the folder does not load."""
+    config = {"format": FORMAT, "version": VERSION, "model": model.config.model_dump(mode="json")}
+    write_json(folder / "config.json", config)
+    write_json(folder / "preprocessing.json", preprocessing)
+    write_text(folder / "README.md", card)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with atomic_file(folder / "model.safetensors") as file:
+        file.write(dump_tensors(weights))
+
+
+def load_model(folder: Path, *, device: torch.device | str = "cpu") -> Segmenter:
+    """Read a model folder, or the one inside a run folder; the model is in evaluation mode.
+
+    Raises:
+        ModelError: the folder is missing, incomplete, damaged or of another program.
+    """
+    folder = find_model(folder)
+    stored = _read_json(folder / "config.json")
+    if stored.get("format") != FORMAT:
+        raise ModelError(f"{folder / 'config.json'} is not a phiseg model's; give the folder that a training wrote")
+    if stored.get("version") != VERSION:
+        raise ModelError(
+            f"{folder} has format version {stored.get('version')!r}, this phiseg reads {VERSION}; update phiseg"
+        )
+    values = stored.get("model")
+    if not isinstance(values, dict):
+        raise ModelError(f"{folder / 'config.json'} has no section 'model'; copy the folder again")
+    config = model_class(values.get("name")).Config.parse(values, where=str(folder / "config.json"))
+    with torch.random.fork_rng(devices=[]):  # the random weights are replaced at once: leave no trace
+        model = build_model(config)
+    load_weights(model, _read_weights(folder / "model.safetensors"), where=str(folder))
+    model.preprocessing = _read_json(folder / "preprocessing.json")
+    return model.to(device).eval()
+
+
+def load_weights(model: Segmenter, weights: dict[str, torch.Tensor], *, where: str) -> None:
+    """Put `weights` into `model`, all of them or none.
+
+    Raises:
+        ModelError: names or shapes differ: these are the weights of another model.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if expected != found:
+        different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        name = different[0]
+        raise ModelError(
+            f"{where} holds the weights of another model: {len(different)} tensors differ, e.g. {name} has shape "
+            f"{found.get(name)} instead of {expected.get(name)}; use the config it was trained with"
+        )
+    model.load_state_dict(weights)
+
+
+def find_model(folder: Path) -> Path:
+    """Return `folder`, or its subfolder model/ when a run folder is given."""
+    if not folder.is_dir():
+        raise ModelError(f"there is no model folder {folder}; give the folder that `phiseg train` wrote")
+    for candidate in (folder, folder / "model"):
+        if (candidate / "config.json").is_file():
+            return candidate
+    raise ModelError(
+        f"{folder} holds no model: there is no config.json in it or in its subfolder model/; "
+        "a run has a model after its first validation"
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}; the model folder is incomplete") from None
+    except (ValueError, RecursionError):
+        raise ModelError(f"{path} is damaged: not JSON; copy the model folder again") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is damaged: not a JSON object; copy the model folder again")
+    return value
+
+
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return parse_tensors(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}; the model folder is incomplete") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ModelError(f"{path} is damaged or not a safetensors file ({error}); copy it again") from None

@@ -1,0 +1,107 @@
+"""The Probabilistic U-Net (Kohl et al., NeurIPS 2018), as the PHiSeg paper compares with: batch norm, same blocks.
+
+Shapes: B batch, S samples, Z latent dimensions.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from phiseg.models.blocks import Blocks, Encoder, UNetBody, output_layer
+from phiseg.models.gaussian import Gaussian, gaussian
+from phiseg.models.noise import Generators, draw_noise
+from phiseg.models.objective import Loss, negative_elbo
+from phiseg.models.segmenter import (
+    Encoding,
+    Segmenter,
+    SegmenterConfig,
+    crop,
+    fold_samples,
+    one_hot,
+    repeat_samples,
+    unfold_samples,
+)
+
+
+class ProbUNetConfig(SegmenterConfig):
+    """Settings of the Probabilistic U-Net."""
+
+    name: Literal["probunet"] = "probunet"
+    latent_dimensions: int = Field(default=6, ge=1)
+    """Length Z of the one latent vector."""
+    kl_weight: float = Field(default=1.0, ge=0)
+    """Weight of the KL term."""
+    min_std: float = Field(default=1e-4, gt=0)
+    """Added to every standard deviation, so that no KL becomes infinite."""
+
+
+class VectorGaussian(nn.Module):
+    """An encoder whose coarsest features are averaged to N(z | mean, std^2): (B, in, H, W) -> (B, Z) twice."""
+
+    def __init__(self, in_channels: int, config: ProbUNetConfig):
+        super().__init__()
+        self.min_std = config.min_std
+        self.encoder = Encoder(in_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm)
+        self.mean = output_layer(config.channels[-1], config.latent_dimensions)
+        self.raw_std = output_layer(config.channels[-1], config.latent_dimensions)
+
+    def forward(self, x: Tensor) -> Gaussian:
+        """Return the distribution of z."""
+        features = self.encoder(x)[-1]
+        mean, raw_std = self.mean(features).mean((2, 3)), self.raw_std(features).mean((2, 3))
+        return gaussian(mean, raw_std, min_std=self.min_std)
+
+
+class ProbUNet(Segmenter):
+    """A U-Net whose last features are joined with one global latent vector."""
+
+    Config = ProbUNetConfig
+    config: ProbUNetConfig
+
+    def __init__(self, config: ProbUNetConfig):
+        super().__init__(config)
+        width = config.channels[0]
+        self.body = UNetBody(
+            config.image_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+        )
+        self.prior = VectorGaussian(config.image_channels, config)
+        self.posterior = VectorGaussian(config.image_channels + config.num_classes, config)
+        self.combine = Blocks(3, width + config.latent_dimensions, width, norm=config.norm, kernel_size=1)
+        self.output = output_layer(width, config.num_classes)
+
+    def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
+        """Return cross entropy plus the weighted KL; see `Segmenter.forward`."""
+        encoding = self.encode(image)
+        features, *prior = encoding.features
+        noise = draw_noise(self.noise_shapes(encoding.size), len(image), 1, generator)[0][:, 0].to(image.device)
+        posterior = self.posterior(
+            self.pad(torch.cat([image, one_hot(labels, self.config.num_classes) - 0.5], dim=1))
+        )
+        logits = crop(self._combine(features, posterior.draw(noise)), encoding.size)
+        return negative_elbo([logits], labels, [posterior], [Gaussian(*prior)], [self.config.kl_weight])
+
+    def encode(self, image: Tensor) -> Encoding:
+        """Compute the U-Net's features (B, C, H, W) and the prior's mean and std (B, Z)."""
+        self.check_image(image)
+        x = self.pad(image)
+        return Encoding((self.body(x), *self.prior(x)), (image.shape[-2], image.shape[-1]))
+
+    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:  # noqa: ARG002
+        """Return [(Z,)]."""
+        return [(self.config.latent_dimensions,)]
+
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor]) -> Tensor:
+        """Turn noise (B, S, Z) into logits (B, S, K, H, W)."""
+        features, mean, std = encoding.features
+        num_samples = noise[0].shape[1]
+        latent = mean[:, None] + std[:, None] * noise[0]  # (B, S, Z)
+        logits = crop(self._combine(repeat_samples(features, num_samples), fold_samples(latent)), encoding.size)
+        return unfold_samples(logits, num_samples)
+
+    def _combine(self, features: Tensor, latent: Tensor) -> Tensor:
+        tiled = latent[:, :, None, None].expand(-1, -1, *features.shape[-2:])
+        logits: Tensor = self.output(self.combine(torch.cat([features, tiled.to(features.dtype)], dim=1)))
+        return logits

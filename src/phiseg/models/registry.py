@@ -1,0 +1,31 @@
+"""Every model by name. To add one: a file with its class and config, and a line in each of the two lists here."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from phiseg.core.errors import ConfigError, nearest
+from phiseg.models.phiseg import PHiSeg, PHiSegConfig
+from phiseg.models.probunet import ProbUNet, ProbUNetConfig
+from phiseg.models.segmenter import Segmenter, SegmenterConfig
+from phiseg.models.unet import UNet, UNetConfig
+
+MODELS: dict[str, type[Segmenter]] = {"phiseg": PHiSeg, "probunet": ProbUNet, "unet": UNet}
+
+ModelConfig = Annotated[PHiSegConfig | ProbUNetConfig | UNetConfig, Field(discriminator="name")]
+
+
+def build_model(config: SegmenterConfig) -> Segmenter:
+    """Return a new model with random weights from torch's global generator."""
+    return model_class(config.name)(config)
+
+
+def model_class(name: Any) -> type[Segmenter]:
+    """Return the class registered under `name`.
+
+    Raises:
+        ConfigError: there is none; the message lists the valid names.
+    """
+    if name not in MODELS:
+        raise ConfigError(f"unknown model {name!r} ({nearest(str(name), MODELS)})")
+    return MODELS[name]

@@ -1,0 +1,171 @@
+"""What every model offers: a training loss as named terms, and samples.
+
+Shapes: B batch, S samples, K classes, C image channels, H W pixels.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from phiseg.core.config import StrictConfig
+from phiseg.core.errors import ModelError
+from phiseg.models.blocks import Norm
+from phiseg.models.noise import Generators, draw_noise
+from phiseg.models.objective import Loss
+
+
+class SegmenterConfig(StrictConfig):
+    """The settings that every model has."""
+
+    name: str
+    """The model's name in the registry."""
+    image_channels: int = Field(default=1, ge=1)
+    """Channels C of the image. A training takes it from the dataset."""
+    num_classes: int = Field(default=2, ge=2, le=255)
+    """Classes K, background included. A training takes it from the dataset."""
+    channels: tuple[int, ...] = Field(default=(32, 64, 128, 192, 192, 192, 192), min_length=1)
+    """Width of each resolution level, finest first; their number is R."""
+    blocks_per_level: int = Field(default=3, ge=1)
+    """Convolution blocks at each resolution level of an encoder or decoder."""
+    norm: Norm = "batch"
+    """Normalisation after each convolution: batch (as in the paper), group or none."""
+
+
+class Encoding(NamedTuple):
+    """What is computed once per image, however many samples are drawn.
+
+    Attributes:
+        features: the model's own tensors, each (B, ...).
+        size: (H, W) of the image before padding.
+    """
+
+    features: tuple[Tensor, ...]
+    size: tuple[int, int]
+
+
+class Segmenter(nn.Module, ABC):
+    """A model of p(s|x): `forward` is the training loss, `sample` draws segmentations.
+
+    A subclass implements `forward`, `encode`, `noise_shapes` and `decode_samples`.
+    """
+
+    Config: ClassVar[type[SegmenterConfig]]
+    config: SegmenterConfig
+    preprocessing: dict[str, Any]
+    """How images must be prepared, as stored in the model folder; empty for a new model."""
+
+    def __init__(self, config: SegmenterConfig):
+        super().__init__()
+        self.config = config
+        self.preprocessing = {}
+
+    @abstractmethod
+    def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
+        """Return the training loss.
+
+        Args:
+            image: (B, C, H, W).
+            labels: (B, H, W) class indices of one annotator per image.
+            generator: where the noise comes from; one, or one per image.
+        """
+
+    @abstractmethod
+    def encode(self, image: Tensor) -> Encoding:
+        """Compute what all samples of an image share."""
+
+    @abstractmethod
+    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+        """Return the shapes of the standard normal noise that one sample of one (H, W) image needs."""
+
+    @abstractmethod
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor]) -> Tensor:
+        """Turn noise, each (B, S, *shape), into logits (B, S, K, H, W)."""
+
+    @property
+    def stride(self) -> int:
+        """What H and W are padded to a multiple of."""
+        return int(2 ** (len(self.config.channels) - 1))
+
+    def sample(
+        self, image: Tensor, num_samples: int, *, generator: Generators, chunk_size: int | None = None
+    ) -> Tensor:
+        """Draw segmentations of each image.
+
+        Args:
+            image: (B, C, H, W), any H and W.
+            num_samples: S.
+            generator: one, or one per image; with one per image, an image's samples depend on nothing else.
+            chunk_size: how many samples of each image are decoded at once; bounds memory, changes nothing.
+
+        Returns:
+            Logits (B, S, K, H, W).
+        """
+        return torch.cat(
+            list(self.sample_chunks(image, num_samples, generator=generator, chunk_size=chunk_size)), dim=1
+        )
+
+    def sample_chunks(
+        self, image: Tensor, num_samples: int, *, generator: Generators, chunk_size: int | None = None
+    ) -> Iterator[Tensor]:
+        """Yield what `sample` returns in pieces (B, <= chunk_size, K, H, W); the image is encoded once."""
+        if num_samples < 1:
+            raise ModelError(f"num_samples is {num_samples}; draw at least 1")
+        encoding = self.encode(image)
+        noise = draw_noise(self.noise_shapes(encoding.size), len(image), num_samples, generator)
+        step = chunk_size or num_samples
+        for start in range(0, num_samples, step):
+            chunk = [tensor[:, start : start + step].to(image.device) for tensor in noise]
+            if not chunk:  # a deterministic model: S is carried by an empty tensor
+                chunk = [image.new_empty(len(image), min(step, num_samples - start), 0)]
+            yield self.decode_samples(encoding, chunk)
+
+    def check_image(self, image: Tensor) -> None:
+        """Refuse an image that the model was not built for."""
+        if image.ndim != 4 or image.shape[1] != self.config.image_channels:
+            raise ModelError(
+                f"the model takes images (batch, {self.config.image_channels}, height, width), "
+                f"got {tuple(image.shape)}; give that number of channels or train a model for this data"
+            )
+
+    def padded_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return (H, W) rounded up to the stride."""
+        height, width = (-(-side // self.stride) * self.stride for side in size)
+        return height, width
+
+    def pad(self, image: Tensor) -> Tensor:
+        """Extend (B, C, H, W) at the bottom and the right to a multiple of the stride, repeating the border."""
+        height, width = image.shape[-2:]
+        padded_height, padded_width = self.padded_size((height, width))
+        if (padded_height, padded_width) == (height, width):
+            return image
+        return F.pad(image, (0, padded_width - width, 0, padded_height - height), mode="replicate")
+
+
+def one_hot(labels: Tensor, num_classes: int) -> Tensor:
+    """Return (B, H, W) class indices as float (B, K, H, W)."""
+    return F.one_hot(labels, num_classes).movedim(-1, 1).float()
+
+
+def crop(tensor: Tensor, size: tuple[int, int]) -> Tensor:
+    """Undo `Segmenter.pad`: keep the top left (H, W)."""
+    return tensor[..., : size[0], : size[1]]
+
+
+def fold_samples(tensor: Tensor) -> Tensor:
+    """(B, S, *shape) -> (B * S, *shape)."""
+    return tensor.flatten(0, 1)
+
+
+def unfold_samples(tensor: Tensor, num_samples: int) -> Tensor:
+    """(B * S, *shape) -> (B, S, *shape)."""
+    return tensor.reshape(-1, num_samples, *tensor.shape[1:])
+
+
+def repeat_samples(tensor: Tensor, num_samples: int) -> Tensor:
+    """(B, *shape) -> (B * S, *shape), each image S times in a row."""
+    return tensor if num_samples == 1 else tensor.repeat_interleave(num_samples, dim=0)

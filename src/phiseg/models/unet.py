@@ -1,0 +1,52 @@
+"""The deterministic U-Net: one segmentation per image, from the blocks of the others."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from phiseg.models.blocks import UNetBody, output_layer
+from phiseg.models.noise import Generators
+from phiseg.models.objective import Loss, cross_entropy
+from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig, crop
+
+
+class UNetConfig(SegmenterConfig):
+    """Settings of the deterministic U-Net."""
+
+    name: Literal["unet"] = "unet"
+
+
+class UNet(Segmenter):
+    """The baseline without stochastic parts. All its samples are equal."""
+
+    Config = UNetConfig
+    config: UNetConfig
+
+    def __init__(self, config: UNetConfig):
+        super().__init__(config)
+        self.body = UNetBody(
+            config.image_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+        )
+        self.output = output_layer(config.channels[0], config.num_classes)
+
+    def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:  # noqa: ARG002
+        """Return the cross entropy; see `Segmenter.forward`. Nothing is drawn."""
+        (logits,), _ = self.encode(image)
+        loss = cross_entropy(logits, labels)
+        return Loss(loss, {"cross_entropy/0": loss.detach(), "elbo": -loss.detach()})
+
+    def encode(self, image: Tensor) -> Encoding:
+        """Compute the logits (B, K, H, W): there is nothing else."""
+        self.check_image(image)
+        size = (image.shape[-2], image.shape[-1])
+        return Encoding((crop(self.output(self.body(self.pad(image))), size),), size)
+
+    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:  # noqa: ARG002
+        """Return nothing: the model draws no noise."""
+        return []
+
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor]) -> Tensor:
+        """Repeat the logits S times: (B, S, K, H, W)."""
+        (logits,) = encoding.features
+        return logits[:, None].expand(-1, noise[0].shape[1], -1, -1, -1)
