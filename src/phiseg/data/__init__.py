@@ -1,1 +1,1 @@
-
+"""The prepared dataset: its files, its splits, and the stream of training batches."""

@@ -1,0 +1,117 @@
+"""Augmentation on whole batches: parameters are drawn in one function and applied in another.
+
+An augmentation is one affine matrix per image, so rotation, crop and flips cost a single interpolation.
+
+B batch, C image channels, K classes, H x W pixels.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from phiseg.core.config import StrictConfig
+from phiseg.core.errors import ConfigError
+
+
+class AugmentConfig(StrictConfig):
+    """What is drawn for every image of a batch. The defaults are what the paper's code ran."""
+
+    enabled: bool = True
+    probability: float = Field(default=0.5, ge=0, le=1)
+    """Chance that an image is rotated and cropped at all."""
+    rotation_degrees: float = Field(default=10.0, ge=0, le=180)
+    """The angle is uniform between minus and plus this."""
+    min_crop_fraction: float = Field(default=98 / 128, gt=0, le=1)
+    """The crop keeps a share of the side that is uniform between this and 1, and is resized back."""
+    flip_horizontal: bool = False
+    """Mirror left and right, every other image."""
+    flip_vertical: bool = False
+    """Mirror top and bottom, every other image."""
+    quarter_turns: bool = False
+    """Turn by 0, 90, 180 or 270 degrees; needs square images."""
+
+
+def draw_augmentation(
+    config: AugmentConfig, batch_size: int, *, size: tuple[int, int], generator: torch.Generator
+) -> Tensor:
+    """Draw one affine matrix per image: rotate, then crop, then turn and flip.
+
+    The matrices follow `torch.nn.functional.affine_grid`: they map a place of the result to the place of the
+    input it is read from, both in coordinates (x, y) that run from -1 to 1 between the image's edges. The
+    rotation is one of pixels: on an image that is not square it stays rigid. The same numbers are drawn whatever
+    the config says, so switching one part on does not change the others.
+
+    Args:
+        config: what to draw.
+        batch_size: B.
+        size: (H, W) of the images.
+        generator: source of the numbers, on the CPU.
+
+    Returns:
+        (B, 2, 3) float32 on the CPU.
+
+    Raises:
+        ConfigError: quarter turns of an image that is not square.
+    """
+    height, width = size
+    if config.enabled and config.quarter_turns and height != width:
+        raise ConfigError(f"quarter_turns needs square images, these are {height} x {width}; set it to false")
+    coin, angle, side, right, down, mirror_x, mirror_y, turn = torch.rand(
+        8, batch_size, generator=generator, dtype=torch.float64
+    )
+    if not config.enabled:
+        return _affine(torch.eye(2).expand(batch_size, 2, 2), torch.zeros(batch_size, 2))
+    warped = (coin < config.probability).double()
+    radians = warped * (2 * angle - 1) * math.radians(config.rotation_degrees)
+    fraction = 1 - warped * side * (1 - config.min_crop_fraction)
+    shift = (1 - fraction)[:, None] * (2 * torch.stack([right, down], 1) - 1)  # (B, 2), the crop's centre
+    flips = torch.stack(
+        [
+            1 - 2 * ((mirror_x < 0.5) & config.flip_horizontal).double(),
+            1 - 2 * ((mirror_y < 0.5) & config.flip_vertical).double(),
+        ],
+        1,
+    )  # (B, 2), +-1
+    quarters = torch.floor(4 * turn) * config.quarter_turns
+
+    pixels = torch.tensor([width, height], dtype=torch.float64)
+    rotation = _rotation(radians) * (pixels[None, :] / pixels[:, None])  # rotate pixels, not the stretched square
+    linear = fraction[:, None, None] * _rotation(quarters * (math.pi / 2)) * flips[:, None, :]
+    return _affine(rotation @ linear, (rotation @ shift[..., None]).squeeze(-1))
+
+
+def apply_augmentation(
+    image: Tensor, labels: Tensor, matrices: Tensor, *, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Warp images and labels by the same matrices, on the tensors' device.
+
+    Images are interpolated linearly and continue at their border. Labels are interpolated linearly one class
+    at a time, and each pixel gets the class with the largest share; what lies outside is background.
+
+    Args:
+        image: (B, C, H, W).
+        labels: (B, H, W) class indices, 0 the background.
+        matrices: (B, 2, 3) from `draw_augmentation`.
+        num_classes: K.
+
+    Returns:
+        Images and labels of the same shapes and types.
+    """
+    grid = F.affine_grid(matrices.to(image), list(image.shape), align_corners=False)  # (B, H, W, 2)
+    warped = F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    foreground = F.one_hot(labels.long(), num_classes)[..., 1:].permute(0, 3, 1, 2)  # (B, K-1, H, W)
+    share = F.grid_sample(foreground.to(image), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    background = 1 - share.sum(1, keepdim=True)  # all that is outside counts as background
+    return warped, torch.cat([background, share], 1).argmax(1).to(labels.dtype)
+
+
+def _rotation(radians: Tensor) -> Tensor:
+    cos, sin = radians.cos(), radians.sin()
+    return torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)  # (B, 2, 2)
+
+
+def _affine(linear: Tensor, shift: Tensor) -> Tensor:
+    return torch.cat([linear, shift[..., None]], -1).float()  # (B, 2, 3)

@@ -1,0 +1,158 @@
+"""The stream of training batches: batch t is a function of the seed and of t, and of nothing else.
+
+Nothing keeps a running state, so a resumed run continues with the very batch it would have had, batches can be
+made ahead of time in another thread, and several processes share out the batch that one process would have.
+
+B batch (over all processes), C image channels, A annotators, H x W pixels.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.random import derive_seed
+from phiseg.data.augment import AugmentConfig, apply_augmentation, draw_augmentation
+from phiseg.data.store import Dataset
+
+
+class Batch(NamedTuple):
+    """What one process trains on in one step."""
+
+    image: Tensor
+    """(B, C, H, W) float32, the network's input."""
+    labels: Tensor
+    """(B, H, W) int64, one annotation per image."""
+    rows: NDArray[np.int64]
+    """(B,) rows of the dataset."""
+
+
+class TrainingStream:
+    """Draws cases, annotators and augmentations of every step.
+
+    Epoch e is the permutation of the cases drawn from (seed, "epoch", e); batch t takes the places t*B to
+    (t+1)*B of all epochs laid end to end. Annotators come from (seed, "annotator", t), augmentations from
+    (seed, "augment", t). All are drawn for the whole batch, of which process `rank` takes its share.
+
+    Args:
+        dataset: where the cases come from.
+        split: name of the split.
+        batch_size: B, over all processes together.
+        seed: the run's seed.
+        annotator: "random" draws one of the case's valid annotators; a number always takes this one, and
+            leaves out the cases that this annotator did not see.
+        augment: what is drawn.
+        rank: this process.
+        world_size: number of processes.
+
+    Raises:
+        ConfigError: the batch cannot be shared out, or there is no such annotator.
+        DataError: no case is left.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        split: str = "train",
+        *,
+        batch_size: int,
+        seed: int,
+        annotator: int | Literal["random"] = "random",
+        augment: AugmentConfig,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if batch_size < 1 or batch_size % world_size:
+            raise ConfigError(
+                f"batch_size {batch_size} cannot be shared by {world_size} processes; "
+                f"use a multiple of {world_size}, such as {max(1, round(batch_size / world_size)) * world_size}"
+            )
+        if annotator != "random" and not 0 <= annotator < dataset.info.num_annotators:
+            raise ConfigError(
+                f"annotator {annotator} does not exist in {dataset.path}; "
+                f"use 0 to {dataset.info.num_annotators - 1}, or random"
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.seed = seed
+        self.annotator = annotator
+        self.augment = augment
+        share = batch_size // world_size
+        self._share = slice(rank * share, (rank + 1) * share)
+        self.rows = dataset.rows(split)
+        """Rows that are trained on, ascending."""
+        if annotator != "random":
+            self.rows = self.rows[dataset.valid[self.rows, annotator]]
+            if not self.rows.size:
+                raise DataError(
+                    f"annotator {annotator} saw no case of split '{split}' in {dataset.path}; use another"
+                )
+        self._permutation = lru_cache(maxsize=2)(self._draw_permutation)
+
+    def batch(self, step: int, device: torch.device | str = "cpu") -> Batch:
+        """Return this process's share of batch `step`, augmented on `device`."""
+        rows = self._draw_rows(step)
+        annotators = self._draw_annotators(step, rows)[self._share]
+        matrices = draw_augmentation(
+            self.augment,
+            self.batch_size,
+            size=self.dataset.info.size,
+            generator=torch.Generator().manual_seed(derive_seed(self.seed, "augment", step)),
+        )[self._share]
+        rows = rows[self._share]
+        image = torch.from_numpy(np.stack([self.dataset.image(row) for row in rows])).to(device)
+        labels = torch.from_numpy(self.dataset.labels[rows, annotators]).to(device).long()
+        if self.augment.enabled:
+            image, labels = apply_augmentation(
+                image, labels, matrices.to(device), num_classes=len(self.dataset.info.classes)
+            )
+        return Batch(image, labels, rows)
+
+    def _draw_rows(self, step: int) -> NDArray[np.int64]:
+        places = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        epochs, offsets = np.divmod(places, len(self.rows))
+        return np.array([self._permutation(int(e))[i] for e, i in zip(epochs, offsets, strict=True)])
+
+    def _draw_permutation(self, epoch: int) -> NDArray[np.int64]:
+        return np.random.default_rng(derive_seed(self.seed, "epoch", epoch)).permutation(self.rows)
+
+    def _draw_annotators(self, step: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.annotator != "random":
+            return np.full(len(rows), self.annotator)
+        uniform = np.random.default_rng(derive_seed(self.seed, "annotator", step)).random(len(rows))
+        choices = [np.flatnonzero(self.dataset.valid[row]) for row in rows]
+        return np.array([valid[int(u * len(valid))] for u, valid in zip(uniform, choices, strict=True)])
+
+
+def prefetch(
+    stream: TrainingStream, start: int, stop: int, *, device: torch.device | str = "cpu", depth: int = 2
+) -> Iterator[Batch]:
+    """Yield the batches of steps `start` to `stop` - 1 in order, made ahead of time in one background thread.
+
+    An error in the thread is raised here, in its turn. The thread ends when the consumer does.
+
+    Args:
+        stream: where the batches come from.
+        start: first step.
+        stop: one after the last step.
+        device: where they are augmented.
+        depth: how many batches are made ahead at most.
+    """
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as executor:
+        ahead: deque[Future[Batch]] = deque()
+        try:
+            for step in range(start, stop):
+                ahead.append(executor.submit(stream.batch, step, device))
+                if len(ahead) > depth:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)

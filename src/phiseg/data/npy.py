@@ -1,0 +1,78 @@
+"""A .npy file that grows: rows are appended one at a time, and their number is known only at the end."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+
+class NpyStream:
+    """Writes an array (N, *row_shape) row by row in constant memory, hashing its bytes on the way.
+
+    numpy pads the header so that the first axis can grow in place: it is written for N = 0 at the start, and
+    once more with the true N by `close`.
+    """
+
+    def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.row_shape = row_shape
+        self.dtype = dtype
+        self.num_rows = 0
+        self._hash = hashlib.sha256()
+        self._file = path.open("w+b")
+        self._write_header()
+        self._start = self._file.tell()
+
+    def append(self, row: NDArray[Any]) -> None:
+        """Add one row of the stream's shape and type."""
+        assert (row.shape, row.dtype) == (self.row_shape, self.dtype), (row.shape, row.dtype)
+        data = np.ascontiguousarray(row).tobytes()
+        self._hash.update(data)
+        self._file.write(data)
+        self.num_rows += 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape so far, (N, *row_shape)."""
+        return (self.num_rows, *self.row_shape)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the array's bytes so far, in C order and without the header."""
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """Write the true number of rows into the header, and everything to the disk."""
+        if self._file.closed:
+            return
+        self._file.seek(0)
+        self._write_header()
+        assert self._file.tell() == self._start, "the .npy header changed its length"
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write_header(self) -> None:
+        description = {
+            "descr": npy_format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": self.shape,
+        }
+        npy_format.write_array_header_1_0(self._file, description)
+
+
+def hash_array(array: NDArray[Any]) -> str:
+    """Return the SHA-256 of an array's bytes in C order, row by row, as `NpyStream` computes it."""
+    digest = hashlib.sha256()
+    for row in array:
+        digest.update(np.ascontiguousarray(row).tobytes())
+    return digest.hexdigest()

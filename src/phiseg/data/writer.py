@@ -1,0 +1,175 @@
+"""Writing a prepared dataset from a stream of cases, in bounded memory.
+
+The folder appears when it is complete; an error or a kill on the way leaves nothing that opens as a dataset.
+
+N cases, A annotators, C image channels, H x W pixels.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from pydantic import JsonValue
+
+from phiseg.core.errors import DataError
+from phiseg.core.files import atomic_folder, write_json, write_text
+from phiseg.data.intensity import Intensity
+from phiseg.data.npy import NpyStream
+from phiseg.data.splits import check_splits, split_patients
+from phiseg.data.store import MISSING, ArrayInfo, Dataset, DatasetInfo, check_classes
+
+
+class Case(NamedTuple):
+    """One image with what its annotators drew."""
+
+    case: str
+    """Unique name."""
+    patient: str
+    """Splits are made by patient."""
+    image: NDArray[Any]
+    """(C, H, W), stored values."""
+    labels: NDArray[Any]
+    """(A, H, W) class indices; whatever stands at a missing annotator is ignored."""
+    valid: NDArray[np.bool_]
+    """(A,) false where the annotator did not look at this image."""
+    columns: Mapping[str, str | float | int] = {}
+    """Further columns of cases.csv; cases may have different ones."""
+
+
+def write_dataset(
+    out: Path,
+    *,
+    name: str,
+    classes: Sequence[str],
+    num_annotators: int,
+    image_shape: tuple[int, int, int],
+    image_dtype: DTypeLike,
+    intensity: Intensity,
+    cases: Iterable[Case],
+    splits: Mapping[str, Sequence[str]] | None = None,
+    seed: int = 0,
+    fractions: Sequence[float] = (0.6, 0.2, 0.2),
+    spacing_mm: tuple[float, float] | None = None,
+    source: Mapping[str, JsonValue] | None = None,
+    command: str = "",
+    overwrite: bool = False,
+) -> "Dataset":
+    """Write a dataset from a stream of cases, holding one image at a time in memory.
+
+    Args:
+        out: folder to make; it appears when everything is written, or not at all.
+        name: name of the dataset.
+        classes: class names, the background first.
+        num_annotators: A.
+        image_shape: (C, H, W) of every image.
+        image_dtype: type the images are stored with; any integer or floating type.
+        intensity: rule that maps a stored value to the network's input.
+        cases: any number of cases, at least one.
+        splits: patients of each split; without it they are split by `seed` and `fractions`.
+        seed: seed of whatever was drawn, the split included.
+        fractions: shares of train, val and test.
+        spacing_mm: pixel spacing (vertical, horizontal), when all cases share it.
+        source: what it was made from.
+        command: the command line, for the record.
+        overwrite: replace an existing folder.
+
+    Returns:
+        The dataset, opened.
+
+    Raises:
+        DataError: a case does not fit the description, by name.
+        OutputError: `out` exists, or cannot be written.
+    """
+    image_type, label_type, flag = np.dtype(image_dtype), np.dtype(np.uint8), np.dtype(np.bool_)
+    assert image_type.kind in "iuf", f"{image_type} is not a numeric type"
+    channels, height, width = image_shape
+    table: dict[str, dict[str, Any]] = {}
+    with atomic_folder(out, overwrite=overwrite) as folder:
+        with ExitStack() as stack:
+            images, labels, valid = (
+                stack.enter_context(NpyStream(folder / f"{key}.npy", shape, dtype))
+                for key, shape, dtype in (
+                    ("images", (channels, height, width), image_type),
+                    ("labels", (num_annotators, height, width), label_type),
+                    ("valid", (num_annotators,), flag),
+                )
+            )
+            for case in _reading(cases):
+                if case.case in table:
+                    raise DataError(f"case '{case.case}' comes twice; give every case its own name")
+                case = case._replace(image=case.image.astype(image_type))
+                _check(case, images.row_shape, labels.row_shape, classes)
+                present = np.asarray(case.valid, dtype=flag)
+                images.append(case.image)
+                labels.append(np.where(present[:, None, None], case.labels, MISSING).astype(label_type))
+                valid.append(present)
+                table[case.case] = {"case": case.case, "patient": case.patient, **case.columns}
+        if not table:
+            raise DataError(f"{out}: the source has no usable case; check the folder it reads")
+        patients = [str(row["patient"]) for row in table.values()]
+        if splits is None:
+            splits = split_patients(patients, seed=seed, fractions=fractions)
+        check_splits(splits, patients, where=str(out / "splits.json"))
+        _write_table(folder / "cases.csv", list(table.values()))
+        write_json(folder / "splits.json", {"seed": seed, **{key: [*part] for key, part in splits.items()}})
+        info = DatasetInfo(
+            name=name,
+            classes=tuple(classes),
+            num_annotators=num_annotators,
+            image_channels=channels,
+            size=(height, width),
+            spacing_mm=spacing_mm,
+            intensity=intensity,
+            seed=seed,
+            source=dict(source or {}),
+            command=command,
+            arrays={"images": _describe(images), "labels": _describe(labels), "valid": _describe(valid)},
+        )
+        write_json(folder / "dataset.json", info.model_dump(mode="json"))
+    return Dataset.open(out)
+
+
+def _reading(cases: Iterable[Case]) -> Iterator[Case]:
+    """Pass the cases on; what the source cannot read is an error of the data, not of the output folder."""
+    try:
+        yield from cases
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from error
+
+
+def _check(case: Case, image_shape: tuple[int, ...], labels_shape: tuple[int, ...], classes: Sequence[str]) -> None:
+    where = f"case '{case.case}'"
+    for what, array, shape in (
+        ("image", case.image, image_shape),
+        ("labels", case.labels, labels_shape),
+        ("valid", case.valid, labels_shape[:1]),
+    ):
+        if np.shape(array) != shape:
+            raise DataError(f"{where}: {what} has shape {np.shape(array)}, the dataset has {shape}")
+    if not case.case or not case.patient:
+        raise DataError(f"{where}: a case needs a name and a patient")
+    if not np.isfinite(case.image).all():
+        raise DataError(f"{where}: NaN or infinite pixels as {case.image.dtype}; repair the image or leave it out")
+    if not np.any(case.valid):
+        raise DataError(f"{where}: no annotator looked at this image; leave it out")
+    for annotator in np.flatnonzero(case.valid):
+        check_classes(case.labels[annotator], classes, where=f"{where}, annotator {annotator}")
+
+
+def _describe(stream: NpyStream) -> ArrayInfo:
+    return ArrayInfo(sha256=stream.sha256, shape=stream.shape, dtype=str(stream.dtype))
+
+
+def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the union of all cases' columns, in the order in which they first appear."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
