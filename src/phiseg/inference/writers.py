@@ -1,0 +1,61 @@
+"""Samples as plain arrays, so that anybody can score them with their own code.
+
+OUT/  labels.npy (cases, S, H, W) uint8   mean_probs.npy (cases, K, H, W)   gamma.npy (cases, H, W)
+      [probs.npy (cases, S, K, H, W)]     cases.csv in the arrays' row order
+"""
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from phiseg.core.files import atomic_folder
+from phiseg.data.store import Dataset
+from phiseg.inference.sampling import CaseSamples
+
+
+def write_samples(
+    out: Path,
+    samples: Iterable[CaseSamples],
+    dataset: Dataset,
+    rows: Iterable[int],
+    *,
+    num_samples: int,
+    with_probs: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Write the samples of `rows` as they come; the folder appears when all are there.
+
+    Raises:
+        OutputError: the folder exists and `overwrite` is not set, or it cannot be written.
+    """
+    rows = [int(row) for row in rows]
+    num_classes = len(dataset.info.classes)
+    shapes: dict[str, tuple[type, tuple[int, ...]]] = {
+        "labels": (np.uint8, (num_samples,)),
+        "mean_probs": (np.float32, (num_classes,)),
+        "gamma": (np.float32, ()),
+    }
+    if with_probs:
+        shapes["probs"] = (np.float32, (num_samples, num_classes))
+    with atomic_folder(out, overwrite=overwrite) as folder:
+        arrays = {
+            name: np.lib.format.open_memmap(
+                folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(len(rows), *inner, *dataset.info.size)
+            )
+            for name, (dtype, inner) in shapes.items()
+        }
+        for index, case in enumerate(samples):
+            assert case.row == rows[index]
+            arrays["labels"][index] = case.summary.labels.numpy()
+            arrays["mean_probs"][index] = case.summary.mean_probs.numpy()
+            arrays["gamma"][index] = case.summary.gamma.numpy()
+            if case.probs is not None:
+                arrays["probs"][index] = case.probs.numpy()
+        for array in arrays.values():
+            array.flush()
+        with (folder / "cases.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(dataset.cases[rows[0]]))
+            writer.writeheader()
+            writer.writerows(dataset.cases[row] for row in rows)

@@ -1,0 +1,66 @@
+"""What a model folder says about its model: how to prepare images for it, and the model card."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from phiseg.data.store import Dataset
+from phiseg.training.recipe import Recipe
+
+
+def preprocessing(dataset: Dataset) -> dict[str, Any]:
+    """Return the content of preprocessing.json: what the training images had in common."""
+    info = dataset.info
+    return {
+        "classes": list(info.classes),
+        "image_channels": info.image_channels,
+        "size": list(info.size),
+        "spacing_mm": list(info.spacing_mm) if info.spacing_mm else None,
+        "intensity": info.intensity.model_dump(mode="json"),
+        "dataset": {"name": info.name, "fingerprint": dataset.fingerprint},
+    }
+
+
+def model_card(recipe: Recipe, dataset: Dataset, step: int, scores: Mapping[str, float | None]) -> str:
+    """Return the model card: what it is, what it was trained on, how it scored, what it is not for."""
+    train = recipe.train
+    height, width = dataset.info.size
+    who = (
+        "one random annotator per image and step" if train.annotator == "random" else f"annotator {train.annotator}"
+    )
+    rows = "\n".join(
+        f"| {name} | {value:.4f} |"
+        for name, value in scores.items()
+        if name in {"loss", "elbo", "ged", "ged_unbiased", "ged_floor", "s_ncc", "dice"} and value is not None
+    )
+    return f"""---
+library_name: phiseg
+tags: [medical-image-segmentation, uncertainty]
+---
+
+# {recipe.model.name} trained on {dataset.info.name}
+
+Draws plausible segmentations of an image: `phiseg.load(FOLDER).sample(image, num_samples, generator=...)`.
+
+| | |
+|---|---|
+| classes | {", ".join(dataset.info.classes)} |
+| image | {dataset.info.image_channels} channel(s), {height} x {width} pixels in training |
+| data | {dataset.info.name}, fingerprint `{dataset.fingerprint[:16]}` |
+| learned from | {who} |
+| weights of step | {step} of {train.steps}, the best by validation {train.select_by} |
+| batch, learning rate, seed | {train.batch_size}, {train.learning_rate}, {train.seed} |
+
+## Scores on the validation split
+
+With {train.validation_samples} samples a case. GED falls with the number of samples: compare it with its floor, or
+with scores of the same number.
+
+| score | value |
+|---|---|
+{rows}
+
+## Limits
+
+Research software, not a medical device. The model knows the kind of image it was trained on and nothing else; its
+samples show how the training annotators differ, not every way in which a segmentation can be wrong.
+"""

@@ -1,0 +1,62 @@
+"""state/last.pt: all that a killed run needs to go on bit for bit.
+
+Randomness is a function of the seed and the step, so the state is short: weights, optimiser, step, best score.
+"""
+
+import io
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from phiseg.core.errors import TrainingError
+from phiseg.core.files import atomic_file
+
+FORMAT = "phiseg-state"
+
+
+@dataclass
+class TrainingState:
+    """Where a training stands after `step` steps."""
+
+    fingerprint: str
+    """Of the dataset."""
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+    step: int = 0
+    best: float | None = None
+    """The best value of the selection criterion so far."""
+    skipped: int = 0
+    """Steps skipped so far because something was not finite."""
+
+
+def save_state(path: Path, state: TrainingState) -> None:
+    """Write the state atomically: the previous one stays until the new one is complete on disk."""
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, **asdict(state)}, buffer)
+    with atomic_file(path) as file:
+        file.write(buffer.getbuffer())
+
+
+def load_state(path: Path) -> TrainingState:
+    """Read a state; nothing in the file is executed.
+
+    Raises:
+        TrainingError: the file is damaged or something else.
+    """
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        raise TrainingError(
+            f"cannot read {path}: damaged or not a training state ({reason}); "
+            "restore the file, or train into a new folder"
+        ) from None
+    if not isinstance(stored, dict) or stored.pop("format", None) != FORMAT:
+        raise TrainingError(f"{path} is not a phiseg training state; restore it, or train into a new folder")
+    try:
+        return TrainingState(**stored)
+    except TypeError:
+        raise TrainingError(f"{path} is of another version of phiseg; train into a new folder") from None

@@ -1,0 +1,287 @@
+"""The training loop, on Lightning Fabric: any device, any precision, any number of processes.
+
+RUN/  config.yaml  environment.json  metrics.jsonl  state/last.pt  model/ (the best so far)
+"""
+
+import platform
+import sys
+from importlib.metadata import version
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from tqdm import tqdm
+
+from phiseg.core.errors import ConfigError, OutputError, TrainingError
+from phiseg.core.files import write_json, write_text
+from phiseg.core.random import derive_seed
+from phiseg.data.loader import Batch, TrainingStream, prefetch
+from phiseg.data.store import Dataset
+from phiseg.models import Segmenter, build_model, save_model
+from phiseg.models.noise import seeded_generator
+from phiseg.models.pretrained import load_weights
+from phiseg.training.card import model_card, preprocessing
+from phiseg.training.checkpoints import TrainingState, load_state, save_state
+from phiseg.training.normalisation import follow_sampling_path, recalibrate
+from phiseg.training.recipe import BEST, Recipe, load_recipe
+from phiseg.training.tracking import Tracker
+from phiseg.training.validation import validate
+
+MAY_CHANGE_ON_RESUME = {"steps", "accelerator", "devices", "num_nodes", "tensorboard"}
+
+
+def train(recipe: Recipe, data: Path, out: Path, *, resume: bool = False, progress: bool = True) -> Path:
+    """Train a model and return its folder, `out`/model.
+
+    Args:
+        recipe: what to train and how.
+        data: a prepared dataset.
+        out: the run's folder.
+        resume: go on from the last state in `out`, as if the run had never stopped; start anew if there is none.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ConfigError, DataError, OutputError, TrainingError: see their messages.
+    """
+    settings = recipe.train
+    fabric = Fabric(
+        accelerator=settings.accelerator,
+        devices=settings.devices,
+        num_nodes=settings.num_nodes,
+        precision=settings.precision,
+        strategy="ddp" if settings.devices * settings.num_nodes > 1 else "auto",
+    )
+    fabric.launch()
+    dataset = Dataset.open(data)
+    recipe = recipe.for_dataset(dataset)
+    state_file = out / "state" / "last.pt"
+    _check_folder(out, recipe, resume=resume)
+    stored = load_state(state_file) if resume and state_file.is_file() else None
+    fabric.barrier()
+    return _Training(fabric, recipe, dataset, out, stored, progress=progress).run()
+
+
+class _Training:
+    """One run: the model, its optimiser and where they stand."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        recipe: Recipe,
+        dataset: Dataset,
+        out: Path,
+        stored: TrainingState | None,
+        *,
+        progress: bool,
+    ):
+        self.fabric, self.recipe, self.settings = fabric, recipe, recipe.train
+        self.dataset, self.out, self.progress = dataset, out, progress
+        self.stream = TrainingStream(
+            dataset,
+            batch_size=self.settings.batch_size,
+            seed=self.settings.seed,
+            annotator=self.settings.annotator,
+            augment=recipe.augment,
+            rank=fabric.global_rank,
+            world_size=fabric.world_size,
+        )
+        dataset.check_labels(self.stream.rows)
+        dataset.check_labels(dataset.rows("val"))
+        if fabric.device.type == "cuda":
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.settings.seed, "weights"))
+            model = build_model(recipe.model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate)
+        if stored is not None:
+            _restore(stored, model, optimizer, dataset, where=str(out / "state" / "last.pt"))
+        self.step, self.best, self.skipped = (stored.step, stored.best, stored.skipped) if stored else (0, None, 0)
+        self.skipped_in_a_row = 0
+        self.model: Segmenter = model
+        self.parallel, self.optimizer = fabric.setup(model, optimizer)  # the same model, wrapped for its processes
+
+    def run(self) -> Path:
+        """Train to the last step."""
+        if self.fabric.is_global_zero:
+            if self.step == 0:
+                write_text(self.out / "config.yaml", self.recipe.to_yaml())
+                write_json(self.out / "environment.json", _environment(self.fabric, self.dataset))
+            self.tracker = Tracker(self.out, start=self.step, tensorboard=self.settings.tensorboard)
+        bar = tqdm(
+            total=self.settings.steps,
+            initial=self.step,
+            desc=self.out.name,
+            unit="step",
+            disable=not (self.progress and self.fabric.is_global_zero),
+            dynamic_ncols=True,
+        )
+        batches = prefetch(self.stream, self.step, self.settings.steps, device=self.fabric.device)
+        with bar:
+            for batch in batches:
+                values = self._optimise(batch)
+                self.step += 1
+                last = self.step == self.settings.steps
+                if self.step % self.settings.log_every == 0 or last:
+                    means = {name: self._mean(value) for name, value in values.items()}
+                    self._track("train", {**means, "skipped": self.skipped})
+                    bar.set_postfix(_in_short(means))
+                validating = self.step % self.settings.validate_every == 0 or last
+                if validating:
+                    self._validate(bar)
+                if validating or self.step % self.settings.checkpoint_every == 0:
+                    self._checkpoint()
+                bar.update()
+        if self.skipped and self.fabric.is_global_zero:
+            print(f"{self.skipped} of {self.step} steps were skipped: their loss or gradient was not finite")
+        return self.out / "model"
+
+    def _optimise(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Take one step, unless its loss or gradient is not finite; return what is logged."""
+        self.parallel.train()
+        statistics = [buffer.clone() for buffer in self.model.buffers()]
+        first = self.fabric.global_rank * len(batch.rows)
+        generators = [
+            seeded_generator(self.settings.seed, "noise", self.step, first + i) for i in range(len(batch.rows))
+        ]
+        loss = self.parallel(batch.image, batch.labels, generator=generators)
+        self.optimizer.zero_grad()
+        finite = self._everywhere(torch.isfinite(loss.total.detach()))
+        values = {"loss": loss.total.detach(), **loss.terms}
+        if finite:
+            self.fabric.backward(loss.total)
+            if self.settings.precision != "16-mixed":  # there the loss scaler looks after overflows
+                gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+                values["gradient_norm"] = torch.nn.utils.get_total_norm(gradients)
+                finite = bool(torch.isfinite(values["gradient_norm"]))
+        if finite:
+            self.optimizer.step()
+            self.skipped_in_a_row = 0
+            if self.settings.norm_statistics == "both":
+                with self.fabric.autocast():
+                    follow_sampling_path(self.model, batch, seed=self.settings.seed, step=self.step)
+        else:
+            for buffer, kept in zip(self.model.buffers(), statistics, strict=True):
+                buffer.copy_(kept)
+            self._skip()
+        return values
+
+    def _skip(self) -> None:
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= self.settings.max_skipped_steps:
+            raise TrainingError(
+                f"the loss or its gradient was not finite in {self.skipped_in_a_row} steps in a row, up to step "
+                f"{self.step + 1}; lower train.learning_rate, use train.precision 32-true or raise model.min_std, "
+                f"and look for outliers in the images. The last good state is in {self.out / 'state'}"
+            )
+
+    def _validate(self, bar: Any) -> None:
+        if self.settings.norm_statistics == "recalibrated":
+            number = self.settings.recalibration_batches
+            with self.fabric.autocast():
+                batches = (self.stream.batch(i, self.fabric.device) for i in range(number))
+                recalibrate(self.model, batches, seed=self.settings.seed)
+        values = validate(self.model, self.dataset, self.settings, self.fabric)
+        self._track("val", values)
+        criterion = self.settings.select_by
+        value = values.get(criterion)
+        if value is None:
+            raise ConfigError(
+                f"train.select_by is {criterion}, which this dataset does not define; use train.select_by loss"
+            )
+        if self.best is None or BEST[criterion](value, self.best) != self.best:
+            self.best = value
+            if self.fabric.is_global_zero:
+                save_model(
+                    self.out / "model",
+                    self.model,
+                    preprocessing=preprocessing(self.dataset),
+                    card=model_card(self.recipe, self.dataset, self.step, values),
+                )
+        if not bar.disable:
+            shown = ", ".join(
+                f"{name} {value:.4g}" for name, value in values.items() if name in {"loss", "ged", "s_ncc"}
+            )
+            tqdm.write(f"{self.out.name} step {self.step}: validation {shown}", file=sys.stderr)
+
+    def _checkpoint(self) -> None:
+        if self.fabric.is_global_zero:
+            state = TrainingState(
+                self.dataset.fingerprint,
+                self.model.state_dict(),
+                self.optimizer.state_dict(),
+                self.step,
+                self.best,
+                self.skipped,
+            )
+            save_state(self.out / "state" / "last.pt", state)
+        self.fabric.barrier()
+
+    def _track(self, kind: str, values: dict[str, float | None]) -> None:
+        if self.fabric.is_global_zero:
+            self.tracker.write(self.step, kind, values)
+
+    def _mean(self, value: torch.Tensor) -> float | None:
+        """Return the mean over all processes, or None where it is not finite: JSON has no such number."""
+        mean = float(self.fabric.all_reduce(value.clone(), reduce_op="mean"))  # type: ignore[arg-type]
+        return mean if isfinite(mean) else None
+
+    def _everywhere(self, flag: torch.Tensor) -> bool:
+        """Return whether `flag` holds in every process."""
+        return bool(self.fabric.all_reduce(flag.float(), reduce_op="mean") == 1)
+
+
+def _check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
+    """Refuse to overwrite a run, or to resume one with another recipe."""
+    config = out / "config.yaml"
+    if not config.is_file():
+        if out.exists() and not out.is_dir():
+            raise OutputError(f"{out} is a file; choose another folder")
+        return
+    if not resume:
+        raise OutputError(f"{out} holds a run already; pass --resume to go on with it, or choose another folder")
+    before = load_recipe(str(config)).model_dump(mode="json")
+    for section, values in recipe.model_dump(mode="json").items():
+        for key, value in values.items():
+            old = before[section].get(key)
+            if value != old and not (section == "train" and key in MAY_CHANGE_ON_RESUME):
+                raise ConfigError(
+                    f"{out} was started with {section}.{key} = {old!r}, now it is {value!r}; "
+                    "resume with the same recipe, or train into a new folder"
+                )
+
+
+def _restore(
+    stored: TrainingState, model: Segmenter, optimizer: torch.optim.Optimizer, dataset: Dataset, *, where: str
+) -> None:
+    if stored.fingerprint != dataset.fingerprint:
+        raise TrainingError(f"{where} was trained on another dataset than {dataset.path}; resume with that one")
+    load_weights(model, stored.weights, where=where)
+    optimizer.load_state_dict(stored.optimizer)
+
+
+def _environment(fabric: Fabric, dataset: Dataset) -> dict[str, Any]:
+    """Return what a later reader needs to repeat the run; no time and no path of this machine."""
+    packages = ("phiseg", "torch", "lightning-fabric", "numpy")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version(name) for name in packages},
+        "device": fabric.device.type,
+        "processes": fabric.world_size,
+        "threads": torch.get_num_threads(),
+        "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
+    }
+
+
+def _in_short(values: dict[str, float | None]) -> dict[str, str]:
+    """Return the terms for the progress bar: the loss, the cross entropies and the KLs, each fine to coarse."""
+
+    def join(prefix: str) -> str:
+        chosen = [value for name, value in values.items() if name.startswith(prefix)]
+        return "/".join("nan" if value is None else f"{value:.3g}" for value in chosen)
+
+    short = {"loss": join("loss"), "ce": join("cross_entropy/"), "kl": join("kl/")}
+    return {name: text for name, text in short.items() if text}

@@ -1,0 +1,70 @@
+"""Validation: the true loss and bound on every annotation of the split, and the scores of samples."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+
+from phiseg.data.store import Dataset
+from phiseg.inference.sampling import sample_cases
+from phiseg.metrics.case import score_case
+from phiseg.models import Segmenter
+from phiseg.models.noise import seeded_generator
+from phiseg.training.recipe import TrainConfig
+
+SCORES = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
+
+
+@torch.inference_mode()
+def validate(
+    model: Segmenter, dataset: Dataset, config: TrainConfig, fabric: Fabric, *, split: str = "val"
+) -> dict[str, float | None]:
+    """Return the mean loss, its terms and the scores over the whole split.
+
+    The loss takes the posterior path (eq. 2) for every valid annotation, or those of the one annotator that is
+    trained on. Its noise depends on the case and the annotator only, so that validations of different steps
+    compare like with like. Scores use `config.validation_samples` samples against all annotators. Several
+    processes share the cases, with the same result as one, up to rounding.
+    """
+    model.eval()
+    rows = dataset.rows(split)[fabric.global_rank :: fabric.world_size]
+    sums: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+
+    def add(name: str, value: float | None, weight: int = 1) -> None:
+        if value is not None:
+            sums[name] += weight * value
+            counts[name] += weight
+
+    with fabric.autocast():
+        for row in rows:
+            chosen = [a for a in np.flatnonzero(dataset.valid[row]).tolist() if config.annotator in ("random", a)]
+            if chosen:
+                labels = torch.from_numpy(dataset.labels[row, chosen]).long().to(fabric.device)  # (A, H, W)
+                image = torch.from_numpy(dataset.image(row)).to(fabric.device).expand(len(chosen), -1, -1, -1)
+                case = dataset.cases[row]["case"]
+                generators = [seeded_generator(config.seed, "validation", case, a) for a in chosen]
+                loss = model(image, labels, generator=generators)
+                for name, value in {"loss": loss.total, **loss.terms}.items():
+                    add(name, value.item(), weight=len(chosen))
+        for samples in sample_cases(
+            model, dataset, rows.tolist(), num_samples=config.validation_samples, seed=config.seed
+        ):
+            scores = score_case(*samples.summary, torch.from_numpy(dataset.annotations(samples.row)))
+            for name in SCORES:
+                add(name, scores[name])
+    return _means(fabric, sums, counts)
+
+
+def _means(fabric: Fabric, sums: dict[str, float], counts: dict[str, int]) -> dict[str, float | None]:
+    parts: list[Any] = [(sums, counts)]
+    if fabric.world_size > 1:
+        parts = [None] * fabric.world_size
+        torch.distributed.all_gather_object(parts, (dict(sums), dict(counts)))
+    names = dict.fromkeys(name for part_sums, _ in parts for name in part_sums)
+    return {
+        name: sum(part[0].get(name, 0.0) for part in parts) / sum(part[1].get(name, 0) for part in parts)
+        for name in names
+    }
