@@ -30,8 +30,6 @@ Field = NDArray[np.float64]
 Decisions = dict[str, NDArray[np.bool_]]
 """(A,) for each coarse decision."""
 
-_MODES = np.arange(2, 8)
-
 
 @dataclass(frozen=True, eq=False)
 class Scene(ABC):
@@ -62,13 +60,13 @@ class LesionScene(Scene):
     """Depth in the lesion proper."""
     joined: Field = field(repr=False)
     """Depth in the lesion with its attached part."""
-    angle: Field = field(repr=False)
-    """Direction from the lesion's centre."""
+    waves: Field = field(repr=False)
+    """Waves around the lesion's centre."""
     radius: float
 
     def _outline(self, decisions: Decisions, num: int, generator: Generator) -> NDArray[np.uint8]:
         depth = np.where(decisions["attached"][:, None, None], self.joined, self.body)
-        inside = depth + _hand(self.angle, num, self.softness, 0.06 * self.radius, generator) > 0
+        inside = depth + _hand(self.waves, num, self.softness, 0.06 * self.radius, generator) > 0
         return (inside & decisions["present"][:, None, None]).astype(np.uint8)
 
 
@@ -80,19 +78,19 @@ class ZonesScene(Scene):
     inner: Field = field(repr=False)
     joined: Field = field(repr=False)
     """Depth in the inner zone with the nodule at its border."""
-    angle: Field = field(repr=False)
-    """Direction from the gland's centre."""
-    inner_angle: Field = field(repr=False)
-    """Direction from the inner zone's centre."""
+    waves: Field = field(repr=False)
+    """Waves around the gland's centre."""
+    inner_waves: Field = field(repr=False)
+    """Waves around the inner zone's centre."""
     unsplit_zone: int
     """What an annotator calls the whole gland who does not tell the zones apart: the larger zone."""
     zone_softness: float
     """Visible width of the border between the zones."""
 
     def _outline(self, decisions: Decisions, num: int, generator: Generator) -> NDArray[np.uint8]:
-        gland = self.gland + _hand(self.angle, num, self.softness, 0.015, generator) > 0
+        gland = self.gland + _hand(self.waves, num, self.softness, 0.015, generator) > 0
         depth = np.where(decisions["nodule"][:, None, None], self.joined, self.inner)
-        inner = depth + _hand(self.inner_angle, num, self.zone_softness, 0.015, generator) > 0
+        inner = depth + _hand(self.inner_waves, num, self.zone_softness, 0.015, generator) > 0
         zones = np.where(decisions["split"][:, None, None], np.where(inner, 1, 2), self.unsplit_zone)
         return (gland * zones).astype(np.uint8)
 
@@ -103,13 +101,13 @@ def draw_lesion(generator: Generator, noise: Generator, size: int) -> LesionScen
     centre = generator.uniform(-0.08, 0.08, 2)
     radius = generator.uniform(0.22, 0.42)
     softness = generator.uniform(0.015, 0.07)
-    contrast = generator.uniform(0.05, 0.45)
+    contrast = generator.uniform(0.07, 0.45)
     ratio = generator.uniform(0.35, 0.9)  # how bright the attached part is beside the lesion
     direction = generator.uniform(-np.pi, np.pi)
     reach = radius * generator.uniform(1.0, 1.3)
     part_radius = radius * generator.uniform(0.55, 0.85)
 
-    body, angle = _blob(x - centre[0], y - centre[1], radius, 0.12 * radius, generator)
+    body, waves = _blob(x - centre[0], y - centre[1], radius, 0.12 * radius, generator)
     part_centre = centre + reach * np.array([np.cos(direction), np.sin(direction)])
     part, _ = _blob(x - part_centre[0], y - part_centre[1], part_radius, 0.08 * part_radius, generator)
     joined = _smooth_max(body, part, 0.1 * radius)
@@ -122,13 +120,13 @@ def draw_lesion(generator: Generator, noise: Generator, size: int) -> LesionScen
     return LesionScene(
         image=_noisy(clean, noise, sigma=0.045),
         probabilities={
-            "present": float(_sigmoid((contrast - 0.14) / 0.04)),
+            "present": float(_sigmoid((contrast - 0.14) / 0.045)),
             "attached": float(_sigmoid((contrast * ratio - 0.15) / 0.05)),
         },
         softness=softness,
         body=body,
         joined=joined,
-        angle=angle,
+        waves=waves,
         radius=radius,
     )
 
@@ -146,9 +144,9 @@ def draw_zones(generator: Generator, noise: Generator, size: int) -> ZonesScene:
 
     x, y = x - centre_x, y - centre_y
     stretch = half_height / half_width
-    gland, angle = _blob(stretch * x, y, half_height, 0.02 * half_height, generator)
+    gland, waves = _blob(stretch * x, y, half_height, 0.02 * half_height, generator)
     inner_y = -0.8 * half_height * (1 - scale)  # the inner zone lies in front
-    inner, inner_angle = _blob(stretch * x, y - inner_y, scale * half_height, 0.03 * half_height, generator)
+    inner, inner_waves = _blob(stretch * x, y - inner_y, scale * half_height, 0.03 * half_height, generator)
     nodule_x = scale * half_width * np.sin(lean)
     nodule_y = inner_y + scale * half_height * np.cos(lean)
     nodule_radius = half_height * generator.uniform(0.25, 0.38)
@@ -171,20 +169,20 @@ def draw_zones(generator: Generator, noise: Generator, size: int) -> ZonesScene:
         gland=gland,
         inner=inner,
         joined=joined,
-        angle=angle,
-        inner_angle=inner_angle,
+        waves=waves,
+        inner_waves=inner_waves,
         unsplit_zone=1 if scale > 0.68 else 2,
         zone_softness=zone_softness,
     )
 
 
-def _hand(angle: Field, num: int, softness: float, wobble: float, generator: Generator) -> Field:
+def _hand(waves: Field, num: int, softness: float, wobble: float, generator: Generator) -> Field:
     """Draw how far outside the visible border each annotator draws, by direction: (A, H, W).
 
     One number says how generous the annotator is, in units of the softness; the rest is a smooth wobble.
     """
     style = np.clip(generator.standard_normal(num), -2, 2)
-    wobbles = _waves(angle, generator.standard_normal((num, 2, len(_MODES))))
+    wobbles = _sum_waves(generator.standard_normal((num, len(waves))), waves)
     return softness * style[:, None, None] + wobble * wobbles
 
 
@@ -195,18 +193,26 @@ def _grid(size: int) -> tuple[Field, Field]:
 
 
 def _blob(x: Field, y: Field, radius: float, irregularity: float, generator: Generator) -> tuple[Field, Field]:
-    """Draw a star-shaped blob around the origin; return the depth in it and the direction, both (H, W)."""
-    angle = np.arctan2(y, x)
-    border = radius + irregularity * _waves(angle, generator.standard_normal((1, 2, len(_MODES))))[0]
-    return border - np.hypot(x, y), angle
+    """Draw a star-shaped blob around the origin; return the depth in it (H, W) and the waves around it."""
+    waves = _waves(np.arctan2(y, x))
+    border = radius + irregularity * _sum_waves(generator.standard_normal((1, len(waves))), waves)[0]
+    return border - np.hypot(x, y), waves
 
 
-def _waves(angle: Field, amplitudes: Field) -> Field:
-    """Sum smooth periodic functions of the direction, of unit variance: (A, 2, modes) to (A, H, W)."""
-    falling = amplitudes / _MODES / np.sqrt(np.sum(1.0 / _MODES**2))
-    phases = _MODES[:, None, None] * angle  # (modes, H, W)
-    waves: Field = np.tensordot(falling[:, 0], np.cos(phases), 1) + np.tensordot(falling[:, 1], np.sin(phases), 1)
+def _waves(angle: Field) -> Field:
+    """Periodic functions of the direction, slower ones larger: (waves, H, W), variances summing to one."""
+    modes = np.arange(2, 8)
+    scale = 1 / modes / np.sqrt(np.sum(1.0 / modes**2))
+    unit = np.broadcast_to(np.exp(1j * angle), (modes[-1], *angle.shape))
+    powers = np.cumprod(unit, axis=0)[1:] * scale[:, None, None]  # exp(i m angle) of the modes m
+    waves: Field = np.concatenate([powers.real, powers.imag])
     return waves
+
+
+def _sum_waves(amplitudes: Field, waves: Field) -> Field:
+    """Sum (waves, H, W) by amplitudes (A, waves) to (A, H, W)."""
+    total: Field = np.einsum("aw,whx->ahx", amplitudes, waves)  # no BLAS: the same bits with any number of threads
+    return total
 
 
 def _texture(x: Field, y: Field, generator: Generator, *, amplitude: float, max_frequency: float) -> Field:
@@ -214,11 +220,13 @@ def _texture(x: Field, y: Field, generator: Generator, *, amplitude: float, max_
     num_waves = 32
     frequency = generator.uniform(0.3, 1, num_waves) * max_frequency * np.pi
     direction, phase = generator.uniform(0, 2 * np.pi, (2, num_waves))
-    # cos(a + b) as the real part of exp(ia) exp(ib): one small matrix product
-    across = np.exp(1j * (frequency * np.cos(direction) * x.T + phase))  # (W, waves)
-    down = np.exp(1j * (frequency * np.sin(direction) * y))  # (H, waves)
-    waves: Field = amplitude * np.sqrt(2 / num_waves) * (down @ across.T).real
-    return waves
+    across = frequency * np.cos(direction) * x.T + phase  # (W, waves)
+    down = frequency * np.sin(direction) * y  # (H, waves)
+    # cos(a + b) = cos a cos b - sin a sin b: sums over waves of functions of one coordinate
+    columns = np.concatenate([np.cos(across), -np.sin(across)], axis=1)
+    rows = np.concatenate([np.cos(down), np.sin(down)], axis=1)
+    texture: Field = amplitude * np.sqrt(2 / num_waves) * np.einsum("hw,xw->hx", rows, columns)
+    return texture
 
 
 def _vessels(x: Field, y: Field, generator: Generator) -> Field:
