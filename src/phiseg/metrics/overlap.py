@@ -1,0 +1,168 @@
+"""Overlap of hard label masks: IoU and Dice for any number of classes.
+
+Convention: label 0 is the background and does not count; the score of two masks is the mean over the
+foreground labels 1..K-1; a label that is empty in both masks scores `both_empty` (1 by default, as for the
+paper; other code uses 0), a label that is empty in one scores 0. Counts are exact and scores are float64.
+
+N, M masks of the two sets, P pixels, K classes.
+"""
+
+import torch
+from torch import Tensor
+
+from phiseg.core.errors import DataError
+
+_LABEL_TYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+# float32 counts exactly up to 2^24, so a chunk is exact; chunks are summed in float64.
+# 4096 pixels of 1000 masks are 16 MB.
+_PIXELS_PER_CHUNK = 4096
+
+
+def pairwise_iou(first: Tensor, second: Tensor, *, num_classes: int, both_empty: float = 1.0) -> Tensor:
+    """Return the IoU of every mask of one set with every mask of another.
+
+    IoU(a, b) = 1/(K-1) sum_k |a_k & b_k| / |a_k | b_k| over the foreground labels k = 1..K-1; a label that is
+    empty in both masks counts `both_empty`, in one 0. The counts are exact for masks of any size. In memory it
+    holds the (K-1, N, M) scores and a fixed number of pixels of each mask, so 1000 x 1000 masks are no trouble.
+
+    Args:
+        first: integer labels (N, *spatial).
+        second: integer labels (M, *spatial).
+        num_classes: K, the background included.
+        both_empty: IoU of a label that neither mask has.
+
+    Returns:
+        float64 (N, M).
+
+    Raises:
+        DataError: labels are not integers in 0..K-1, a set is empty, or the masks differ in size.
+
+    >>> masks = torch.tensor([[[0, 1], [0, 1]], [[1, 1], [0, 0]], [[0, 0], [0, 0]]])
+    >>> pairwise_iou(masks[:2], masks, num_classes=2)
+    tensor([[1.0000, 0.3333, 0.0000],
+            [0.3333, 1.0000, 0.0000]], dtype=torch.float64)
+    """
+    first = checked_labels("first", first, num_classes)
+    second = checked_labels("second", second, num_classes)
+    if first.ndim < 2 or first.shape[1:] != second.shape[1:]:
+        raise DataError(
+            f"masks of shapes {tuple(first.shape)} and {tuple(second.shape)} cannot be paired; "
+            "pass (N, *spatial) and (M, *spatial) of one size"
+        )
+    first, second = first.flatten(1), second.flatten(1)  # (N, P), (M, P)
+    scores = []
+    for label in range(1, num_classes):
+        shared, total = _pairwise_counts(first, second, label)
+        scores.append(_ratio(shared, total - shared, both_empty))
+    return torch.stack(scores).mean(0)
+
+
+def iou(prediction: Tensor, target: Tensor, *, num_classes: int, both_empty: float = 1.0) -> Tensor:
+    """Return the IoU of each mask with its partner, averaged over the foreground labels.
+
+    IoU(a, b) = 1/(K-1) sum_k |a_k & b_k| / |a_k | b_k|; a label that is empty in both masks counts `both_empty`,
+    in one 0.
+
+    Args:
+        prediction: integer labels (..., H, W).
+        target: integer labels (..., H, W); the leading dimensions broadcast.
+        num_classes: K, the background included.
+        both_empty: IoU of a label that neither mask has.
+
+    Returns:
+        float64 (...).
+
+    Raises:
+        DataError: labels are not integers in 0..K-1, or the shapes do not fit.
+
+    >>> iou(torch.tensor([[0, 1], [0, 1]]), torch.tensor([[1, 1], [0, 0]]), num_classes=2)
+    tensor(0.3333, dtype=torch.float64)
+    """
+    counts = _paired_counts(prediction, target, num_classes)
+    return torch.stack([_ratio(shared, total - shared, both_empty) for shared, total in counts]).mean(0)
+
+
+def dice(prediction: Tensor, target: Tensor, *, num_classes: int, both_empty: float = 1.0) -> Tensor:
+    """Return the Dice score of each mask with its partner, averaged over the foreground labels.
+
+    Dice(a, b) = 1/(K-1) sum_k 2 |a_k & b_k| / (|a_k| + |b_k|); a label that is empty in both masks counts
+    `both_empty`, in one 0. The paper's prediction is the argmax of the mean of the softmax samples.
+
+    Args:
+        prediction: integer labels (..., H, W).
+        target: integer labels (..., H, W); the leading dimensions broadcast.
+        num_classes: K, the background included.
+        both_empty: Dice of a label that neither mask has.
+
+    Returns:
+        float64 (...).
+
+    Raises:
+        DataError: labels are not integers in 0..K-1, or the shapes do not fit.
+
+    >>> dice(torch.tensor([[0, 1], [0, 1]]), torch.tensor([[1, 1], [0, 0]]), num_classes=2)
+    tensor(0.5000, dtype=torch.float64)
+    """
+    counts = _paired_counts(prediction, target, num_classes)
+    return torch.stack([_ratio(2 * shared, total, both_empty) for shared, total in counts]).mean(0)
+
+
+def checked_labels(name: str, labels: Tensor, num_classes: int) -> Tensor:
+    """Return `labels`, or raise a DataError unless it holds integers in 0..num_classes-1, at least one."""
+    if num_classes < 2:
+        raise DataError(f"num_classes = {num_classes} leaves no foreground; count the background too")
+    if labels.dtype not in _LABEL_TYPES:
+        raise DataError(
+            f"{name} holds {labels.dtype}, not labels; take the argmax over classes, or pass {name}.long()"
+        )
+    if labels.numel() == 0:
+        raise DataError(f"{name} has shape {tuple(labels.shape)} and so no mask to score; pass at least one")
+    low, high = (int(bound) for bound in labels.aminmax())
+    if low < 0 or high >= num_classes:
+        raise DataError(
+            f"{name} holds labels {low}..{high}, outside 0..{num_classes - 1}; "
+            "pass the right num_classes, and leave out annotators that are missing (255)"
+        )
+    return labels if num_classes <= 128 else labels.long()  # torch would wrap 300 to 44 to compare it with uint8
+
+
+def check_pairs(first_name: str, first: Tensor, second_name: str, second: Tensor) -> None:
+    """Raise a DataError unless both are (..., H, W) of one size whose leading dimensions broadcast."""
+    one, two = tuple(first.shape), tuple(second.shape)
+    leading = zip(reversed(one[:-2]), reversed(two[:-2]), strict=False)
+    fits = len(one) >= 2 and one[-2:] == two[-2:] and all(a == b or 1 in (a, b) for a, b in leading)
+    if not fits or 0 in one + two:
+        raise DataError(
+            f"{first_name} {one} and {second_name} {two} do not fit; "
+            "pass (..., H, W) of one size whose leading dimensions broadcast"
+        )
+
+
+def _pairwise_counts(first: Tensor, second: Tensor, label: int) -> tuple[Tensor, Tensor]:
+    """Return |a & b| and |a| + |b| of one label for every pair, each (N, M)."""
+    shared = torch.zeros(len(first), len(second), dtype=torch.float64, device=first.device)
+    total = torch.zeros_like(shared)
+    with torch.autocast(first.device.type, enabled=False):  # half precision counts only up to 2^11 or 2^8
+        for start in range(0, first.shape[1], _PIXELS_PER_CHUNK):
+            chunk = slice(start, start + _PIXELS_PER_CHUNK)
+            a, b = (first[:, chunk] == label).float(), (second[:, chunk] == label).float()
+            shared += a @ b.T
+            total += a.sum(1)[:, None] + b.sum(1)
+    return shared, total
+
+
+def _paired_counts(prediction: Tensor, target: Tensor, num_classes: int) -> list[tuple[Tensor, Tensor]]:
+    """Return |a & b| and |a| + |b| of each foreground label, each (...)."""
+    prediction = checked_labels("prediction", prediction, num_classes)
+    target = checked_labels("target", target, num_classes)
+    check_pairs("prediction", prediction, "target", target)
+    counts = []
+    for label in range(1, num_classes):
+        a, b = prediction == label, target == label
+        counts.append(((a & b).sum((-2, -1)), a.sum((-2, -1)) + b.sum((-2, -1))))
+    return counts
+
+
+def _ratio(part: Tensor, whole: Tensor, both_empty: float) -> Tensor:
+    return torch.where(whole > 0, part.double() / whole.double().clamp(min=1), both_empty)
