@@ -184,8 +184,7 @@ def read_evaluation(path: Path) -> Evaluation:
     summary = _read_summary(path / "summary.json")
     cases = _read_cases(path / "cases.csv")
     if len(cases["case"]) != summary.num_cases:
-        found = f"{len(cases['case'])} rows, summary.json says {summary.num_cases}"
-        raise _damaged(path / "cases.csv", found)
+        raise _damaged(path / "cases.csv", f"{len(cases['case'])} rows, summary.json says {summary.num_cases}")
     for name in METRICS:
         values, mean = defined(cases[name]), getattr(summary, name)
         if bool(values) != (mean is not None) or (values and abs(np.mean(values) - mean) > 1e-6):
@@ -242,9 +241,7 @@ def _read_summary(path: Path) -> Summary:
     except (ValueError, RecursionError):
         raise _damaged(path, "it is not valid JSON") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise DataError(
-            f"{path} is not the summary of an evaluation; give a folder that phiseg evaluate wrote"
-        )
+        raise DataError(f"{path} is not the summary of an evaluation; give a folder that phiseg evaluate wrote")
     if values.get("version") != VERSION:
         raise DataError(
             f"{path} has version {values.get('version')!r}, this phiseg reads {VERSION}; evaluate again"

@@ -1,0 +1,156 @@
+"""Evaluations of methods that do not exist: blobs for images, thresholds for annotators, plausible numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.ndimage import gaussian_filter
+
+from phiseg.evaluation.results import DatasetRef, Evaluation, Examples, ModelRef, Summary, write_evaluation
+
+NUM_CASES, NUM_SAMPLES = 40, 100
+PROVENANCE: dict[str, Any] = {
+    "num_samples": NUM_SAMPLES,
+    "num_parameters": 1_234_567,
+    "seed": 0,
+    "split": "test",
+    "dataset": DatasetRef(name="phantom-lesion", fingerprint="9f86d081884c7d65"),
+    "model": ModelRef(recipe="phiseg-small", step=4000),
+}
+
+
+def make_cases(quality: float, *, num_cases: int = NUM_CASES, seed: int = 1) -> dict[str, list[Any]]:
+    """Return plausible scores; `quality` in [0, 1] moves all of them, `seed` the difficulty of the cases."""
+    rng = np.random.default_rng(seed)
+    delta = rng.uniform(0.1, 0.6, num_cases)
+    own = np.random.default_rng(int(quality * 1000))
+    floor = delta * (1 / 4 + 1 / NUM_SAMPLES)
+    unbiased = (1.1 - quality) * delta * 0.4 + own.normal(0, 0.02, num_cases)
+    dice = np.clip(0.6 + 0.25 * quality - 0.3 * delta + own.normal(0, 0.03, num_cases), 0, 1)
+    columns = {
+        "ged": unbiased + floor,
+        "ged_unbiased": unbiased - 0.01 * delta,
+        "ged_floor": floor,
+        "s_ncc": np.clip(0.5 + 0.4 * quality + own.normal(0, 0.05, num_cases), -1, 1),
+        "dice": dice,
+        "ged_cross": delta,
+        "ged_within_samples": delta * 0.9,
+        "ged_within_annotations": delta * 0.75,
+        "num_annotators": np.full(num_cases, 4.0),
+        "s_ncc_constant": np.zeros(num_cases),
+    }
+    cases: dict[str, list[Any]] = {"case": [f"case-{index:04d}" for index in range(num_cases)]}
+    return cases | {name: column.tolist() for name, column in columns.items()}
+
+
+def make_examples(
+    quality: float, *, num_classes: int = 2, num_levels: int = 0, num_examples: int = 2, size: int = 64
+) -> Examples:
+    """Return example cases whose samples spread as the annotators do, the better `quality` is."""
+    rows = [_example(quality, num_classes, num_levels, size, index) for index in range(num_examples)]
+    arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return Examples(cases=np.array([f"case-{index:04d}" for index in range(num_examples)]), **arrays)
+
+
+def _example(quality: float, num_classes: int, num_levels: int, size: int, index: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(index)
+    y, x = np.mgrid[:size, :size] / size - 0.5
+    lumps = gaussian_filter(rng.normal(size=(size, size)), size / 14) * size / 16
+    height = 1 - np.hypot(x - 0.05, 1.2 * y + 0.04) / 0.24 + 0.6 * lumps  # positive inside the structure
+    image = np.clip(0.5 / (1 + np.exp(-4 * height)) - 0.3 + rng.normal(0, 0.035, height.shape), -0.5, 0.5)
+
+    def labels(shift: float, bumps: float | np.ndarray = 0.0) -> np.ndarray:
+        levels = [height + bumps > shift + 0.4 * k for k in range(num_classes - 1)]  # class 2 lies inside class 1
+        return np.sum(levels, axis=0).astype(np.uint8)
+
+    annotations = np.stack([labels(shift) for shift in (-0.35, -0.1, 0.2, 0.2)])
+    valid = np.array([True, True, True, index != 1])
+    annotations[~valid] = 255
+    own = np.random.default_rng(int(1000 * quality) + index)
+    shifts = own.normal(0, 0.05 + 0.2 * quality, 32)
+    bumps = [gaussian_filter(own.normal(size=(size, size)), size / 20) * size / 20 for _ in shifts]
+    many = np.stack([labels(shift, 0.4 * bump) for shift, bump in zip(shifts, bumps, strict=True)])
+    onehot = np.eye(num_classes)[many].transpose(0, 3, 1, 2)  # (S, K, H, W)
+    soft = gaussian_filter(onehot, (0, 0, 1, 1)) * 0.96 + 0.04 / num_classes
+    mean_probs = soft.mean(0)
+    gamma = -(soft * np.log(mean_probs)).sum(1).mean(0)
+    truth = np.eye(num_classes)[annotations[valid]].transpose(0, 3, 1, 2)
+    error = -(truth.mean(0) * np.log(soft).mean(0)).sum(0)
+    arrays: dict[str, np.ndarray] = {
+        "image": image.astype(np.float32),
+        "annotations": annotations,
+        "valid": valid,
+        "samples": many[:8],
+        "error": error.astype(np.float32),
+        "gamma": gamma.astype(np.float32),
+        "mean_probs": mean_probs.astype(np.float32),
+    }
+    if num_levels:
+        logits = np.stack(
+            [gaussian_filter(6 * soft[0] - 3, (0, 2.0**level, 2.0**level)) for level in range(num_levels)]
+        )
+        exponentials = np.exp(logits)
+        arrays["level_probs"] = (exponentials / exponentials.sum(1, keepdims=True)).astype(np.float16)
+        arrays["level_residuals"] = (logits - np.append(logits[1:], 0 * logits[:1], axis=0)).astype(np.float16)
+    return arrays
+
+
+def make_training(num_levels: int, *, num_steps: int = 4000, seed: int = 0) -> list[dict[str, Any]]:
+    """Return the metrics of a training run that went well."""
+    rng = np.random.default_rng(seed)
+    records: list[dict[str, Any]] = []
+    for step in range(20, num_steps + 1, 20):
+        decay = np.exp(-step / 800)
+        entropy = {
+            f"cross_entropy/{level}": (900 * decay + 150 * (1 + level)) * rng.lognormal(0, 0.15)
+            for level in range(max(num_levels, 1))
+        }
+        kl = {
+            f"kl/{level}": (40 / (1 + level)) * (0.4 + decay) * rng.lognormal(0, 0.2) for level in range(num_levels)
+        }
+        records.append(
+            {"step": step, "kind": "train", "loss": sum(entropy.values()) + sum(kl.values()), **entropy, **kl}
+        )
+        if step % 200 == 0:
+            loss = (900 * decay + 400) * rng.lognormal(0, 0.05)
+            ged = 0.25 + 0.5 * decay + rng.normal(0, 0.01)
+            records.append(
+                {"step": step, "kind": "val", "loss": loss, "elbo": -loss, "ged": ged, "s_ncc": 0.8 - decay / 2}
+            )
+    return records
+
+
+def make_evaluation(
+    path: Path,
+    method: str = "phiseg",
+    quality: float = 0.8,
+    *,
+    num_cases: int = NUM_CASES,
+    num_classes: int = 2,
+    num_levels: int = 0,
+    size: int = 64,
+    training: bool = False,
+    cases: dict[str, list[Any]] | None = None,
+    **provenance: Any,
+) -> Evaluation:
+    """Return an evaluation in memory that says it came from `path`; `write` puts it there."""
+    cases = cases or make_cases(quality, num_cases=num_cases)
+    summary = Summary.of(cases, method=method, **PROVENANCE | provenance)
+    examples = make_examples(
+        quality, num_classes=num_classes, num_levels=num_levels, num_examples=min(2, num_cases), size=size
+    )
+    return Evaluation(
+        path, summary, cases, examples, make_training(num_levels, seed=int(quality * 1000)) if training else []
+    )
+
+
+def write(evaluation: Evaluation) -> Path:
+    """Write `evaluation` to its path and return the path."""
+    write_evaluation(
+        evaluation.path,
+        summary=evaluation.summary,
+        cases=evaluation.cases,
+        examples=evaluation.examples,
+        training=evaluation.training or None,
+    )
+    return evaluation.path

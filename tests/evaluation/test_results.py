@@ -1,0 +1,182 @@
+import json
+
+import numpy as np
+import pytest
+from synthetic_evaluations import PROVENANCE, make_cases, make_evaluation, write
+
+from phiseg.core.errors import DataError, OutputError
+from phiseg.evaluation.results import METRICS, Examples, Summary, read_evaluation, read_training
+from phiseg.metrics.significance import bootstrap_interval
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(make_evaluation(tmp_path / "eval", num_cases=6, num_levels=3, size=16, training=True))
+
+
+def edit_summary(folder, **changes):
+    values = json.loads((folder / "summary.json").read_text()) | changes
+    (folder / "summary.json").write_text(json.dumps(values))
+
+
+def edit_examples(folder, **changes):
+    with np.load(folder / "examples.npz") as arrays:
+        values = dict(arrays) | changes
+    np.savez_compressed(folder / "examples.npz", **values)
+
+
+def refuse(folder, name, match=None):
+    with pytest.raises(DataError, match=match) as caught:
+        read_evaluation(folder)
+    message = str(caught.value)
+    assert name in message
+    assert "\n" not in message
+    return message
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    cases = make_cases(0.8, num_cases=6) | {"volume": [1.5, None, 3.0, 4.0, 5.0, 6.0]}
+    cases["case"][0] = 'slice "3", left'
+    cases["case"][2:] = ["ü", "d", "e", "f"]
+    cases["s_ncc"][1] = None
+    cases["dice"] = [None] * 6
+    written = make_evaluation(tmp_path / "eval", num_levels=3, size=16, training=True)
+    examples = Examples(**vars(written.examples) | {"cases": np.array(cases["case"][:2])})
+    summary = Summary.of(cases, method="phiseg", **PROVENANCE)
+    written = type(written)(written.path, summary, cases, examples, written.training)
+
+    read = read_evaluation(write(written))
+    assert read.cases == cases
+    assert read.summary == summary
+    assert read.training == written.training
+    for name, array in vars(examples).items():
+        np.testing.assert_array_equal(getattr(read.examples, name), array)
+
+
+def test_the_summary_is_the_mean_over_the_defined_values():
+    cases = make_cases(0.8, num_cases=4)
+    cases["s_ncc"] = [0.5, None, 0.7, None]
+    cases["dice"] = [None, None, None, 0.25]
+    summary = Summary.of(cases, method="phiseg", **PROVENANCE)
+    assert summary.ged == pytest.approx(np.mean(cases["ged"]))
+    assert summary.s_ncc == pytest.approx(0.6)
+    assert summary.dice == 0.25
+    assert summary.intervals["s_ncc"] == bootstrap_interval([0.5, 0.7])
+    assert "dice" not in summary.intervals
+    assert summary.num_cases == 4
+
+
+def test_optional_parts_may_be_absent(tmp_path):
+    read = read_evaluation(write(make_evaluation(tmp_path / "eval", num_cases=3, size=16)))
+    assert read.training == []
+    assert read.examples.level_probs is None
+
+
+def test_a_folder_is_not_replaced_unless_asked(folder):
+    with pytest.raises(OutputError, match="--overwrite"):
+        write(make_evaluation(folder, num_cases=3, size=16))
+    assert read_evaluation(folder).summary.num_cases == 6
+
+
+@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz"])
+def test_a_missing_file_is_refused(folder, name):
+    (folder / name).unlink()
+    refuse(folder, name, "evaluate")
+
+
+@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "training.jsonl"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
+def test_a_truncated_file_is_refused(folder, name, share):
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[: int(share * len(data))])
+    refuse(folder, name, "evaluate again")
+
+
+@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "training.jsonl"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[[[1", b"\x93NUMPY", b"null", b'"a'])
+def test_a_foreign_file_is_refused(folder, name, content):
+    (folder / name).write_bytes(content)
+    if (name, content) != ("training.jsonl", b""):  # a run that has not logged anything yet
+        refuse(folder, name)
+
+
+def test_a_damaged_byte_in_the_examples_is_noticed(folder):
+    data = bytearray((folder / "examples.npz").read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    (folder / "examples.npz").write_bytes(data)
+    refuse(folder, "examples.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"format": "other"}, "is not the summary of an evaluation"),
+        ({"version": 2}, "version 2, this phiseg reads 1"),
+        ({"num_cases": 7}, "6 rows, summary.json says 7"),
+        ({"num_cases": "many"}, "num_cases"),
+        ({"ged": 0.123}, "mean of 'ged'"),
+        ({"dice": None}, "mean of 'dice'"),
+        ({"ged": float("nan")}, "ged"),
+        ({"metod": "x"}, "did you mean 'method'"),
+        ({"method": "two\nlines"}, "method"),
+        ({"method": ""}, "method"),
+    ],
+)
+def test_a_wrong_summary_is_refused(folder, changes, match):
+    edit_summary(folder, **changes)
+    refuse(folder, str(folder), match)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("case-0001", "case-0000", "twice"),
+        ("s_ncc_constant", "other", "column 's_ncc_constant' is missing"),
+        (",4.0,", ",four,", "not a table of numbers"),
+        (",4.0,", ",inf,", "not finite"),
+        (",4.0,", ",", "not a table of numbers"),
+        (",4.0,", ",4.0,4.0,", "incomplete"),
+    ],
+)
+def test_a_wrong_table_of_cases_is_refused(folder, old, new, match):
+    text = (folder / "cases.csv").read_text()
+    assert old in text
+    (folder / "cases.csv").write_text(text.replace(old, new, 1))
+    refuse(folder, "cases.csv", match)
+
+
+def test_wrong_examples_are_refused(folder):
+    shape = (2, 16, 16)
+    for changes, match in [
+        ({"gamma": np.zeros((2, 16, 15), np.float32)}, "'gamma' has W = 15"),
+        ({"gamma": np.zeros((16, 16), np.float32)}, "'gamma'"),
+        ({"gamma": np.full(shape, np.nan, np.float32)}, "not finite"),
+        ({"samples": np.zeros((2, 8, 16, 16), np.float32)}, "'samples' is float32"),
+        ({"cases": np.array(["case-0000", "nobody"])}, "'nobody' is not in cases.csv"),
+        ({"image": np.array([[["x" * 3]]], dtype=object)}, "allow_pickle"),
+    ]:
+        original = (folder / "examples.npz").read_bytes()
+        edit_examples(folder, **changes)
+        refuse(folder, "examples.npz", match)
+        (folder / "examples.npz").write_bytes(original)
+    read_evaluation(folder)
+
+
+def test_levels_come_with_their_residuals(folder):
+    examples = read_evaluation(folder).examples
+    with pytest.raises(ValueError, match="come together"):
+        Examples(**vars(examples) | {"level_probs": None})
+
+
+def test_training_keeps_finite_numbers_only(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "kind": "train", "loss": 2.5, "kl/0": NaN, "note": "x", "flag": true}\n')
+    assert read_training(path) == [{"step": 1, "kind": "train", "loss": 2.5}]
+    path.write_text('{"step": "one", "kind": "train"}\n')
+    with pytest.raises(DataError, match="line 1"):
+        read_training(path)
+
+
+def test_every_metric_is_a_column_and_a_field():
+    assert set(METRICS) <= set(Summary.model_fields)
+    assert set(METRICS) <= set(make_cases(0.5, num_cases=2))
