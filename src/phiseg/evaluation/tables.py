@@ -1,0 +1,275 @@
+"""The comparison table: one row a method, its score marked where it beats every other one (the paper's Tab. 1).
+
+"Beats": better than each of ALL other methods at p < 0.01 in a paired t-test over the cases both have.
+"""
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from phiseg.core.errors import DataError
+from phiseg.evaluation.results import METRICS, Evaluation, defined
+from phiseg.metrics.significance import paired_t_test
+
+SIGNIFICANCE = 0.01
+BETTER = {"ged": -1, "s_ncc": 1, "dice": 1}
+"""The scores that are tested, with the sign of an improvement."""
+FLOOR_NOTE = (
+    "GED floor: what a perfect sampler scores, δ (1/M + 1/N) for M annotators, N samples and the expected "
+    "distance δ of two independent annotations; only the excess over it is the model's own."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method."""
+
+    method: str
+    num_parameters: int | None
+    ged: float | None
+    ged_floor: float | None
+    ged_excess: float | None
+    ged_unbiased: float | None
+    s_ncc: float | None
+    dice: float | None
+    num_cases: int
+    num_samples: int
+    intervals: dict[str, tuple[float, float]]
+    best: frozenset[str]
+    """The scores that are significantly better than those of all other methods."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """All methods, in the order they were given, and the lines to be printed below them."""
+
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column is printed; `latex` is its heading in LaTeX."""
+
+    key: str
+    heading: str
+    latex: str
+    show: Callable[[Any], str]
+
+
+def _decimals(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _count(value: int | None) -> str:
+    """Print a number of parameters: 950, 12.3 k, 4.56 M."""
+    if value is None:
+        return "-"
+    for size, unit in ((1_000_000, " M"), (1_000, " k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}" if value < 1000 * size else f"{value / size:,.0f}{unit}"
+    return str(value)
+
+
+COLUMNS = (
+    Column("method", "method", "method", str),
+    Column("num_parameters", "parameters", "parameters", _count),
+    Column("ged", "GED ↓", r"GED $\downarrow$", _decimals),
+    Column("ged_floor", "GED floor", "GED floor", _decimals),
+    Column("ged_excess", "excess ↓", r"excess $\downarrow$", _decimals),
+    Column("ged_unbiased", "unbiased GED", "unbiased GED", _decimals),
+    Column("s_ncc", "S_NCC ↑", r"$S_\mathrm{NCC}$ $\uparrow$", _decimals),
+    Column("dice", "Dice ↑", r"Dice $\uparrow$", _decimals),
+    Column("num_cases", "cases", "cases", str),
+    Column("num_samples", "samples", "samples", str),
+)
+
+
+def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
+    """Compare evaluations that were made on the same cases with the same number of samples.
+
+    Raises:
+        DataError: two of them cannot be compared; the message names both and the difference.
+    """
+    check_comparable(evaluations)
+    rows = []
+    for index, (name, own) in enumerate(zip(method_names(evaluations), evaluations, strict=True)):
+        others = [other for place, other in enumerate(evaluations) if place != index]
+        excess = defined(excess_ged(own))
+        summary = own.summary
+        row = Row(
+            method=name,
+            num_parameters=summary.num_parameters,
+            **{metric: getattr(summary, metric) for metric in METRICS},
+            ged_excess=float(np.mean(excess)) if excess else None,
+            num_cases=summary.num_cases,
+            num_samples=summary.num_samples,
+            intervals=summary.intervals,
+            best=frozenset(metric for metric in BETTER if _beats_all(own, others, metric)),
+        )
+        rows.append(row)
+    return Table(tuple(rows), (_significance_note(rows), FLOOR_NOTE, *_undefined_notes(rows, evaluations)))
+
+
+def check_comparable(evaluations: Sequence[Evaluation]) -> None:
+    """Refuse evaluations on other data, another split, other cases or with another number of samples.
+
+    Raises:
+        DataError: names two folders and their difference.
+    """
+    if not evaluations:
+        raise DataError("nothing to compare; give one folder or more that phiseg evaluate wrote")
+    for one, two in pairwise(evaluations):
+        a, b, folders = one.summary, two.summary, f"{one.path} and {two.path}"
+        if a.dataset.fingerprint != b.dataset.fingerprint:
+            sets = " and ".join(f"{data.name} {data.fingerprint[:12]}" for data in (a.dataset, b.dataset))
+            raise DataError(f"{folders} are of different datasets ({sets}); evaluate both on one")
+        if a.split != b.split:
+            raise DataError(f"{folders} are of different splits ({a.split} and {b.split}); evaluate both on one")
+        if different := set(one.cases["case"]) ^ set(two.cases["case"]):
+            example = f"{len(different)} are in one only, such as '{min(different)}'"
+            raise DataError(f"{folders} have different cases ({example}); evaluate both on the same ones")
+        if a.num_samples != b.num_samples:
+            raise DataError(
+                f"{folders} drew {a.num_samples} and {b.num_samples} samples, and GED falls as the number of "
+                "samples grows; evaluate again with one --num-samples"
+            )
+
+
+def method_names(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Name every method; where two have one name, the end of their folders' paths tells them apart.
+
+    Raises:
+        DataError: one folder was given twice.
+    """
+    names = [evaluation.summary.method for evaluation in evaluations]
+    paths = [evaluation.path.resolve() for evaluation in evaluations]
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise DataError(f"{twice} was given twice; give every folder once")
+    depth, result = 0, list(names)
+    while len(set(result)) < len(result):
+        depth += 1
+        tails = ["/".join(path.parts[-depth:]) for path in paths]
+        result = [
+            f"{name} ({tail})" if names.count(name) > 1 else name for name, tail in zip(names, tails, strict=True)
+        ]
+    return result
+
+
+def excess_ged(evaluation: Evaluation) -> list[float | None]:
+    """Return the GED minus its floor, for every case."""
+    pairs = zip(evaluation.cases["ged"], evaluation.cases["ged_floor"], strict=True)
+    return [None if ged is None or floor is None else ged - floor for ged, floor in pairs]
+
+
+def _beats_all(own: Evaluation, others: Sequence[Evaluation], metric: str) -> bool:
+    rivals = [other for other in others if defined(other.cases[metric])]
+    return bool(rivals) and all(_beats(own, rival, metric) for rival in rivals)
+
+
+def _beats(own: Evaluation, rival: Evaluation, metric: str) -> bool:
+    theirs = dict(zip(rival.cases["case"], rival.cases[metric], strict=True))
+    test = paired_t_test(own.cases[metric], [theirs[case] for case in own.cases["case"]])
+    if test.p_value is None or test.mean_difference is None:
+        return False
+    return test.p_value < SIGNIFICANCE and test.mean_difference * BETTER[metric] > 0
+
+
+def _significance_note(rows: Sequence[Row]) -> str:
+    if len(rows) < 2:
+        return "No significance: there is one method only."
+    if rows[0].num_cases < 2:
+        return "No significance: a paired test needs two cases or more."
+    return f"Marked: better than all other methods, p < {SIGNIFICANCE} in a paired t-test over the cases."
+
+
+def _undefined_notes(rows: Sequence[Row], evaluations: Sequence[Evaluation]) -> list[str]:
+    notes = []
+    for metric, name in (("ged_floor", "GED floor"), ("s_ncc", "S_NCC"), ("dice", "Dice")):
+        counts = [len(defined(evaluation.cases[metric])) for evaluation in evaluations]
+        if any(0 < count < row.num_cases for count, row in zip(counts, rows, strict=True)):
+            each = ", ".join(f"{row.method} {count}" for count, row in zip(counts, rows, strict=True))
+            notes.append(f"{name} is not defined in every case of {rows[0].num_cases}; means are over: {each}.")
+    return notes
+
+
+def to_csv(table: Table) -> str:
+    """Write full-precision numbers, interval bounds and the marks; an undefined value is an empty field."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    bounds = [f"{metric}_{side}" for metric in METRICS for side in ("low", "high")]
+    writer.writerow([*(column.key for column in COLUMNS), *bounds, *(f"best_{metric}" for metric in BETTER)])
+    for row in table.rows:
+        limits = [limit for metric in METRICS for limit in row.intervals.get(metric, (None, None))]
+        marks = ["true" if metric in row.best else "false" for metric in BETTER]
+        writer.writerow([*(getattr(row, column.key) for column in COLUMNS), *limits, *marks])
+    return text.getvalue()
+
+
+def to_text(table: Table) -> str:
+    """Write an aligned table for the terminal; a significantly better score has a star."""
+    cells = [[column.heading for column in COLUMNS]]
+    cells += [_cells(row, str, lambda cell: f"{cell}*") for row in table.rows]
+    for line in cells:  # numbers stay aligned: what is not marked ends in a space
+        line[1:] = [cell if cell.endswith("*") else f"{cell} " for cell in line[1:]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        for line in cells
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    notes = [textwrap.fill(note, width=len(lines[0])) for note in _notes(table, "*")]
+    return "\n".join([line.rstrip() for line in lines] + ["", *notes]) + "\n"
+
+
+def to_markdown(table: Table) -> str:
+    """Write a Markdown table; a significantly better score is bold."""
+    lines = [[_markdown(column.heading) for column in COLUMNS], ["---"] + ["---:"] * (len(COLUMNS) - 1)]
+    lines += [_cells(row, _markdown, lambda cell: f"**{cell}**") for row in table.rows]
+    notes = map(_markdown, _notes(table, "Bold"))
+    return "\n".join([f"| {' | '.join(line)} |" for line in lines]) + "\n\n" + "  \n".join(notes) + "\n"
+
+
+def to_latex(table: Table) -> str:
+    """Write a LaTeX `tabular` that needs no package; a significantly better score is bold."""
+    lines = [" & ".join(column.latex for column in COLUMNS), r"\hline"]
+    lines += [" & ".join(_cells(row, _latex, lambda cell: rf"\textbf{{{cell}}}")) for row in table.rows]
+    body = "\n".join(line if line == r"\hline" else rf"{line} \\" for line in lines)
+    notes = "\n\n".join(map(_latex, _notes(table, "Bold")))
+    alignment = "l" + "r" * (len(COLUMNS) - 1)
+    return (
+        f"\\begin{{tabular}}{{{alignment}}}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n\n"
+        f"\\smallskip\n{{\\footnotesize\n{notes}\n\\par}}\n"
+    )
+
+
+def _cells(row: Row, escape: Callable[[str], str], mark: Callable[[str], str]) -> list[str]:
+    cells = [(column.key, escape(column.show(getattr(row, column.key)))) for column in COLUMNS]
+    return [mark(cell) if key in row.best else cell for key, cell in cells]
+
+
+def _notes(table: Table, mark: str) -> list[str]:
+    return [re.sub("^Marked:", f"{mark}:", note) for note in table.notes]
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)
+
+
+_LATEX = {
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"<": "$<$", ">": "$>$", "δ": r"$\delta$", "↓": r"$\downarrow$", "↑": r"$\uparrow$"},
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(char, char) for char in text)
