@@ -1,0 +1,221 @@
+"""The parts that figures are drawn with: style, a grid of pictures, outlines of labels, curves.
+
+Nothing goes through pyplot, so no figure outlives its use and no display is needed.
+"""
+
+import io
+import textwrap
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+CLASS_COLOURS = ("#ffb000", "#00d5ff", "#ff4fa3", "#7dff5a", "#b388ff", "#ff6b35")
+METHOD_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#444444",
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+}
+PANEL = 1.05
+"""Inches of one picture in a panel."""
+
+
+def style() -> AbstractContextManager[None]:
+    """Return a context in which figures are made in our style."""
+    return matplotlib.rc_context(STYLE)
+
+
+def to_png(figure: Figure, *, dpi: int = 160) -> bytes:
+    """Draw `figure`; the same figure gives the same bytes."""
+    file = io.BytesIO()
+    FigureCanvasAgg(figure)
+    with style():
+        figure.savefig(file, format="png", dpi=dpi, metadata={"Software": None})
+    return file.getvalue()
+
+
+class PictureGrid:
+    """A figure of square pictures in rows, laid out in inches: every position is known, nothing overlaps.
+
+    Colour bars go below the last row; below them the colours of the classes, if there are several to name.
+
+    Args:
+        columns: the number of pictures in the longest row.
+        spaces: inches above every row; the titles of a row take 0.25.
+        left: inches for the rows' labels.
+        num_classes: K, the background included.
+    """
+
+    def __init__(self, columns: int, spaces: Sequence[float], *, left: float, num_classes: int) -> None:
+        self.left = left
+        self.tops = np.cumsum(spaces) + PANEL * np.arange(len(spaces))  # from the figure's top
+        self.width = left + columns * PANEL + 0.1
+        named = num_classes - 1 if num_classes > 2 else 0
+        ncols = max(1, min(named, int(self.width / 0.8)))
+        self.height = float(self.tops[-1]) + PANEL + 0.5 + 0.16 * -(-named // ncols)
+        self.figure = Figure(figsize=(self.width, self.height))
+        if named:
+            lines = [Line2D([], [], color=class_colour(k), label=f"class {k}") for k in range(1, num_classes)]
+            self.figure.legend(
+                handles=lines,
+                loc="lower center",
+                ncols=ncols,
+                borderaxespad=0.2,
+                handlelength=1.2,
+                columnspacing=1.2,
+            )
+
+    def picture(self, row: int, column: int) -> Axes:
+        """Add the axes of one picture."""
+        return self._axes(self.left + column * PANEL, float(self.tops[row]), PANEL, PANEL)
+
+    def label(self, row: int, text: str) -> None:
+        """Write `text` to the left of a row."""
+        x, y = self.left - 0.1, self.height - self.tops[row] - PANEL / 2
+        self.figure.text(x / self.width, y / self.height, text, ha="right", va="center", linespacing=1.4)
+
+    def colour_bar(self, drawn: AxesImage, column: int, label: str, *, span: int = 1) -> None:
+        """Add a colour bar below the last row, from `column` on, as wide as `span` pictures."""
+        axes = self._axes(self.left + column * PANEL, float(self.tops[-1]) + PANEL + 0.02, span * PANEL, 0.12)
+        bar = self.figure.colorbar(drawn, cax=axes, orientation="horizontal", ticks=MaxNLocator(2 + span))
+        bar.outline.set_visible(False)
+        axes.tick_params(length=2, width=0.5, pad=1.5)
+        axes.set_xlabel(label, fontsize=7, labelpad=1.5)
+
+    def _axes(self, x: float, y: float, width: float, height: float) -> Axes:
+        """Add axes whose upper left corner is (x, y), a little smaller than the space they are given."""
+        pad = 0.025
+        left, bottom = x + pad, self.height - y - height + pad
+        size = ((width - 2 * pad) / self.width, (height - 2 * pad) / self.height)
+        return self.figure.add_axes((left / self.width, bottom / self.height, *size))
+
+
+def level_curves(axes: Axes, log: list[dict[str, Any]], term: str, title: str) -> None:
+    """Plot the training's `term/0`, `term/1`, ...: raw in the background, smoothed before it.
+
+    The figure counts as the paper does: level 1 is the finest.
+    """
+    names = sorted({key for record in log for key in record if key.startswith(f"{term}/")}, key=_level)
+    if not names:
+        axes.text(
+            0.5, 0.5, f"no {title} terms", ha="center", va="center", transform=axes.transAxes, color="#888888"
+        )
+        axes.set_axis_off()
+        return
+    window, positive = 1, True
+    for name, shade in zip(names, np.linspace(0.05, 0.85, len(names)), strict=True):
+        steps, values = series(log, "train", name)
+        window = max(1, len(values) // 25)
+        positive = positive and bool((values > 0).all())
+        colour = matplotlib.colormaps["viridis"](shade)
+        level = f"level {_level(name) + 1}{' (finest)' if name == names[0] else ''}" if len(names) > 1 else None
+        axes.plot(steps, values, color=colour, linewidth=0.4, alpha=0.35)
+        axes.plot(steps, _running_mean(values, window), color=colour, linewidth=1.1, label=level)
+    axes.set_title(f"{title} (running mean of {window})" if window > 1 else title)
+    if positive:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def legend_in(key: Axes, *plots: Axes) -> None:
+    """Put the legend of the first of `plots` that has curves into empty axes, where it covers none of them."""
+    key.set_axis_off()
+    lines = next((lines for plot in plots if (lines := plot.get_legend_handles_labels()[0])), [])
+    key.legend(handles=lines, loc="upper left", handlelength=1.2, borderaxespad=0)
+
+
+def series(log: Iterable[dict[str, Any]], kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps and the values of one quantity."""
+    pairs = [(record["step"], record[name]) for record in log if record["kind"] == kind and name in record]
+    steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+    return steps, values
+
+
+def _level(name: str) -> int:
+    number = name.rpartition("/")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Average over `window` neighbours, fewer at the ends."""
+    kernel = np.ones(window)
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
+
+
+def show(axes: Axes, values: np.ndarray, colours: str, low: float, high: float, *, title: str) -> AxesImage:
+    """Show a map (H, W) without ticks, every pixel as it is."""
+    drawn = axes.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+    axes.set_axis_off()
+    axes.set_title(title, pad=2.5, fontsize=7, color="#444444")
+    return drawn
+
+
+def show_image(axes: Axes, image: np.ndarray, *, title: str) -> AxesImage:
+    """Show an image (H, W) in grey, its darkest and brightest half percent clipped."""
+    low, high = np.percentile(image, [0.5, 99.5])
+    return show(axes, image, "gray", float(low), float(max(high, low + 1e-6)), title=title)
+
+
+def outline(axes: Axes, labels: np.ndarray, num_classes: int) -> None:
+    """Draw the outline of every foreground class of `labels` (H, W); a mask without any says so."""
+    height, width = labels.shape
+    for k in range(1, num_classes):
+        mask = np.pad(labels == k, 1)  # closes outlines at the picture's edge
+        if mask.any():
+            x, y = np.arange(-1, width + 1), np.arange(-1, height + 1)
+            axes.contour(x, y, mask, levels=[0.5], colors=[class_colour(k)], linewidths=1.1)
+    if not ((labels > 0) & (labels < num_classes)).any():
+        axes.text(0.05, 0.05, "empty", transform=axes.transAxes, fontsize=6.5, color="white")
+    axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
+
+
+def overlay(axes: Axes, probs: np.ndarray) -> None:
+    """Tint a picture by the probability of every foreground class; `probs` is (K, H, W)."""
+    for k in range(1, len(probs)):
+        tint = np.empty((*probs.shape[1:], 4))
+        tint[..., :3] = to_rgb(class_colour(k))
+        tint[..., 3] = 0.45 * np.clip(probs[k], 0, 1)
+        axes.imshow(tint, interpolation="nearest")
+
+
+def class_colour(k: int) -> str:
+    """Return the colour of foreground class `k`, counted from 1."""
+    return CLASS_COLOURS[(k - 1) % len(CLASS_COLOURS)]
+
+
+def plain(text: str) -> str:
+    """Keep matplotlib from reading dollar signs of a name as mathematics."""
+    return text.replace("$", r"\$")
+
+
+def wrapped(text: str, *, width: int = 18, lines: int = 4) -> str:
+    """Break a name into a few short lines."""
+    return plain("\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" …")))
+
+
+def text_width(texts: Iterable[str]) -> float:
+    """Estimate the inches that the longest line of `texts` takes beside a row."""
+    return 0.2 + 0.06 * max(len(line) for text in texts for line in text.split("\n"))
