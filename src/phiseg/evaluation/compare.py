@@ -1,0 +1,73 @@
+"""Compare evaluated methods: tables, pictures and a report from the folders of their evaluations."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from phiseg.core.errors import OutputError
+from phiseg.core.files import atomic_file, write_text
+from phiseg.evaluation.drawing import to_png
+from phiseg.evaluation.figures import level_panel, sample_panel, score_distributions, training_curves
+from phiseg.evaluation.report import render_report
+from phiseg.evaluation.results import Evaluation, read_evaluation
+from phiseg.evaluation.tables import Table, comparison_table, to_csv, to_latex, to_markdown
+
+_OWN = re.compile(r"table\.(csv|md|tex)|(samples|levels)(-\d+)?\.png|(curves|scores)\.png|report\.html")
+
+
+def compare(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    overwrite: bool = False,
+    title: str = "Comparison of segmentation methods",
+) -> Table:
+    """Compare the evaluations in `folders` and write tables, pictures and `report.html` into `out`.
+
+    `out` may hold other things: every file is written on its own, the report last, so that a report that is there
+    is complete. The first example case is in `samples.png`, further ones in `samples-2.png` and so on.
+
+    Raises:
+        DataError: a folder is no evaluation, or two of them cannot be compared.
+        OutputError: `out` holds a comparison and `overwrite` is not set, or it cannot be written.
+    """
+    former = _former(out)
+    if former and not overwrite:
+        raise OutputError(f"{former[0]} exists already; choose another folder or pass --overwrite")
+    evaluations = [read_evaluation(folder) for folder in folders]
+    table = comparison_table(evaluations)
+    pictures = draw_pictures(evaluations)
+    texts = {"table.csv": to_csv(table), "table.md": to_markdown(table), "table.tex": to_latex(table)}
+    texts["report.html"] = render_report(evaluations, table, pictures, title=title)
+    for path in _former(out):  # a picture of a former comparison must not stay beside the new ones
+        path.unlink(missing_ok=True)
+    for name, data in pictures.items():
+        with atomic_file(out / name) as file:
+            file.write(data)
+    for name, text in texts.items():
+        write_text(out / name, text)
+    return table
+
+
+def draw_pictures(evaluations: Sequence[Evaluation]) -> dict[str, bytes]:
+    """Return all pictures as PNG, by file name; there are no `levels` or `curves` where no method has any."""
+    shown = [evaluation.examples.cases.tolist() for evaluation in evaluations]
+    cases = [case for case in shown[0] if all(case in others for others in shown)]
+    figures = {_numbered("samples", at): sample_panel(evaluations, case) for at, case in enumerate(cases)}
+    layered = [evaluation for evaluation in evaluations if evaluation.examples.level_probs is not None]
+    if cases:
+        figures |= {_numbered("levels", at): level_panel(own, cases[0]) for at, own in enumerate(layered)}
+    figures["scores.png"] = score_distributions(evaluations)
+    if any(evaluation.training for evaluation in evaluations):
+        figures["curves.png"] = training_curves(evaluations)
+    return {name: to_png(figure) for name, figure in figures.items()}
+
+
+def _numbered(kind: str, index: int) -> str:
+    return f"{kind}.png" if index == 0 else f"{kind}-{index + 1}.png"
+
+
+def _former(out: Path) -> list[Path]:
+    """List the files of a former comparison in `out`, the report first."""
+    own = [path for path in out.iterdir() if _OWN.fullmatch(path.name)] if out.is_dir() else []
+    return sorted(own, key=lambda path: (path.name != "report.html", path.name))
