@@ -138,6 +138,9 @@ def test_angles_and_crops_are_within_their_ranges():
     assert 19 < angle.max() <= 20.001
     orthogonal = linear @ linear.mT / fraction.square()[:, None, None]
     torch.testing.assert_close(orthogonal, torch.eye(2).expand_as(orthogonal), atol=1e-5, rtol=0)
+    # the crop lies within the rotated image, so rotating its centre back leaves room for its half side
+    centre = torch.linalg.solve(linear / fraction[:, None, None], matrices[moved, :, 2] * pixels) / pixels
+    assert (centre.abs() <= 1.00001 - fraction[:, None]).all()
 
 
 def test_a_crop_lies_within_the_image():

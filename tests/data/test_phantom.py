@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from phiseg.core.errors import ConfigError
+from phiseg.core.random import derive_seed
 from phiseg.data.prepare.phantom import PHANTOMS, draw_scene, prepare_phantom
 
 KINDS = sorted(PHANTOMS)
@@ -157,6 +158,8 @@ def test_a_prepared_phantom_is_a_dataset(kind, tmp_path):
     assert dataset.cases[7]["case"] == dataset.cases[7]["patient"] == f"{kind}-00007"
     scene = draw_scene(kind, seed=2, index=7, size=32)
     np.testing.assert_allclose(dataset.image(7)[0], scene.image - 0.5, atol=1e-3)
+    stream = np.random.default_rng(derive_seed(2, "annotators", 7))
+    np.testing.assert_array_equal(dataset.annotations(7), scene.annotate(phantom.num_annotators, stream))
 
 
 def test_a_longer_phantom_begins_with_the_shorter_one(tmp_path):

@@ -304,6 +304,7 @@ def test_a_split_of_unknown_patients_is_found(folder, tmp_path):
         Dataset.open(folder)
     with pytest.raises(DataError, match="'nobody'"):
         write(tmp_path / "other", splits={"train": ["nobody"]})
+    assert not (tmp_path / "other").exists()
 
 
 def test_splits_must_be_lists_of_patients(folder):
