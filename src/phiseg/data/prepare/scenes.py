@@ -11,8 +11,8 @@ A scene has a visible geometry and annotators who are independent and alike give
 Everything the distribution depends on is visible, so p(s | scene) = p(s | image) up to the image's noise: what a
 perfect model must learn is known, and any number of further annotators can be drawn to compare with.
 
-Geometry is in coordinates from -1 to 1 between the image's edges and no draw depends on the image's size, so a
-scene is the same at every size. `depth` fields are positive inside a structure, zero on its border.
+Geometry is in coordinates from -1 to 1 between the image's edges and nothing but the pixels' noise depends on the
+image's size, so a scene is the same at every size. `depth` fields are positive inside a structure, zero on its border.
 
 A annotators, H x W pixels.
 """
