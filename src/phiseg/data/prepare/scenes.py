@@ -12,7 +12,7 @@ Everything the distribution depends on is visible, so p(s | scene) = p(s | image
 perfect model must learn is known, and any number of further annotators can be drawn to compare with.
 
 Geometry is in coordinates from -1 to 1 between the image's edges and nothing but the pixels' noise depends on the
-image's size, so a scene is the same at every size. `depth` fields are positive inside a structure, zero on its border.
+image's size, so a scene is the same at every size. `depth` is positive inside a structure, zero on its border.
 
 A annotators, H x W pixels.
 """
