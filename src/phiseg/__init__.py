@@ -1,3 +1,28 @@
-"""PHiSeg: plausible expert segmentations of a medical image, as many as you like."""
+"""PHiSeg: plausible expert segmentations of a medical image, as many as you like.
+
+>>> import phiseg
+>>> model = phiseg.load("runs/demo/phiseg-small")  # doctest: +SKIP
+>>> logits = model.sample(image, 16, generator=torch.Generator().manual_seed(0))  # doctest: +SKIP
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from phiseg.models import Segmenter
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "load"]
+
+
+def load(folder: str | Path, *, device: str = "cpu") -> "Segmenter":
+    """Load a trained model from its folder (or the run folder around it); it is ready to `sample`.
+
+    Reads JSON and safetensors only: nothing in the folder is executed.
+
+    Raises:
+        ModelError: the folder is missing, damaged or of another program.
+    """
+    from phiseg.models import load_model  # torch is imported when it is needed, not by `import phiseg`
+
+    return load_model(Path(folder), device=device)

@@ -57,7 +57,9 @@ class ModelRef(StrictConfig):
     recipe: Line | None = None
     step: int | None = None
     annotator: int | Line | None = None
-    """The one annotator it was trained with; None for all."""
+    """Whose annotations it was trained with: one annotator's number, or `random` for all in turn."""
+    sha256: Line | None = None
+    """Of its weights."""
 
 
 class Summary(StrictConfig):

@@ -23,11 +23,12 @@ def score_case(
         mean_log_probs: (K, H, W) mean over samples of log(probability + eps).
         annotations: (A, H, W) labels of the annotators who saw the image.
         reference: (A', H, W) annotations that the mean prediction's Dice is taken against and averaged over;
-            all annotators if not given.
+            all annotators if not given, undefined if there is none.
 
     Returns:
         `ged`, `ged_unbiased`, `ged_floor`, `s_ncc`, `dice`, the three terms of the GED, and how many annotators
-        had a constant map in S_NCC. None where a score is undefined (fewer than two annotators or samples).
+        had a constant map in S_NCC. None where a score is undefined (fewer than two annotators or samples, no
+        reference).
     """
     num_classes = len(mean_probs)
     distance = energy_distance(labels, annotations, num_classes=num_classes)
@@ -40,7 +41,7 @@ def score_case(
         "ged_unbiased": distance.ged_unbiased,
         "ged_floor": distance.ged_floor,
         "s_ncc": correlation.value,
-        "dice": float(dice(prediction, targets, num_classes=num_classes).mean()),
+        "dice": float(dice(prediction, targets, num_classes=num_classes).mean()) if len(targets) else None,
         "ged_cross": distance.cross,
         "ged_within_samples": distance.within_samples,
         "ged_within_annotations": distance.within_annotations,

@@ -22,9 +22,24 @@ FORMAT = "phiseg-model"
 VERSION = 1
 
 
-def save_model(folder: Path, model: Segmenter, *, preprocessing: dict[str, Any], card: str) -> None:
-    """Write a model folder. The weights come last: until they are there, the folder does not load."""
-    config = {"format": FORMAT, "version": VERSION, "model": model.config.model_dump(mode="json")}
+def save_model(
+    folder: Path, model: Segmenter, *, preprocessing: dict[str, Any], provenance: dict[str, Any], card: str
+) -> None:
+    """Write a model folder. The weights come last: until they are there, the folder does not load.
+
+    Args:
+        folder: where.
+        model: whose config and weights.
+        preprocessing: how to prepare an image for it.
+        provenance: where the weights come from, e.g. the recipe's name and the step.
+        card: the text of README.md.
+    """
+    config = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": model.config.model_dump(mode="json"),
+        "provenance": provenance,
+    }
     write_json(folder / "config.json", config)
     write_json(folder / "preprocessing.json", preprocessing)
     write_text(folder / "README.md", card)
@@ -55,6 +70,7 @@ def load_model(folder: Path, *, device: torch.device | str = "cpu") -> Segmenter
         model = build_model(config)
     load_weights(model, _read_weights(folder / "model.safetensors"), where=str(folder))
     model.preprocessing = _read_json(folder / "preprocessing.json")
+    model.provenance = stored.get("provenance", {})
     return model.to(device).eval()
 
 

@@ -58,11 +58,14 @@ class Segmenter(nn.Module, ABC):
     config: SegmenterConfig
     preprocessing: dict[str, Any]
     """How images must be prepared, as stored in the model folder; empty for a new model."""
+    provenance: dict[str, Any]
+    """Where the weights come from, as stored in the model folder; empty for a new model."""
 
     def __init__(self, config: SegmenterConfig):
         super().__init__()
         self.config = config
         self.preprocessing = {}
+        self.provenance = {}
 
     @abstractmethod
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
@@ -85,6 +88,13 @@ class Segmenter(nn.Module, ABC):
     @abstractmethod
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor]) -> Tensor:
         """Turn noise, each (B, S, *shape), into logits (B, S, K, H, W)."""
+
+    def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor]) -> list[Tensor]:
+        """Return the logits (B, S, K, H, W) after each level of a hierarchical model, fine to coarse.
+
+        A model without a hierarchy has one level: its samples.
+        """
+        return [self.decode_samples(encoding, noise)]
 
     @property
     def stride(self) -> int:

@@ -20,6 +20,11 @@ def preprocessing(dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def provenance(recipe: Recipe, step: int) -> dict[str, Any]:
+    """Return where the weights come from: the recipe, the step, and whose annotations were learned."""
+    return {"recipe": recipe.name, "step": step, "annotator": recipe.train.annotator}
+
+
 def model_card(recipe: Recipe, dataset: Dataset, step: int, scores: Mapping[str, float | None]) -> str:
     """Return the model card: what it is, what it was trained on, how it scored, what it is not for."""
     train = recipe.train
@@ -37,7 +42,7 @@ library_name: phiseg
 tags: [medical-image-segmentation, uncertainty]
 ---
 
-# {recipe.model.name} trained on {dataset.info.name}
+# {recipe.name} trained on {dataset.info.name}
 
 Draws plausible segmentations of an image: `phiseg.load(FOLDER).sample(image, num_samples, generator=...)`.
 

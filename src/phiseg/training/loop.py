@@ -22,7 +22,7 @@ from phiseg.data.store import Dataset
 from phiseg.models import Segmenter, build_model, save_model
 from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import load_weights
-from phiseg.training.card import model_card, preprocessing
+from phiseg.training.card import model_card, preprocessing, provenance
 from phiseg.training.checkpoints import TrainingState, load_state, save_state
 from phiseg.training.normalisation import follow_sampling_path, recalibrate
 from phiseg.training.recipe import BEST, Recipe, load_recipe
@@ -198,6 +198,7 @@ class _Training:
                     self.out / "model",
                     self.model,
                     preprocessing=preprocessing(self.dataset),
+                    provenance=provenance(self.recipe, self.step),
                     card=model_card(self.recipe, self.dataset, self.step, values),
                 )
         if not bar.disable:
@@ -243,7 +244,7 @@ def _check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
     if not resume:
         raise OutputError(f"{out} holds a run already; pass --resume to go on with it, or choose another folder")
     before = load_recipe(str(config)).model_dump(mode="json")
-    for section, values in recipe.model_dump(mode="json").items():
+    for section, values in recipe.model_dump(mode="json", exclude={"name"}).items():
         for key, value in values.items():
             old = before[section].get(key)
             if value != old and not (section == "train" and key in MAY_CHANGE_ON_RESUME):

@@ -65,6 +65,8 @@ class TrainConfig(StrictConfig):
 class Recipe(StrictConfig):
     """What to train, on which augmentation, and how."""
 
+    name: str = Field(default="", max_length=100)
+    """How results call it; the file's name if not given."""
     model: ModelConfig
     augment: AugmentConfig = AugmentConfig()
     train: TrainConfig = TrainConfig()
@@ -107,4 +109,4 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no recipe: it must have a section 'model'")
-    return Recipe.parse(apply_overrides(values, overrides), where=name)
+    return Recipe.parse({"name": path.stem, **apply_overrides(values, overrides)}, where=name)

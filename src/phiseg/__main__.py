@@ -1,0 +1,6 @@
+"""`python -m phiseg`."""
+
+from phiseg.cli.main import main
+
+if __name__ == "__main__":
+    main()

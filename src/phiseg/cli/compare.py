@@ -1,0 +1,45 @@
+"""`phiseg compare`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from phiseg.cli.parsing import parse
+
+
+@dataclass
+class Compare:
+    """Put several evaluations into one table, with figures and a report.
+
+    All must be of the same cases and the same number of samples. A score is bold where it is better than all
+    others at p < 0.01 (paired t-test over the cases). OUT gets table.csv, table.md, table.tex, the figures and
+    report.html, one file that opens anywhere.
+
+    Example: phiseg compare runs/phiseg-eval runs/probunet-eval --out report
+    """
+
+    evaluations: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="EVALUATION...")]
+    """Folders that `phiseg evaluate` wrote."""
+    out: Path
+    """Folder for the results."""
+    title: str = "Comparison of segmentation methods"
+    """Of the report."""
+    overwrite: bool = False
+    """Replace results that are in OUT."""
+
+
+def run(arguments: Sequence[str], *, prog: str) -> None:
+    """Parse and run the command."""
+    command = parse(Compare, arguments, prog=prog)
+    from phiseg.core.errors import ConfigError
+    from phiseg.evaluation.compare import compare
+    from phiseg.evaluation.tables import to_text
+
+    if not command.evaluations:
+        raise ConfigError("nothing to compare; give the folders that `phiseg evaluate` wrote")
+    table = compare(command.evaluations, command.out, title=command.title, overwrite=command.overwrite)
+    print(to_text(table))
+    print(f"report: {command.out / 'report.html'}")

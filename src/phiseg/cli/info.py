@@ -1,0 +1,114 @@
+"""`phiseg info`."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from phiseg.cli.parsing import parse
+
+
+@dataclass
+class Info:
+    """Tell about a recipe, a model, a run, a dataset or this installation.
+
+    A recipe is printed with every key and its value: copy it, change it, train with it.
+
+    Examples: phiseg info; phiseg info phiseg-small; phiseg info data; phiseg info runs/phiseg
+    """
+
+    what: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")] = None
+    """Name of a recipe, a .yaml file, a model or run folder, or a dataset; nothing for this installation."""
+
+
+def run(arguments: Sequence[str], *, prog: str) -> None:
+    """Parse and run the command."""
+    command = parse(Info, arguments, prog=prog)
+    what = command.what
+    if what is None:
+        print(_installation())
+    elif (Path(what) / "dataset.json").exists():
+        print(_dataset(Path(what)))
+    elif Path(what).is_dir():
+        print(_model(Path(what)))
+    else:
+        print(_recipe(what))
+
+
+def _installation() -> str:
+    import torch
+
+    from phiseg import __version__
+    from phiseg.models import MODELS
+    from phiseg.training.recipe import recipe_names
+
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["CPU only"]
+    return "\n".join(
+        [
+            f"phiseg {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+            f"devices: {', '.join(devices)}; {torch.get_num_threads()} CPU threads",
+            f"models:  {', '.join(MODELS)}",
+            f"recipes: {', '.join(recipe_names())}",
+            "`phiseg info RECIPE` prints every key of a recipe",
+        ]
+    )
+
+
+def _recipe(name: str) -> str:
+    from phiseg.models import build_model
+    from phiseg.training.recipe import load_recipe
+
+    recipe = load_recipe(name)
+    model = build_model(recipe.model)
+    parts = "\n".join(f"#   {part}: {count:,}" for part, count in _parameters(model).items())
+    return f"# parameters with {recipe.model.num_classes} classes:\n{parts}\n{recipe.to_yaml()}".rstrip()
+
+
+def _model(folder: Path) -> str:
+    from phiseg.models.pretrained import find_model, load_model
+
+    model = load_model(folder)
+    lines = [f"model: {model.config.name} in {find_model(folder)}"]
+    for title, values in (
+        ("settings", model.config.model_dump(mode="json")),
+        ("preprocessing", model.preprocessing),
+        ("provenance", model.provenance),
+        ("parameters", {part: f"{count:,}" for part, count in _parameters(model).items()}),
+    ):
+        lines += [f"{title}:", *(f"  {key}: {value}" for key, value in values.items())]
+    return "\n".join(lines)
+
+
+def _dataset(folder: Path) -> str:
+    from phiseg.data.store import Dataset
+
+    dataset = Dataset.open(folder)
+    info = dataset.info
+    splits = ", ".join(
+        f"{name} {len(dataset.rows(name)) if patients else 0} cases of {len(patients)} patients"
+        for name, patients in dataset.splits.items()
+    )
+    missing = int((~dataset.valid).sum())
+    return "\n".join(
+        [
+            f"dataset: {info.name} in {folder}",
+            f"  cases: {dataset.num_cases} ({splits})",
+            f"  image: {info.image_channels} channel(s), {info.size[0]} x {info.size[1]} pixels, "
+            f"{dataset.images.dtype}, spacing {info.spacing_mm or 'unknown'} mm",
+            f"  classes: {', '.join(f'{i} {name}' for i, name in enumerate(info.classes))}",
+            f"  annotators: {info.num_annotators} a case, {missing} of {dataset.valid.size} annotations missing",
+            f"  fingerprint: {dataset.fingerprint}",
+            f"  made by: {info.command or 'unknown'}",
+        ]
+    )
+
+
+def _parameters(model: "object") -> dict[str, int]:
+    import torch
+
+    assert isinstance(model, torch.nn.Module)
+    parts = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+    return {**parts, "total": sum(parts.values())}

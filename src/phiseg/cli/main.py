@@ -1,0 +1,77 @@
+"""The command `phiseg`. Each command is a small typed object in a file of its own, imported when it is called.
+
+Exit codes: 0 success, 2 an error that the user can mend (one line on stderr), 130 interrupted.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from phiseg import __version__
+from phiseg.core.errors import PhisegError, nearest
+
+COMMANDS = {
+    "prepare phantom": ("prepare_phantom", "Make a dataset from nothing: lesions or zones with known annotators."),
+    "train": ("train", "Train a model on a prepared dataset; resumes bit for bit."),
+    "evaluate": ("evaluate", "Score a model's samples on a split: GED and its floor, S_NCC, Dice."),
+    "compare": ("compare", "Put evaluations into one table with significance, figures and a report."),
+    "sample": ("sample", "Draw samples of a split and write them as plain arrays."),
+    "demo": ("demo", "See it all work: PHiSeg against the Probabilistic U-Net, in minutes."),
+    "info": ("info", "Tell about recipes, a model, a run, a dataset or this installation."),
+}
+
+USAGE = """usage: phiseg COMMAND ...
+
+Draws plausible expert segmentations of a medical image, and tells where experts would disagree.
+
+{commands}
+
+A first tour:
+  phiseg prepare phantom lesion data --size 64
+  phiseg train phiseg-small --data data --out runs/phiseg --train.steps 1000
+  phiseg evaluate runs/phiseg --data data --out runs/phiseg-eval
+  phiseg compare runs/phiseg-eval runs/other-eval --out report
+
+`phiseg COMMAND --help` explains a command. `phiseg --version` prints the version.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(_run(words))
+    except PhisegError as error:
+        print(f"phiseg: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("phiseg: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage(COMMANDS), end="")
+        return 0
+    if words[0] == "--version":
+        print(f"phiseg {__version__}")
+        return 0
+    for number in (2, 1):
+        name = " ".join(words[:number])
+        if name in COMMANDS and len(words) >= number:
+            module = import_module(f"phiseg.cli.{COMMANDS[name][0]}")
+            module.run(words[number:], prog=f"phiseg {name}")
+            return 0
+    inner = {name: entry for name, entry in COMMANDS.items() if name.startswith(f"{words[0]} ")}
+    if inner and (len(words) == 1 or words[1] in ("-h", "--help")):
+        print(_usage(inner), end="")
+        return 0 if len(words) > 1 else 2
+    tried = " ".join(words[:2]) if inner else words[0]
+    print(f"phiseg: error: unknown command '{tried}' ({nearest(tried, inner or COMMANDS)})", file=sys.stderr)
+    return 2
+
+
+def _usage(commands: dict[str, tuple[str, str]]) -> str:
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in commands.items()]
+    return USAGE.format(commands="\n".join(lines))

@@ -1,0 +1,69 @@
+"""The demo: PHiSeg against the Probabilistic U-Net on the embedded lesion phantom, from nothing to a report."""
+
+from pathlib import Path
+
+from phiseg.core.errors import DataError
+from phiseg.data.prepare.phantom import prepare_phantom
+from phiseg.data.store import Dataset
+from phiseg.evaluation.compare import compare
+from phiseg.evaluation.scores import evaluate
+from phiseg.evaluation.tables import Table
+from phiseg.training.loop import train
+from phiseg.training.recipe import load_recipe
+
+METHODS = ("phiseg-small", "probunet-small")
+
+
+def demo(
+    out: Path,
+    *,
+    size: int = 64,
+    num_cases: int = 800,
+    steps: int = 500,
+    num_samples: int = 100,
+    seed: int = 0,
+    progress: bool = True,
+) -> Table:
+    """Prepare, train, evaluate and compare; what is there from an earlier run is used again.
+
+    OUT/  data/  phiseg-small/  probunet-small/  (runs)  phiseg-small-eval/  probunet-small-eval/
+          table.csv  table.md  table.tex  *.png  report.html
+
+    Args:
+        out: the folder to write.
+        size: of the phantom's images.
+        num_cases: of the phantom.
+        steps: of each training: the same budget for both.
+        num_samples: per test case.
+        seed: of the phantom, the trainings and the samples.
+        progress: whether to show progress bars.
+
+    Raises:
+        DataError: `out` holds a demo with other settings.
+    """
+    data = out / "data"
+    if data.exists():
+        info = Dataset.open(data).info
+        if info.seed != seed or info.size != (size, size) or info.arrays["images"].shape[0] != num_cases:
+            raise DataError(f"{data} was made with other settings; choose another folder, or remove it")
+    else:
+        prepare_phantom("lesion", data, seed=seed, size=size, num_cases=num_cases, progress=progress)
+    overrides = [
+        f"--train.steps={steps}",
+        f"--train.seed={seed}",
+        f"--train.validate_every={max(1, steps // 4)}",
+        f"--train.checkpoint_every={max(1, steps // 8)}",
+    ]
+    for name in METHODS:
+        train(load_recipe(name, overrides), data, out / name, resume=True, progress=progress)
+    for name in METHODS:
+        evaluate(
+            out / name,
+            data,
+            out / f"{name}-eval",
+            num_samples=num_samples,
+            seed=seed,
+            reuse=True,
+            progress=progress,
+        )
+    return compare([out / f"{name}-eval" for name in METHODS], out, overwrite=True, title="PHiSeg demo")

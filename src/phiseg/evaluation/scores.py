@@ -1,0 +1,188 @@
+"""Evaluate a model on a split of a dataset: one row of scores per case."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.data.store import Dataset
+from phiseg.evaluation.results import DatasetRef, Examples, ModelRef, Summary, read_evaluation, write_evaluation
+from phiseg.inference.sampling import CaseSamples, sample_cases
+from phiseg.metrics import ged_floor
+from phiseg.metrics.case import score_case
+from phiseg.models import Segmenter, load_model
+from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.pretrained import find_model
+from phiseg.training.tracking import read_metrics
+
+NUM_SHOWN = 8
+"""Samples per example case that are kept for the figures."""
+
+
+def evaluate(
+    model_folder: Path,
+    data: Path,
+    out: Path,
+    *,
+    split: str = "test",
+    num_samples: int = 100,
+    seed: int = 0,
+    method: str | None = None,
+    dice_annotator: int | Literal["all"] | None = None,
+    num_examples: int = 4,
+    batch_size: int = 4,
+    chunk_size: int = 16,
+    device: str = "cpu",
+    overwrite: bool = False,
+    reuse: bool = False,
+    progress: bool = True,
+) -> Summary:
+    """Score a model's samples on every case of a split and write the evaluation's folder.
+
+    Args:
+        model_folder: a model folder or the run folder around it.
+        data: a prepared dataset.
+        out: the folder to write: cases.csv, summary.json, examples.npz.
+        split: which cases.
+        num_samples: samples per case.
+        seed: of the samples.
+        method: how tables call it; the recipe's name if not given.
+        dice_annotator: whose annotation Dice is taken against; `all` averages over all. If not given: the one the
+            model was trained on, or all.
+        num_examples: cases kept for the figures.
+        batch_size: images encoded at once.
+        chunk_size: samples of each decoded at once.
+        device: where to run.
+        overwrite: replace an evaluation that is there.
+        reuse: keep an evaluation that is there if it is of the same weights, data, samples and seed.
+        progress: whether to show a progress bar.
+
+    Raises:
+        DataError, ModelError, OutputError: see their messages.
+    """
+    model = load_model(model_folder, device=device)
+    dataset = Dataset.open(data)
+    rows = dataset.rows(split)
+    dataset.check_labels(rows)
+    source = ModelRef(
+        recipe=model.provenance.get("recipe"),
+        step=model.provenance.get("step"),
+        annotator=model.provenance.get("annotator"),
+        sha256=hashlib.sha256((find_model(model_folder) / "model.safetensors").read_bytes()).hexdigest(),
+    )
+    provenance: dict[str, Any] = {
+        "method": method or source.recipe or model.config.name,
+        "num_samples": num_samples,
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "seed": seed,
+        "split": split,
+        "dataset": DatasetRef(name=dataset.info.name, fingerprint=dataset.fingerprint),
+        "model": source,
+    }
+    if reuse and (before := _same_evaluation(out, provenance)):
+        return before
+    if dice_annotator is None:
+        dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
+    if dice_annotator != "all" and not 0 <= dice_annotator < dataset.info.num_annotators:
+        raise ConfigError(
+            f"there is no annotator {dice_annotator}; use 0 to {dataset.info.num_annotators - 1} or all"
+        )
+    shown = _choose_examples(dataset, rows.tolist(), num_examples)
+    table: list[dict[str, Any]] = []
+    examples: dict[int, CaseSamples] = {}
+    samples = sample_cases(
+        model,
+        dataset,
+        rows.tolist(),
+        num_samples=num_samples,
+        seed=seed,
+        batch_size=batch_size,
+        chunk_size=chunk_size,
+    )
+    name = provenance["method"]
+    for case in tqdm(samples, f"scoring {name}", len(rows), unit="case", disable=not progress, dynamic_ncols=True):
+        annotations = torch.from_numpy(dataset.annotations(case.row))
+        reference = None if dice_annotator == "all" else _annotation(dataset, case.row, dice_annotator)
+        scores = score_case(*case.summary, annotations, reference=reference)
+        table.append({"case": dataset.cases[case.row]["case"], **scores})
+        if case.row in shown:
+            examples[case.row] = case
+    cases = {column: [row[column] for row in table] for column in table[0]}
+    summary = Summary.of(cases, **provenance)
+    run = find_model(model_folder).parent / "metrics.jsonl"
+    write_evaluation(
+        out,
+        summary=summary,
+        cases=cases,
+        examples=_examples(model, dataset, [examples[row] for row in shown], seed=seed),
+        training=read_metrics(run) if run.is_file() else None,
+        overwrite=overwrite or reuse,
+    )
+    return summary
+
+
+def _same_evaluation(out: Path, provenance: dict[str, Any]) -> Summary | None:
+    """Return the summary of the evaluation in `out`, if there is one and it is of the same things."""
+    try:
+        summary = read_evaluation(out).summary
+    except DataError:
+        return None
+    return summary if all(getattr(summary, key) == value for key, value in provenance.items()) else None
+
+
+def _annotation(dataset: Dataset, row: int, annotator: int) -> torch.Tensor:
+    """Return the annotation as (1, H, W), or (0, H, W) if that annotator did not see the case."""
+    chosen = [annotator] if dataset.valid[row, annotator] else []
+    return torch.from_numpy(dataset.labels[row, chosen])
+
+
+def _choose_examples(dataset: Dataset, rows: Sequence[int], number: int) -> list[int]:
+    """Return rows from the most disputed case to the least, evenly spread over the upper three quarters.
+
+    Only the annotators' disagreement counts, so that every method shows the same cases.
+    """
+    num_classes = len(dataset.info.classes)
+
+    def disagreement(row: int) -> float:
+        return ged_floor(torch.from_numpy(dataset.annotations(row)), 1, num_classes=num_classes) or 0.0
+
+    ranked = sorted(rows, key=disagreement, reverse=True)
+    places = np.linspace(0, 0.75 * (len(ranked) - 1), min(number, len(ranked))).round().astype(int)
+    return [ranked[place] for place in dict.fromkeys(places.tolist())]
+
+
+@torch.inference_mode()
+def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], *, seed: int) -> Examples:
+    """Collect what the figures show; the levels are those of each case's first sample."""
+    device = next(model.parameters()).device
+    columns: dict[str, list[np.ndarray[Any, Any]]] = {}
+    for row, summary, _ in cases:
+        annotations = torch.from_numpy(dataset.annotations(row)).long()
+        image = torch.from_numpy(dataset.image(row))[None].to(device)
+        generator = seeded_generator(seed, "sample", dataset.cases[row]["case"])
+        encoding = model.encode(image)
+        noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generator)]
+        arrays = {
+            "image": image[0, 0],
+            "annotations": torch.from_numpy(dataset.labels[row]),
+            "valid": torch.from_numpy(dataset.valid[row]),
+            "samples": summary.labels[:NUM_SHOWN],
+            "error": -summary.mean_log_probs.gather(0, annotations).mean(0),
+            "gamma": summary.gamma,
+            "mean_probs": summary.mean_probs,
+        }
+        levels = [logits[0, 0].float() for logits in model.sample_levels(encoding, noise)] if noise else []
+        if len(levels) > 1:
+            below = [*levels[1:], torch.zeros_like(levels[0])]
+            residuals = [level - lower for level, lower in zip(levels, below, strict=True)]
+            arrays["level_probs"] = torch.stack([level.softmax(0) for level in levels]).half()
+            arrays["level_residuals"] = torch.stack(residuals).clamp(-6e4, 6e4).half()
+        for name, array in arrays.items():
+            columns.setdefault(name, []).append(array.cpu().numpy())
+    names = np.array([dataset.cases[case.row]["case"] for case in cases])
+    return Examples(cases=names, **{name: np.stack(arrays) for name, arrays in columns.items()})
