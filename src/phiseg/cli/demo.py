@@ -23,7 +23,7 @@ class Demo:
     """Training steps of each model."""
     size: int = 64
     """Height and width of the images."""
-    num_cases: int = 800
+    num_cases: int = 500
     """Images of the phantom."""
     num_samples: int = 100
     """Samples per test case."""

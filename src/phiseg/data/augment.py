@@ -17,7 +17,7 @@ from phiseg.core.errors import ConfigError
 
 
 class AugmentConfig(StrictConfig):
-    """What is drawn for every image of a batch. The defaults are what the paper's code ran."""
+    """What is drawn for every image of a batch. The defaults are what the paper's code ran, and a mirror."""
 
     enabled: bool = True
     probability: float = Field(default=0.5, ge=0, le=1)
@@ -26,7 +26,7 @@ class AugmentConfig(StrictConfig):
     """The angle is uniform between minus and plus this."""
     min_crop_fraction: float = Field(default=98 / 128, gt=0, le=1)
     """The crop keeps a share of the side that is uniform between this and 1, and is resized back."""
-    flip_horizontal: bool = False
+    flip_horizontal: bool = True
     """Mirror left and right, every other image."""
     flip_vertical: bool = False
     """Mirror top and bottom, every other image."""

@@ -18,7 +18,7 @@ def demo(
     out: Path,
     *,
     size: int = 64,
-    num_cases: int = 800,
+    num_cases: int = 500,
     steps: int = 500,
     num_samples: int = 100,
     seed: int = 0,
@@ -51,8 +51,8 @@ def demo(
     overrides = [
         f"--train.steps={steps}",
         f"--train.seed={seed}",
-        f"--train.validate_every={max(1, steps // 4)}",
-        f"--train.checkpoint_every={max(1, steps // 8)}",
+        f"--train.validate_every={max(1, steps // 2)}",
+        f"--train.checkpoint_every={max(1, steps // 5)}",
     ]
     for name in METHODS:
         train(load_recipe(name, overrides), data, out / name, resume=True, progress=progress)

@@ -82,16 +82,20 @@ class Blocks(nn.Sequential):
         super().__init__(*[Block(a, b, norm=norm, kernel_size=kernel_size) for a, b in itertools.pairwise(widths)])
 
 
-def output_layer(in_channels: int, out_channels: int, *, kernel_size: int = 1) -> nn.Conv2d:
+def output_layer(
+    in_channels: int, out_channels: int, *, kernel_size: int = 1, init_scale: float = 1.0
+) -> nn.Conv2d:
     """Return a linear convolution with bias: logits, means and raw standard deviations."""
     layer = nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
-    he_normal(layer)
+    he_normal(layer, scale=init_scale)
     return layer
 
 
-def he_normal(layer: nn.Conv2d) -> None:
-    """Initialise a convolution's weights He-normal and its bias, if any, with zero."""
+def he_normal(layer: nn.Conv2d, *, scale: float = 1.0) -> None:
+    """Initialise a convolution's weights He-normal, times `scale`, and its bias, if any, with zero."""
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    with torch.no_grad():
+        layer.weight *= scale
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 

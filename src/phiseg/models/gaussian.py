@@ -6,7 +6,9 @@ Shapes: every tensor is (B, D, h, w), or (B, Z) for the Probabilistic U-Net's ve
 from typing import NamedTuple
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from phiseg.models.blocks import output_layer
 
 
 class Gaussian(NamedTuple):
@@ -20,12 +22,30 @@ class Gaussian(NamedTuple):
         return self.mean + temperature * self.std * noise
 
 
-def gaussian(mean: Tensor, raw_std: Tensor, *, min_std: float) -> Gaussian:
-    """Make a distribution of a network's two outputs, in float32: std = softplus(raw) + min_std.
+class GaussianHead(nn.Module):
+    """Two linear layers that turn features (B, C, h, w) into a distribution over (B, D, h, w), in float32.
 
-    The floor keeps the KL finite where a network would like to be certain.
+    std = softplus(raw) + min_std: the floor keeps the KL finite where a network would like to be certain.
     """
-    return Gaussian(mean.float(), F.softplus(raw_std.float()) + min_std)
+
+    def __init__(
+        self,
+        in_channels: int,
+        latent_channels: int,
+        *,
+        min_std: float,
+        init_scale: float,
+        mean_kernel_size: int = 1,
+    ):
+        super().__init__()
+        self.min_std = min_std
+        self.mean = output_layer(in_channels, latent_channels, kernel_size=mean_kernel_size, init_scale=init_scale)
+        self.raw_std = output_layer(in_channels, latent_channels, init_scale=init_scale)
+
+    def forward(self, features: Tensor) -> Gaussian:
+        """Return the distribution."""
+        std = F.softplus(self.raw_std(features).float()) + self.min_std
+        return Gaussian(self.mean(features).float(), std)
 
 
 def kl_divergence(q: Gaussian, p: Gaussian) -> Tensor:

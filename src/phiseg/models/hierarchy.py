@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phiseg.models.blocks import Blocks, Encoder, Norm, double, output_layer
-from phiseg.models.gaussian import Gaussian, gaussian
-from phiseg.models.segmenter import repeat_samples
+from phiseg.models.blocks import Blocks, Encoder, double
+from phiseg.models.gaussian import Gaussian, GaussianHead
+from phiseg.models.segmenter import LatentConfig, repeat_samples
 
 
 class Draw(NamedTuple):
@@ -24,33 +24,18 @@ class Draw(NamedTuple):
 class LatentLevel(nn.Module):
     """p(z_l | z_{l+1}, x) or q(z_l | z_{l+1}, s, x): eqs. 3 and 4 for one level above the coarsest."""
 
-    def __init__(self, feature_channels: int, channels: int, latent_channels: int, *, norm: Norm, min_std: float):
+    def __init__(self, feature_channels: int, channels: int, latent_channels: int, config: LatentConfig):
         super().__init__()
         embedding = 32 * latent_channels
-        self.min_std = min_std
-        self.embed = Blocks(2, latent_channels, embedding, norm=norm)
-        self.merge = Blocks(2, embedding + feature_channels, channels, norm=norm)
-        self.mean = output_layer(channels, latent_channels)
-        self.raw_std = output_layer(channels, latent_channels)
+        self.embed = Blocks(2, latent_channels, embedding, norm=config.norm)
+        self.merge = Blocks(2, embedding + feature_channels, channels, norm=config.norm)
+        self.head = GaussianHead(channels, latent_channels, min_std=config.min_std, init_scale=config.head_init)
 
     def forward(self, features: Tensor, below: Tensor) -> Gaussian:
         """Return the distribution of z_l (N, D, h, w) given features (N, C, h, w) and z_{l+1} (N, D, h/2, w/2)."""
-        x = self.merge(torch.cat([self.embed(double(below)), features], dim=1))
-        return gaussian(self.mean(x), self.raw_std(x), min_std=self.min_std)
-
-
-class CoarsestLevel(nn.Module):
-    """p(z_L | x) or q(z_L | s, x), straight from the coarsest features."""
-
-    def __init__(self, feature_channels: int, latent_channels: int, *, min_std: float):
-        super().__init__()
-        self.min_std = min_std
-        self.mean = output_layer(feature_channels, latent_channels, kernel_size=3)
-        self.raw_std = output_layer(feature_channels, latent_channels)
-
-    def forward(self, features: Tensor) -> Gaussian:
-        """Return the distribution of z_L (N, D, h, w) given features (N, C, h, w)."""
-        return gaussian(self.mean(features), self.raw_std(features), min_std=self.min_std)
+        x = torch.cat([self.embed(double(below)), features], dim=1)
+        distribution: Gaussian = self.head(self.merge(x))
+        return distribution
 
 
 class LatentHierarchy(nn.Module):
@@ -63,29 +48,33 @@ class LatentHierarchy(nn.Module):
     def __init__(
         self,
         in_channels: int,
-        channels: Sequence[int],
+        config: LatentConfig,
         *,
         num_levels: int,
         offset: int,
         latent_channels: int,
-        num_blocks: int,
-        norm: Norm,
-        min_std: float,
     ):
         super().__init__()
+        channels, norm = config.channels, config.norm
         self.num_levels = num_levels
         self.offset = offset
         deepest = offset + num_levels - 1
-        self.encoder = Encoder(in_channels, channels, num_blocks=num_blocks, norm=norm)
+        self.encoder = Encoder(in_channels, channels, num_blocks=config.blocks_per_level, norm=norm)
         self.ascent = nn.ModuleList(
             Blocks(2, channels[r] + channels[r + 1], channels[r], norm=norm)
             for r in range(deepest, len(channels) - 1)
         )
         self.levels = nn.ModuleList(
-            LatentLevel(channels[level + offset], channels[level], latent_channels, norm=norm, min_std=min_std)
+            LatentLevel(channels[level + offset], channels[level], latent_channels, config)
             for level in range(num_levels - 1)
         )
-        self.coarsest = CoarsestLevel(channels[deepest], latent_channels, min_std=min_std)
+        self.coarsest = GaussianHead(
+            channels[deepest],
+            latent_channels,
+            min_std=config.min_std,
+            init_scale=config.head_init,
+            mean_kernel_size=3,
+        )
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the features (B, C_l, h_l, w_l) that the latent levels see, fine to coarse."""

@@ -17,8 +17,8 @@ from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import KLWeights, Loss, kl_weights, negative_elbo
 from phiseg.models.segmenter import (
     Encoding,
+    LatentConfig,
     Segmenter,
-    SegmenterConfig,
     crop,
     fold_samples,
     one_hot,
@@ -26,7 +26,7 @@ from phiseg.models.segmenter import (
 )
 
 
-class PHiSegConfig(SegmenterConfig):
+class PHiSegConfig(LatentConfig):
     """Settings of PHiSeg; the defaults are the reference code's network."""
 
     name: Literal["phiseg"] = "phiseg"
@@ -39,8 +39,6 @@ class PHiSegConfig(SegmenterConfig):
     text: z_1 at full resolution)."""
     kl_weights: KLWeights = "reference"
     """alpha of eq. 2: `paper` 2^(l-1), `reference` 4^i (the authors' code), `unit`, or one number a level."""
-    min_std: float = Field(default=1e-4, gt=0)
-    """Added to every standard deviation, so that no KL becomes infinite."""
 
     @model_validator(mode="after")
     def _levels_fit(self) -> Self:
@@ -72,13 +70,10 @@ class PHiSeg(Segmenter):
         def hierarchy(in_channels: int) -> LatentHierarchy:
             return LatentHierarchy(
                 in_channels,
-                config.channels,
+                config,
                 num_levels=config.num_levels,
                 offset=self.offset,
                 latent_channels=config.latent_channels,
-                num_blocks=config.blocks_per_level,
-                norm=config.norm,
-                min_std=config.min_std,
             )
 
         self.prior = hierarchy(config.image_channels)

@@ -11,13 +11,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from phiseg.models.blocks import Blocks, Encoder, UNetBody, output_layer
-from phiseg.models.gaussian import Gaussian, gaussian
+from phiseg.models.gaussian import Gaussian, GaussianHead
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import Loss, negative_elbo
 from phiseg.models.segmenter import (
     Encoding,
+    LatentConfig,
     Segmenter,
-    SegmenterConfig,
     crop,
     fold_samples,
     one_hot,
@@ -26,7 +26,7 @@ from phiseg.models.segmenter import (
 )
 
 
-class ProbUNetConfig(SegmenterConfig):
+class ProbUNetConfig(LatentConfig):
     """Settings of the Probabilistic U-Net."""
 
     name: Literal["probunet"] = "probunet"
@@ -34,8 +34,6 @@ class ProbUNetConfig(SegmenterConfig):
     """Length Z of the one latent vector."""
     kl_weight: float = Field(default=1.0, ge=0)
     """Weight of the KL term."""
-    min_std: float = Field(default=1e-4, gt=0)
-    """Added to every standard deviation, so that no KL becomes infinite."""
 
 
 class VectorGaussian(nn.Module):
@@ -43,16 +41,15 @@ class VectorGaussian(nn.Module):
 
     def __init__(self, in_channels: int, config: ProbUNetConfig):
         super().__init__()
-        self.min_std = config.min_std
         self.encoder = Encoder(in_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm)
-        self.mean = output_layer(config.channels[-1], config.latent_dimensions)
-        self.raw_std = output_layer(config.channels[-1], config.latent_dimensions)
+        self.head = GaussianHead(
+            config.channels[-1], config.latent_dimensions, min_std=config.min_std, init_scale=config.head_init
+        )
 
     def forward(self, x: Tensor) -> Gaussian:
-        """Return the distribution of z."""
-        features = self.encoder(x)[-1]
-        mean, raw_std = self.mean(features).mean((2, 3)), self.raw_std(features).mean((2, 3))
-        return gaussian(mean, raw_std, min_std=self.min_std)
+        """Return the distribution of z. The head is linear, so averaging before it gives the same as after."""
+        mean, std = self.head(self.encoder(x)[-1].mean((2, 3), keepdim=True))
+        return Gaussian(mean.flatten(1), std.flatten(1))
 
 
 class ProbUNet(Segmenter):

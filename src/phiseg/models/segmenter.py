@@ -36,6 +36,17 @@ class SegmenterConfig(StrictConfig):
     """Normalisation after each convolution: batch (as in the paper), group or none."""
 
 
+class LatentConfig(SegmenterConfig):
+    """The settings of every model with Gaussian latent variables."""
+
+    min_std: float = Field(default=1e-4, gt=0)
+    """Added to every standard deviation, so that no KL becomes infinite."""
+    head_init: float = Field(default=0.1, gt=0)
+    """Factor on the He-normal initial weights of the layers that give means and standard deviations. The authors'
+    code has 1: prior and posterior then start far apart, with some standard deviations near zero and KLs in the
+    thousands. With 0.1 all start near N(0, 0.7^2)."""
+
+
 class Encoding(NamedTuple):
     """What is computed once per image, however many samples are drawn.
 
