@@ -3,6 +3,7 @@
 Exit codes: 0 success, 2 an error that the user can mend (one line on stderr), 130 interrupted.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except PhisegError as error:
         print(f"phiseg: error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except KeyboardInterrupt:
         print("phiseg: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -4,7 +4,7 @@ A key that does not exist is an error that names the nearest valid one. An overr
 keeps everything else of the file it is applied to.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -13,11 +13,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from phiseg.core.errors import ConfigError, nearest
 
+# What PyYAML raises; the last three for a date, number or truth value that it recognises but cannot make.
+_YAML_ERRORS = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError)
+
 
 class StrictConfig(BaseModel):
-    """Base of every configuration: frozen, and unknown keys are errors."""
+    """Base of every configuration: frozen, every number finite, and unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     @classmethod
     def parse(cls, values: Any, *, where: str) -> Self:
@@ -33,7 +36,8 @@ class StrictConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(f"{where}: {'; '.join(_explain(cls, item) for item in error.errors())}") from None
+            explained = "; ".join(_explain(cls, values, item) for item in error.errors())
+            raise ConfigError(f"{where}: {explained}") from None
 
     def to_yaml(self) -> str:
         """Return every key with its value as YAML: itself a valid file of this config."""
@@ -50,8 +54,8 @@ def read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        problem = str(getattr(error, "problem", None) or type(error).__name__)
+    except _YAML_ERRORS as error:
+        problem = str(getattr(error, "problem", None) or error or type(error).__name__)
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path} is not valid YAML{line}: {problem}") from None
@@ -93,7 +97,7 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[st
 def _value(text: str) -> Any:
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except _YAML_ERRORS:
         return text
     if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string; a recipe means the number
         try:
@@ -107,14 +111,28 @@ def _copy(values: dict[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, dict) else value for key, value in values.items()}
 
 
-def _explain(config: type[BaseModel], item: Any) -> str:
+def _explain(config: type[BaseModel], values: Any, item: Any) -> str:
     location = [str(part) for part in item["loc"]]
-    name = ".".join(location)
+    name = ".".join(_written(values, item["loc"]))
+    problem = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         return f"unknown key '{name}' ({nearest(location[-1], _keys_at(config, location[:-1]))})"
     if item["type"] == "missing":
-        return f"'{name}' is missing"
-    return f"'{name}' = {item['input']!r}: {item['msg'].removeprefix('Value error, ')}"
+        return f"'{'.'.join([*name.split('.'), location[-1]]).removeprefix('.')}' is missing"
+    if isinstance(item["input"], dict):  # the section as a whole: its problem names the keys
+        return f"'{name}': {problem}" if name else problem
+    return f"'{name}' = {item['input']!r}: {problem}" if name else f"{problem}, not {item['input']!r}"
+
+
+def _written(values: Any, location: Iterable[str | int]) -> Iterator[str]:
+    """Yield the parts of pydantic's path that the user wrote: it also names the branches of unions."""
+    for part in location:
+        if isinstance(values, dict | list):
+            try:
+                values = values[part]  # type: ignore[index]
+            except (LookupError, TypeError):
+                continue
+            yield str(part)
 
 
 def _keys_at(config: type[BaseModel], location: list[str]) -> list[str]:

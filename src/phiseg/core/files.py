@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +29,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it was renamed, or could not even be made
+            temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -48,18 +49,25 @@ def atomic_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary folder to fill; it becomes `path` when the block ends without an error.
 
     Raises:
-        OutputError: `path` exists and `overwrite` is not set, or the folder cannot be written.
+        OutputError: `path` exists and `overwrite` is not set, it is a file, or the folder cannot be written.
     """
     if path.exists() and not overwrite:
         raise OutputError(f"{path} exists already; choose another folder or pass --overwrite")
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{path} is a file; choose another folder")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
+        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had our number
         temporary.mkdir(parents=True)
         yield temporary
         if path.exists():
             path.rename(replaced)
-        temporary.rename(path)
+        try:
+            temporary.rename(path)
+        except OSError:
+            replaced.rename(path)
+            raise
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:

@@ -62,15 +62,16 @@ def load_model(folder: Path, *, device: torch.device | str = "cpu") -> Segmenter
         raise ModelError(
             f"{folder} has format version {stored.get('version')!r}, this phiseg reads {VERSION}; update phiseg"
         )
-    values = stored.get("model")
-    if not isinstance(values, dict):
-        raise ModelError(f"{folder / 'config.json'} has no section 'model'; copy the folder again")
+    for section in ("model", "provenance"):
+        if not isinstance(stored.get(section), dict):
+            raise ModelError(f"{folder / 'config.json'} has no section '{section}'; copy the folder again")
+    values = stored["model"]
     config = model_class(values.get("name")).Config.parse(values, where=str(folder / "config.json"))
     with torch.random.fork_rng(devices=[]):  # the random weights are replaced at once: leave no trace
         model = build_model(config)
     load_weights(model, _read_weights(folder / "model.safetensors"), where=str(folder))
     model.preprocessing = _read_json(folder / "preprocessing.json")
-    model.provenance = stored.get("provenance", {})
+    model.provenance = stored["provenance"]
     return model.to(device).eval()
 
 

@@ -32,6 +32,6 @@ def model_class(name: Any) -> type[Segmenter]:
     Raises:
         ConfigError: there is none; the message lists the valid names.
     """
-    if name not in MODELS:
+    if not isinstance(name, str) or name not in MODELS:
         raise ConfigError(f"unknown model {name!r} ({nearest(str(name), MODELS)})")
     return MODELS[name]

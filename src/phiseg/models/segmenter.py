@@ -134,11 +134,12 @@ class Segmenter(nn.Module, ABC):
         self, image: Tensor, num_samples: int, *, generator: Generators, chunk_size: int | None = None
     ) -> Iterator[Tensor]:
         """Yield what `sample` returns in pieces (B, <= chunk_size, K, H, W); the image is encoded once."""
-        if num_samples < 1:
-            raise ModelError(f"num_samples is {num_samples}; draw at least 1")
+        step = num_samples if chunk_size is None else chunk_size
+        for name, value in (("num_samples", num_samples), ("chunk_size", step)):
+            if value < 1:
+                raise ModelError(f"{name} is {value}; give at least 1")
         encoding = self.encode(image)
         noise = draw_noise(self.noise_shapes(encoding.size), len(image), num_samples, generator)
-        step = chunk_size or num_samples
         for start in range(0, num_samples, step):
             chunk = [tensor[:, start : start + step].to(image.device) for tensor in noise]
             if not chunk:  # a deterministic model: S is carried by an empty tensor

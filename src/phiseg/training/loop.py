@@ -5,6 +5,7 @@ RUN/  config.yaml  environment.json  metrics.jsonl  state/last.pt  model/ (the b
 
 import platform
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
@@ -117,7 +118,7 @@ class _Training:
             disable=not (self.progress and self.fabric.is_global_zero),
             dynamic_ncols=True,
         )
-        batches = prefetch(self.stream, self.step, self.settings.steps, device=self.fabric.device)
+        batches = self._batches()
         with bar:
             for batch in batches:
                 values = self._optimise(batch)
@@ -136,6 +137,12 @@ class _Training:
         if self.skipped and self.fabric.is_global_zero:
             print(f"{self.skipped} of {self.step} steps were skipped: their loss or gradient was not finite")
         return self.out / "model"
+
+    def _batches(self) -> Iterator[Batch]:
+        """Yield the remaining batches. On a CPU the network needs every core, so there nothing is made ahead."""
+        if self.fabric.device.type == "cpu":
+            return map(self.stream.batch, range(self.step, self.settings.steps))
+        return prefetch(self.stream, self.step, self.settings.steps, device=self.fabric.device)
 
     def _optimise(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Take one step, unless its loss or gradient is not finite; return what is logged."""
