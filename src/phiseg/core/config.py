@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     except _YAML_ERRORS as error:
-        problem = str(getattr(error, "problem", None) or error or type(error).__name__)
+        problem = str(getattr(error, "problem", None) or type(error).__name__)
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path} is not valid YAML{line}: {problem}") from None
@@ -113,12 +113,13 @@ def _copy(values: dict[str, Any]) -> dict[str, Any]:
 
 def _explain(config: type[BaseModel], values: Any, item: Any) -> str:
     location = [str(part) for part in item["loc"]]
-    name = ".".join(_written(values, item["loc"]))
+    written = list(_written(values, item["loc"]))
+    name = ".".join(written)
     problem = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         return f"unknown key '{name}' ({nearest(location[-1], _keys_at(config, location[:-1]))})"
     if item["type"] == "missing":
-        return f"'{'.'.join([*name.split('.'), location[-1]]).removeprefix('.')}' is missing"
+        return f"'{'.'.join([*written, location[-1]])}' is missing"
     if isinstance(item["input"], dict):  # the section as a whole: its problem names the keys
         return f"'{name}': {problem}" if name else problem
     return f"'{name}' = {item['input']!r}: {problem}" if name else f"{problem}, not {item['input']!r}"

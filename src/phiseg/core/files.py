@@ -66,13 +66,14 @@ def atomic_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         try:
             temporary.rename(path)
         except OSError:
-            replaced.rename(path)
+            with suppress(OSError):
+                replaced.rename(path)
             raise
+        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _cannot_write(path: Path, error: OSError) -> OutputError:

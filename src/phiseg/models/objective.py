@@ -8,11 +8,12 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from phiseg.models.gaussian import Gaussian, kl_divergence
 
-KLWeights = Literal["paper", "reference", "unit"] | tuple[float, ...]
+KLWeights = Literal["paper", "reference", "unit"] | tuple[NonNegativeFloat, ...]
 
 
 class Loss(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from phiseg.core.config import StrictConfig
@@ -28,7 +28,7 @@ class SegmenterConfig(StrictConfig):
     """Channels C of the image. A training takes it from the dataset."""
     num_classes: int = Field(default=2, ge=2, le=255)
     """Classes K, background included. A training takes it from the dataset."""
-    channels: tuple[int, ...] = Field(default=(32, 64, 128, 192, 192, 192, 192), min_length=1)
+    channels: tuple[PositiveInt, ...] = Field(default=(32, 64, 128, 192, 192, 192, 192), min_length=1)
     """Width of each resolution level, finest first; their number is R."""
     blocks_per_level: int = Field(default=3, ge=1)
     """Convolution blocks at each resolution level of an encoder or decoder."""
