@@ -51,13 +51,13 @@ def atomic_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         OutputError: `path` exists and `overwrite` is not set, it is a file, or the folder cannot be written.
     """
-    if path.exists() and not overwrite:
-        raise OutputError(f"{path} exists already; choose another folder or pass --overwrite")
-    if path.exists() and not path.is_dir():
-        raise OutputError(f"{path} is a file; choose another folder")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
+        if path.exists() and not overwrite:
+            raise OutputError(f"{path} exists already; choose another folder or pass --overwrite")
+        if path.exists() and not path.is_dir():
+            raise OutputError(f"{path} is a file; choose another folder")
         shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had our number
         temporary.mkdir(parents=True)
         yield temporary

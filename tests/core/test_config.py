@@ -1,0 +1,205 @@
+"""Strict configuration: a wrong key is one line that says where and what to do; an override changes one value."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field, ValidationError, model_validator
+
+from phiseg.core.config import StrictConfig, apply_overrides, read_yaml
+from phiseg.core.errors import ConfigError
+
+
+class Circle(StrictConfig):
+    kind: Literal["circle"] = "circle"
+    radius: float = 1.0
+
+
+class Box(StrictConfig):
+    kind: Literal["box"] = "box"
+    width: float = 1.0
+    sides: tuple[int, ...] | Literal["square"] = "square"
+
+
+class Scene(StrictConfig):
+    title: str
+    repeats: int = Field(default=1, ge=1)
+    shape: Annotated[Circle | Box, Field(discriminator="kind")] = Circle()
+    frame: Box = Box()
+
+    @model_validator(mode="after")
+    def _fits(self):
+        if self.repeats > 100:
+            raise ValueError("repeats is beyond the 100 of a scene")
+        return self
+
+
+def refusal(values):
+    with pytest.raises(ConfigError) as caught:
+        Scene.parse(values, where="scene.yaml")
+    message = str(caught.value)
+    assert message.startswith("scene.yaml: ")
+    assert "\n" not in message
+    return message.removeprefix("scene.yaml: ")
+
+
+def test_parse_gives_values_and_defaults_and_is_frozen():
+    scene = Scene.parse({"title": "a", "shape": {"kind": "box", "width": 2}}, where="x")
+    assert scene == Scene(title="a", shape=Box(width=2.0))
+    assert isinstance(scene.shape, Box)
+    with pytest.raises(ValidationError):
+        scene.repeats = 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"titel": "a", "title": "b"}, "unknown key 'titel' (did you mean 'title'?)"),
+        ({"title": "a", "zzz": 1}, "unknown key 'zzz' (valid: frame, repeats, shape, title)"),
+        ({"title": "a", "frame": {"widht": 1}}, "unknown key 'frame.widht' (did you mean 'width'?)"),
+        # a tagged union offers the keys of the branch that was chosen, and names the key as it was written
+        ({"title": "a", "shape": {"kind": "box", "widht": 1}}, "unknown key 'shape.widht' (did you mean 'width'?)"),
+        ({"title": "a", "shape": {"kind": "circle", "radios": 1}}, "'shape.radios' (did you mean 'radius'?)"),
+        ({}, "'title' is missing"),
+        ({"title": "a", "repeats": 0}, "'repeats' = 0: Input should be greater than or equal to 1"),
+        ({"title": "a", "repeats": 101}, "repeats is beyond the 100 of a scene"),
+        ({"title": "a", "shape": {"kind": "box", "width": "x"}}, "'shape.width' = 'x': Input should be a valid"),
+        ({"title": "a", "frame": {"width": float("nan")}}, "'frame.width' = nan: Input should be a finite number"),
+        ({"title": "a", "frame": {"width": float("inf")}}, "'frame.width' = inf: Input should be a finite number"),
+        ({"title": "a", "frame": {"sides": [1, "x"]}}, "'frame.sides.1' = 'x': Input should be a valid integer"),
+        ({"title": "a", "frame": None}, "'frame' = None: Input should be a valid dictionary"),
+        ({"title": "a", "shape": {"kind": "bxo"}}, "'shape': Input tag 'bxo' found using 'kind' does not match"),
+        ({1: 2, "title": "a"}, "'1' = 1: Keys should be strings"),
+        ([], "Input should be a valid dictionary or instance of Scene, not []"),
+        (None, "Input should be a valid dictionary or instance of Scene, not None"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_key_as_written_its_value_and_the_cure(values, message):
+    assert message in refusal(values)
+
+
+def test_a_branch_of_a_tagged_union_does_not_offer_the_keys_of_another():
+    assert refusal({"title": "a", "shape": {"kind": "circle", "widht": 1}}).endswith("(valid: kind, radius)")
+
+
+def test_all_mistakes_are_told_at_once():
+    message = refusal({"titel": "a", "frame": {"widht": 1}, "repeats": 0})
+    for part in ("'title' is missing", "'titel'", "'frame.widht'", "'repeats' = 0"):
+        assert part in message
+
+
+def test_yaml_of_a_config_is_a_file_of_the_same_config(tmp_path):
+    scene = Scene(title="a: b", repeats=3, shape=Box(width=0.001, sides=(1, 2)))
+    (tmp_path / "scene.yaml").write_text(scene.to_yaml())
+    assert Scene.parse(read_yaml(tmp_path / "scene.yaml"), where="x") == scene
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (b"a: [1, 2", " in line 1"),
+        (b"a: 1\nb: 2: 3\n", " in line 2"),
+        (b"a: \x00", ""),
+        (b"a: !!python/object/apply:os.system ['touch harm']", " in line 1"),
+        (b"a: 2024-13-45", ""),  # PyYAML takes it for a date
+        (b"a: !!bool perhaps", ""),
+        (b"a: !!timestamp soon", ""),
+        (b"[" * 1500, ""),
+    ],
+)
+def test_what_is_not_yaml_is_refused_in_one_line(tmp_path, monkeypatch, text, where):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(path)
+    assert str(caught.value).startswith(f"{path} is not valid YAML{where}: ")
+    assert "\n" not in str(caught.value)
+    assert not Path("harm").exists()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: None, Path.mkdir, lambda path: path.write_bytes(b"\xff\xfe\x00a: 1")]
+)
+def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, make):
+    path = tmp_path / "recipe.yaml"
+    make(path)
+    with pytest.raises(ConfigError, match=r"^cannot read .*recipe\.yaml: ") as caught:
+        read_yaml(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        ("-3", -3),
+        ("1e-3", 1e-3),
+        ("1.5E4", 1.5e4),
+        ("0.5", 0.5),
+        ("true", True),
+        ("false", False),
+        ("null", None),
+        ("", None),
+        ("[1, 2]", [1, 2]),
+        ("[a, 1e-3]", ["a", "1e-3"]),  # inside a list YAML's own rules hold; the config turns it into a number
+        ("{a: 1}", {"a": 1}),
+        ("group", "group"),
+        ("a=b", "a=b"),
+        ("[1, 2", "[1, 2"),
+        ("2024-13-45", "2024-13-45"),
+    ],
+)
+@pytest.mark.parametrize("form", ["two words", "equals"])
+def test_an_override_means_what_it_means_in_a_file(text, value, form):
+    words = ["--a.b", text] if form == "two words" else [f"--a.b={text}"]
+    result = apply_overrides({"a": {"b": 0}}, words)["a"]["b"]
+    assert result == value
+    assert type(result) is type(value)
+
+
+def test_an_override_keeps_everything_else_and_its_base():
+    base = {"train": {"steps": 5, "inner": {"x": [1], "y": 2}}, "name": "n"}
+    result = apply_overrides(base, ["--train.inner.y", "3", "--model.norm=group", "--train.steps", "7"])
+    assert result == {
+        "train": {"steps": 7, "inner": {"x": [1], "y": 3}},
+        "name": "n",
+        "model": {"norm": "group"},
+    }
+    assert base == {"train": {"steps": 5, "inner": {"x": [1], "y": 2}}, "name": "n"}
+
+
+def test_dashes_are_underscores_and_the_last_override_wins():
+    assert apply_overrides({}, ["--train.batch-size=1", "--train.batch_size", "2"]) == {"train": {"batch_size": 2}}
+
+
+keys = st.text("abc_", min_size=1, max_size=4)
+sections = st.dictionaries(keys, st.dictionaries(keys, st.integers(), max_size=4), max_size=4)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sections, keys, keys, st.integers())
+def test_an_override_changes_exactly_one_value(values, section, key, number):
+    result = apply_overrides(values, [f"--{section}.{key}", str(number)])
+    assert result[section].pop(key) == number
+    expected = {name: dict(inner) for name, inner in values.items()}
+    expected.setdefault(section, {}).pop(key, None)
+    assert result == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "5"], "unknown argument '--steps'; a recipe's key is given as --section.key VALUE"),
+        (["train.steps", "5"], "unknown argument 'train.steps'"),
+        (["--train.steps"], "--train.steps needs a value: --train.steps VALUE"),
+        (["--train.steps", "--train.seed", "1"], "--train.steps needs a value"),
+        (["--train.steps.x", "1"], "--train.steps.x: 'steps' is a value, not a section"),
+    ],
+)
+def test_a_wrong_override_is_refused_with_its_cure(words, message):
+    with pytest.raises(ConfigError) as caught:
+        apply_overrides({"train": {"steps": 5}}, words)
+    assert message in str(caught.value)
