@@ -1,0 +1,148 @@
+"""The building blocks, and batch norm that does not notice how many processes share the batch."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import multiprocessing, nn
+
+from phiseg.models.blocks import BatchNorm, Block, Blocks, Encoder, UNetBody, double, normalisation, output_layer
+
+CHANNELS = 3
+MOMENTA = (0.01, None)
+
+
+def batch_norm(kind, momentum=0.01):
+    layer = kind(CHANNELS, momentum=momentum, eps=1e-3)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([0.5, 1.0, -2.0]))
+        layer.bias.copy_(torch.tensor([1.0, 0.0, 3.0]))
+        layer.running_mean.copy_(torch.tensor([0.1, 0.2, 0.3]))
+        layer.running_var.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    return layer
+
+
+def use(layer, input, target):
+    """Return everything that a step through `layer` gives: output, gradients, statistics."""
+    input = input.clone().requires_grad_()
+    output = layer(input)
+    (output * target).sum().backward()
+    gradients = {"input": input.grad, "weight": layer.weight.grad, "bias": layer.bias.grad}
+    return {"output": output.detach(), **gradients, **{k: v.clone() for k, v in layer.named_buffers()}}
+
+
+def batches(number, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        [scale * torch.randn(4, CHANNELS, 3, 2, generator=generator) + scale for _ in range(2)]
+        for scale in (1.0, 5.0, 0.2)[:number]
+    ]
+
+
+@pytest.mark.parametrize("momentum", MOMENTA)
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_in_one_process_is_torchs(training, momentum):
+    ours, torchs = (batch_norm(kind, momentum).train(training) for kind in (BatchNorm, nn.BatchNorm2d))
+    for input, target in batches(3):
+        expected, result = use(torchs, input, target), use(ours, input, target)
+        assert expected.keys() == result.keys()
+        assert all(torch.equal(expected[name], result[name]) for name in expected)
+
+
+def steps(kind, share=slice(None)):
+    """Train on three batches and evaluate on a fourth, with every momentum; of each batch only `share`."""
+    results = []
+    for momentum in MOMENTA:
+        layer = batch_norm(kind, momentum)
+        results += [use(layer, input[share], target[share]) for input, target in batches(3)]
+        results.append(use(layer.eval(), *(tensor[share] for tensor in batches(1, seed=1)[0])))
+    return results
+
+
+def one_of_two_processes(rank, folder):
+    """Take every other image of each batch, and store what came out."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    share = slice(rank, None, 2)
+    low = batch_norm(BatchNorm)(batches(1)[0][0][share].bfloat16())
+    torch.save((steps(BatchNorm, share), low), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_batch_norm_in_two_processes_is_that_of_the_whole_batch(tmp_path):
+    multiprocessing.spawn(one_of_two_processes, (str(tmp_path),), nprocs=2)
+    (first, first_low), (second, second_low) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    for whole, left, right in zip(steps(nn.BatchNorm2d), first, second, strict=True):
+        for name in ("output", "input"):
+            together = torch.stack([left[name], right[name]], dim=1).flatten(0, 1)
+            torch.testing.assert_close(together, whole[name], rtol=1e-4, atol=1e-5)
+        for name in ("weight", "bias"):  # each process has the gradient of its share
+            torch.testing.assert_close(left[name] + right[name], whole[name], rtol=1e-4, atol=1e-4)
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            torch.testing.assert_close(left[name], whole[name], rtol=1e-5, atol=1e-6)
+            assert torch.equal(left[name], right[name])
+    assert first_low.dtype == second_low.dtype == torch.bfloat16
+
+
+def test_norms_have_the_reference_constants():
+    batch = normalisation("batch", 6)
+    assert isinstance(batch, BatchNorm)
+    assert (batch.momentum, batch.eps) == (0.01, 1e-3)
+    assert [normalisation("group", width).num_groups for width in (16, 12, 6, 5)] == [8, 4, 2, 1]
+    assert isinstance(normalisation("none", 6), nn.Identity)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+def test_a_block_is_a_zero_padded_convolution_a_norm_and_a_relu(norm):
+    block, x = Block(2, 8, norm=norm).eval(), torch.randn(3, 2, 5, 4)
+    convolution = block[0]
+    assert (convolution.bias is None) == (norm != "none")
+    result = F.conv2d(F.pad(x, (1, 1, 1, 1)), convolution.weight, convolution.bias)
+    if norm == "batch":
+        result = result / math.sqrt(1 + 1e-3)
+    if norm == "group":
+        result = F.group_norm(result, 8)
+    torch.testing.assert_close(block(x), result.clamp(min=0), rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions_start_he_normal():
+    torch.manual_seed(0)
+    for layer, fan_in in ((Block(32, 64, norm="batch")[0], 288), (output_layer(64, 64, kernel_size=1), 64)):
+        std = math.sqrt(2 / fan_in)  # five standard errors of an estimated standard deviation
+        assert layer.weight.std().item() == pytest.approx(std, abs=5 * std / math.sqrt(2 * layer.weight.numel()))
+        assert layer.weight.mean().item() == pytest.approx(0, abs=5 * std / math.sqrt(layer.weight.numel()))
+    assert not output_layer(4, 4).bias.any()
+
+
+def test_double_is_bilinear_without_aligned_corners():
+    row = torch.tensor([0.0, 4.0, 8.0]).view(1, 1, 1, 3)
+    assert double(row)[0, 0, 0].tolist() == [0, 1, 3, 5, 7, 8]
+    assert double(torch.randn(2, 3, 4, 5)).shape == (2, 3, 8, 10)
+
+
+def test_blocks_are_a_chain():
+    chain = Blocks(3, 2, 5, norm="none")
+    assert [(block[0].in_channels, block[0].out_channels) for block in chain] == [(2, 5), (5, 5), (5, 5)]
+
+
+def test_an_encoder_halves_by_averaging():
+    encoder = Encoder(1, (2, 3, 4), num_blocks=2, norm="none").eval()
+    x = torch.randn(2, 1, 8, 12)
+    features = encoder(x)
+    assert [tuple(f.shape) for f in features] == [(2, 2, 8, 12), (2, 3, 4, 6), (2, 4, 2, 3)]
+    for level in (1, 2):
+        quarters = [features[level - 1][..., i::2, j::2] for i in (0, 1) for j in (0, 1)]
+        torch.testing.assert_close(features[level], encoder.levels[level](sum(quarters) / 4))
+    torch.testing.assert_close(features[0], encoder.levels[0](x))
+
+
+def test_a_unet_joins_every_level_of_its_encoder():
+    torch.manual_seed(0)
+    body = UNetBody(1, (4, 4, 4), num_blocks=1, norm="none")
+    captured = []
+    body.encoder.register_forward_hook(lambda module, args, output: captured.extend(output))
+    output = body(torch.randn(1, 1, 8, 8))
+    assert output.shape == (1, 4, 8, 8)
+    gradients = torch.autograd.grad(output.sum(), captured)
+    assert all(gradient.any() for gradient in gradients)
