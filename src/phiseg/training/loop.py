@@ -88,6 +88,7 @@ class _Training:
             rank=fabric.global_rank,
             world_size=fabric.world_size,
         )
+        self._check_batch()
         dataset.check_labels(self.stream.rows)
         dataset.check_labels(dataset.rows("val"))
         if fabric.device.type == "cuda":
@@ -137,6 +138,19 @@ class _Training:
         if self.skipped and self.fabric.is_global_zero:
             print(f"{self.skipped} of {self.step} steps were skipped: their loss or gradient was not finite")
         return self.out / "model"
+
+    def _check_batch(self) -> None:
+        """Refuse a batch that batch norm cannot normalise: a single value per channel."""
+        stride = 2 ** (len(self.recipe.model.channels) - 1)
+        if (
+            self.recipe.model.norm == "batch"
+            and self.settings.batch_size == 1
+            and max(self.dataset.info.size) <= stride
+        ):
+            raise ConfigError(
+                "train.batch_size 1 leaves batch norm a single value at the coarsest resolution; "
+                "use 2 or more, fewer model.channels, or model.norm group"
+            )
 
     def _batches(self) -> Iterator[Batch]:
         """Yield the remaining batches. On a CPU the network needs every core, so there nothing is made ahead."""
