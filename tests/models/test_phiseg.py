@@ -1,0 +1,153 @@
+"""PHiSeg: the size of the reference network, where its latents sit, and the ladder between image and samples."""
+
+import pytest
+import torch
+from tiny_models import batch, tiny_phiseg
+
+from phiseg.core.errors import ConfigError
+from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.phiseg import PHiSegConfig
+from phiseg.models.registry import build_model
+from phiseg.training.recipe import load_recipe
+
+REFERENCE = (32, 64, 128, 192, 192, 192, 192)
+
+
+def parameters(*modules):
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def on_paper(config):
+    """Build a model of which only the shapes exist."""
+    with torch.device("meta"):
+        return build_model(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [PHiSegConfig(), PHiSegConfig(channels=REFERENCE, num_levels=5), load_recipe("phiseg-reference").model],
+    ids=["defaults", "config", "recipe"],
+)
+def test_the_reference_network_has_the_authors_number_of_parameters(config):
+    model = on_paper(config)
+    assert parameters(model) == 17_819_186
+    assert parameters(model.prior) == 5_981_812
+    assert parameters(model.posterior) == 5_982_388
+    assert parameters(model.likelihood) == 5_854_986
+    assert parameters(model.prior, model.likelihood) == 11_836_798
+
+
+@pytest.mark.parametrize(
+    "config", [PHiSegConfig(num_levels=1), load_recipe("phiseg-l1").model], ids=["config", "recipe"]
+)
+def test_the_ablation_has_the_authors_number_of_parameters(config):
+    model = on_paper(config)
+    assert parameters(model) == 8_786_314
+    assert parameters(model.likelihood) == 65_666
+    assert model.noise_shapes((128, 128)) == [(2, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sides"),
+    [("phiseg-reference", [32, 16, 8, 4, 2]), ("phiseg-paper", [128, 64, 32, 16, 8])],
+)
+def test_latents_sit_where_the_recipe_says(recipe, sides):
+    model = on_paper(load_recipe(recipe).model)
+    assert model.noise_shapes((128, 128)) == [(2, side, side) for side in sides]
+    encoding = model.encode(torch.empty(1, 1, 128, 128, device="meta"))
+    assert [feature.shape[-2:] for feature in encoding.features] == [(side, side) for side in sides]
+    latents = [torch.empty(1, 2, side, side, device="meta") for side in sides]
+    assert [logits.shape for logits in model.decode(latents, (128, 128))] == [(1, 2, 128, 128)] * 5
+
+
+@pytest.mark.parametrize("latents_at", ["coarsest", "finest"])
+@pytest.mark.parametrize(("resolutions", "num_levels"), [(r, n) for r in (1, 2, 3, 4) for n in range(1, r + 1)])
+def test_every_number_of_levels_trains_and_samples(resolutions, num_levels, latents_at):
+    channels = (4, 6, 5, 7)[:resolutions]
+    model = tiny_phiseg(channels=channels, num_levels=num_levels, latents_at=latents_at, steps=1)
+    offset = resolutions - num_levels if latents_at == "coarsest" else 0
+    assert model.noise_shapes((16, 24)) == [
+        (2, 16 // 2 ** (level + offset), 24 // 2 ** (level + offset)) for level in range(num_levels)
+    ]
+    image, labels = batch(model.config, (16, 24), 2)
+    loss = model(image, labels, generator=seeded_generator(0))
+    assert loss.total.isfinite()
+    assert len(loss.terms) == 2 * num_levels + 1
+    with torch.no_grad():
+        noise = draw_noise(model.noise_shapes((16, 24)), 2, 3, seeded_generator(0))
+        levels = model.sample_levels(model.encode(image), noise)
+    assert [level.shape for level in levels] == [(2, 3, 2, 16, 24)] * num_levels
+    assert all(level.isfinite().all() for level in levels)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_levels": 8}, "num_levels = 8 needs that many resolution levels, but channels names 7"),
+        ({"num_levels": 0}, "'num_levels' = 0"),
+        ({"channels": []}, "'channels' = []"),
+        ({"channels": [4, 0, 4, 4, 4]}, "'channels.1' = 0"),
+        ({"min_std": 0.0}, "'min_std' = 0.0"),
+        ({"latents_at": "finets"}, "'latents_at' = 'finets'"),
+        ({"num_classes": 1}, "'num_classes' = 1"),
+    ],
+)
+def test_a_network_that_cannot_be_built_is_refused(values, message):
+    with pytest.raises(ConfigError) as caught:
+        PHiSegConfig.parse(values, where="recipe")
+    assert message in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_phiseg()
+
+
+@pytest.fixture(scope="module")
+def ladder(model):
+    """Return the encoding of two images and noise for three samples of each."""
+    image, _ = batch(model.config, (13, 9), 2)
+    with torch.no_grad():
+        encoding = model.encode(image)
+    return image, encoding, draw_noise(model.noise_shapes((13, 9)), 2, 3, seeded_generator(4))
+
+
+@torch.no_grad()
+def test_the_ladder_step_by_step_is_sample(model, ladder):
+    image, encoding, noise = ladder
+    latents = model.sample_latents(encoding, noise)
+    assert [latent.shape for latent in latents] == [level.shape for level in noise]
+    logits = model.decode([latent.flatten(0, 1) for latent in latents], (13, 9))[0].view(2, 3, 2, 13, 9)
+    assert torch.equal(logits, model.sample(image, 3, generator=seeded_generator(4)))
+    assert torch.equal(logits, model.decode_samples(encoding, noise))
+    assert torch.equal(logits, model.sample_levels(encoding, noise)[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kept", [{2}, {1}, {0}, {2, 1}, {0, 2}])
+def test_given_levels_stay_and_the_others_are_drawn_anew(model, ladder, kept):
+    """Keep the layout of one sample and redraw its details, or the other way round."""
+    _, encoding, noise = ladder
+    first = model.sample_latents(encoding, noise)
+    fresh = draw_noise(model.noise_shapes((13, 9)), 2, 3, seeded_generator(5))
+    again = model.sample_latents(encoding, fresh, given={level: first[level] for level in kept})
+    for level in range(3):
+        assert torch.equal(again[level], first[level]) == (level in kept)
+
+
+@torch.no_grad()
+def test_temperature_zero_gives_one_sample_and_one_gives_the_samples(model, ladder):
+    _, encoding, noise = ladder
+    for level in model.sample_latents(encoding, noise, temperatures=(0.0, 0.0, 0.0)):
+        torch.testing.assert_close(level, level[:, :1].expand_as(level))
+    plain, warm = (model.sample_latents(encoding, noise, temperatures=t) for t in (None, (1.0, 1.0, 1.0)))
+    assert all(torch.equal(a, b) for a, b in zip(plain, warm, strict=True))
+
+
+@torch.no_grad()
+def test_temperatures_scale_each_level_around_the_priors_mean(model, ladder):
+    _, encoding, noise = ladder
+    centre = model.sample_latents(encoding, noise, temperatures=(0.0, 0.0, 0.0))
+    ones, halves = (model.sample_latents(encoding, noise, temperatures=(0.0, 0.0, t)) for t in (1.0, 0.5))
+    torch.testing.assert_close(halves[2] - centre[2], 0.5 * (ones[2] - centre[2]))
+    assert not torch.allclose(ones[0], centre[0])  # the means of the finer levels follow
