@@ -1,0 +1,73 @@
+"""The registry: names, classes and configs agree, and the names of the weights are a file format."""
+
+import hashlib
+from typing import get_args
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from phiseg.core.errors import ConfigError
+from phiseg.models.phiseg import PHiSegConfig
+from phiseg.models.pretrained import VERSION
+from phiseg.models.registry import MODELS, ModelConfig, build_model, model_class
+from phiseg.models.segmenter import SegmenterConfig
+
+
+def test_the_registry_and_the_union_of_configs_agree():
+    union, *_ = get_args(ModelConfig)
+    configs = {get_args(config.model_fields["name"].annotation): config for config in get_args(union)}
+    assert configs == {(name,): kind.Config for name, kind in MODELS.items()}
+    for name, kind in MODELS.items():
+        assert kind.Config().name == name
+        assert issubclass(kind.Config, SegmenterConfig)
+        assert kind.__annotations__["config"] is kind.Config
+        assert type(TypeAdapter(ModelConfig).validate_python({"name": name})) is kind.Config
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_name_gives_its_class(name):
+    assert model_class(name) is MODELS[name]
+    assert type(build_model(MODELS[name].Config(channels=(2,) * 5))) is MODELS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("phisg", "unknown model 'phisg' (did you mean 'phiseg'?)"),
+        ("resnet", "unknown model 'resnet' (valid: phiseg, probunet, unet)"),
+        (None, "unknown model None"),
+        (["phiseg"], "unknown model ['phiseg']"),
+        ({}, "unknown model {}"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_valid_ones(name, cure):
+    with pytest.raises(ConfigError) as caught:
+        model_class(name)
+    assert cure in str(caught.value)
+
+
+def test_building_is_seeded_by_torchs_generator():
+    config = PHiSegConfig(channels=(2, 2), num_levels=2)
+    states = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        states.append(build_model(config).state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
+
+
+DIGESTS = {
+    (1, "phiseg"): "16cdba52c4b8b89c",
+    (1, "probunet"): "d93eae4d41eae20a",
+    (1, "unet"): "a6a613f41c1e54cc",
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_names_and_shapes_of_the_weights_never_change_silently(name):
+    """Another digest means that model folders written before no longer load: raise `pretrained.VERSION` with it."""
+    with torch.device("meta"):
+        model = build_model(MODELS[name].Config())
+    lines = [f"{key} {tuple(tensor.shape)}" for key, tensor in sorted(model.state_dict().items())]
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == DIGESTS[VERSION, name]
