@@ -1,0 +1,301 @@
+"""The contract of `phiseg.models.segmenter`, for every model in the registry.
+
+A new model passes by being registered; at most it adds its own settings for a small network below.
+"""
+
+import copy
+
+import pytest
+import torch
+
+from phiseg.core.errors import ModelError
+from phiseg.models import MODELS, build_model, load_model, save_model
+from phiseg.models.blocks import Encoder
+from phiseg.models.noise import draw_noise, seeded_generator
+
+SMALL = {"channels": (4, 5, 6, 7), "blocks_per_level": 1}  # stride 8
+EXTRA = {"phiseg": {"num_levels": 3, "kl_weights": "paper"}, "probunet": {"kl_weight": 0.5, "latent_dimensions": 3}}
+ODD = (19, 27)
+
+pytestmark = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name, *, seed=0, **settings):
+    torch.manual_seed(seed)
+    return build_model(MODELS[name].Config(**SMALL, **EXTRA.get(name, {}) | settings))
+
+
+def settled(name, **settings):
+    """Return a model in evaluation mode whose batch norms have seen both of its paths."""
+    model = build(name, **settings).train()
+    with torch.no_grad():
+        for seed in range(3):
+            image, labels = batch(model, seed=seed)
+            model(image, labels, generator=seeded_generator(seed))
+            model.sample(image, 1, generator=seeded_generator(seed))
+    return model.eval()
+
+
+def batch(model, size=(16, 16), number=4, *, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randn(number, model.config.image_channels, *size, generator=generator)
+    return image, torch.randint(model.config.num_classes, (number, *size), generator=generator)
+
+
+def generators(*seeds):
+    return [seeded_generator(seed) for seed in seeds]
+
+
+@torch.no_grad()
+def sample(model, image, number, *seeds, **options):
+    """Draw samples with one generator per image, or with a single one."""
+    generator = seeded_generator(0) if not seeds else generators(*seeds)
+    return model.sample(image, number, generator=generator, **options)
+
+
+def is_stochastic(model):
+    return bool(model.noise_shapes((16, 16)))
+
+
+def close(first, second):
+    """Equal up to the rounding of convolutions over batches of another size."""
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+
+
+def documented_weights(config):
+    """Return alpha of each KL term, finest first, as the configs document them."""
+    match config.name:
+        case "phiseg":
+            base = {"paper": 2, "reference": 4, "unit": 1}[config.kl_weights]
+            return [base**level for level in range(config.num_levels)]
+        case "probunet":
+            return [config.kl_weight]
+        case _:
+            return []
+
+
+@pytest.mark.parametrize("size", [(16, 16), ODD])
+def test_the_loss_is_a_finite_scalar_of_named_terms(name, size):
+    model = build(name).train()
+    loss = model(*batch(model, size), generator=seeded_generator(0))
+    assert loss.total.shape == ()
+    assert loss.total.dtype == torch.float32
+    assert loss.total.isfinite()
+    assert loss.total.requires_grad
+    for term in loss.terms.values():
+        assert term.shape == ()
+        assert term.dtype == torch.float32
+        assert term.isfinite()
+        assert not term.requires_grad
+
+
+def test_the_terms_add_up_to_the_total_and_the_elbo(name):
+    model = settled(name)
+    loss = model(*batch(model, ODD), generator=seeded_generator(0))
+    kls = [value for term, value in loss.terms.items() if term.startswith("kl/")]
+    reconstructions = [value for term, value in loss.terms.items() if term.startswith("cross_entropy/")]
+    weights = documented_weights(model.config)
+    total = sum(reconstructions) + sum(weight * kl for weight, kl in zip(weights, kls, strict=True))
+    torch.testing.assert_close(loss.total.detach(), total)
+    torch.testing.assert_close(loss.terms["elbo"], -reconstructions[0] - sum(kls))
+    assert len(loss.terms) == len(kls) + len(reconstructions) + 1
+    assert [*loss.terms][: len(reconstructions)] == [f"cross_entropy/{i}" for i in range(len(reconstructions))]
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+def test_gradients_reach_every_parameter(name, norm):
+    model = build(name, norm=norm).train()
+    for seed in range(3):
+        model(*batch(model, seed=seed), generator=seeded_generator(seed)).total.backward()
+    for parameter, tensor in model.named_parameters():
+        assert tensor.grad is not None, parameter
+        assert tensor.grad.isfinite().all(), parameter
+        assert tensor.grad.any(), parameter
+
+
+def test_a_few_steps_learn_to_threshold_an_image(name):
+    model = build(name).train()
+    image, _ = batch(model)
+    labels = (image[:, 0] > 0).long()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    losses = []
+    for step in range(12):
+        optimizer.zero_grad()
+        loss = model(image, labels, generator=seeded_generator(step)).total
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.85 * losses[0]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("size", [ODD, (16, 8), (1, 5)])
+def test_samples_have_the_size_of_the_image(name, channels, classes, size):
+    model = settled(name, image_channels=channels, num_classes=classes)
+    assert model.stride == 8
+    logits = sample(model, batch(model, size, 2)[0], 3)
+    assert logits.shape == (2, 3, classes, *size)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize(("number", "chunk_size"), [(1, None), (5, None), (5, 1), (5, 2)])
+def test_the_image_is_encoded_once_whatever_the_number_of_samples(name, number, chunk_size, monkeypatch):
+    model = settled(name)
+    image, _ = batch(model, ODD, 2)
+    encodings, calls = [], []
+    encode = model.encode
+    monkeypatch.setattr(model, "encode", lambda image: encodings.append(len(image)) or encode(image))
+    encoders = [module for module in model.modules() if isinstance(module, Encoder)]
+    for encoder in encoders:
+        encoder.register_forward_hook(lambda module, args, output: calls.append((module, len(args[0]))))
+    sample(model, image, number, chunk_size=chunk_size)
+    assert encodings == [2]
+    assert encoders
+    assert len(calls) == len({module for module, _ in calls})
+    assert {items for _, items in calls} == {2}
+
+
+def test_the_same_seed_draws_the_same_samples_and_another_others(name):
+    model = settled(name)
+    image, _ = batch(model, ODD, 2)
+    first, again, other = (sample(model, image, 2, *seeds) for seeds in ((1, 2), (1, 2), (3, 4)))
+    assert torch.equal(first, again)
+    assert torch.equal(first, other) != is_stochastic(model)
+    assert torch.equal(first[:, 0], first[:, 1]) != is_stochastic(model)
+
+
+def test_the_same_seed_gives_the_same_loss_and_another_another(name):
+    model = settled(name)
+    first, again, other = (
+        model(*batch(model), generator=seeded_generator(seed)).total.item() for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert (first == other) != is_stochastic(model)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 9])
+def test_chunks_change_nothing(name, chunk_size):
+    model = settled(name)
+    image, _ = batch(model, ODD, 2)
+    with torch.no_grad():
+        chunks = list(model.sample_chunks(image, 5, generator=generators(1, 2), chunk_size=chunk_size))
+    assert [chunk.shape[1] for chunk in chunks] == [min(chunk_size, 5 - start) for start in range(0, 5, chunk_size)]
+    close(torch.cat(chunks, dim=1), sample(model, image, 5, 1, 2))
+    close(sample(model, image, 5, chunk_size=chunk_size), sample(model, image, 5))
+
+
+def test_samples_do_not_depend_on_the_neighbours_in_the_batch(name):
+    model = settled(name)
+    image, _ = batch(model, ODD, 3)
+    together = sample(model, image, 2, 1, 2, 3)
+    for row in range(3):
+        close(sample(model, image[row : row + 1], 2, row + 1), together[row : row + 1])
+    close(sample(model, image.flip(0), 2, 3, 2, 1), together.flip(0))
+
+
+def test_the_first_samples_do_not_depend_on_how_many_follow(name):
+    model = settled(name)
+    image, _ = batch(model, ODD, 2)
+    close(sample(model, image, 2, 1, 2), sample(model, image, 5, 1, 2)[:, :2])
+
+
+def test_the_levels_of_a_sample_end_in_the_sample(name):
+    model = settled(name)
+    image, _ = batch(model, ODD, 2)
+    noise = draw_noise(model.noise_shapes(ODD), 2, 3, seeded_generator(0)) or [torch.empty(2, 3, 0)]
+    with torch.no_grad():
+        levels = model.sample_levels(model.encode(image), noise)
+    assert {level.shape for level in levels} == {(2, 3, 2, *ODD)}
+    close(levels[0], sample(model, image, 3))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 16, 16), (2, 16, 16), (16, 16), (1, 2, 1, 16, 16)])
+def test_an_image_that_does_not_fit_is_refused_with_both_shapes(name, shape):
+    model = settled(name, image_channels=2)
+    image, labels = torch.zeros(shape), torch.zeros(2, 16, 16, dtype=torch.long)
+    for use in (
+        lambda: model.encode(image),
+        lambda: model.sample(image, 1, generator=seeded_generator(0)),
+        lambda: model(image, labels, generator=seeded_generator(0)),
+    ):
+        with pytest.raises(ModelError) as caught:
+            use()
+        assert "(batch, 2, height, width)" in str(caught.value)
+        assert str(shape) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "chunk_size", "wrong"), [(0, None, "num_samples is 0"), (2, 0, "chunk_size is 0")]
+)
+def test_no_samples_are_refused(name, number, chunk_size, wrong):
+    model = settled(name)
+    with pytest.raises(ModelError, match=wrong):
+        sample(model, batch(model)[0], number, chunk_size=chunk_size)
+
+
+def test_a_model_folder_brings_back_the_same_samples_bit_for_bit(name, tmp_path):
+    model = settled(name, num_classes=3)
+    save_model(tmp_path, model, preprocessing={"a": 1}, provenance={"b": 2}, card="card")
+    loaded = load_model(tmp_path)
+    assert type(loaded) is type(model)
+    assert loaded.config == model.config
+    assert not loaded.training
+    assert (loaded.preprocessing, loaded.provenance) == ({"a": 1}, {"b": 2})
+    image, labels = batch(model, ODD)
+    assert torch.equal(sample(loaded, image, 2), sample(model, image, 2))
+    losses = [m(image, labels, generator=seeded_generator(0)).total for m in (model, loaded)]
+    assert torch.equal(*losses)
+
+
+def test_using_a_model_leaves_no_trace(name):
+    """Neither weights nor statistics nor torch's global generator change, so that evaluation cannot."""
+    model = settled(name)
+    image, labels = batch(model, ODD)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    state, given = torch.get_rng_state(), image.clone()
+    sample(model, image, 2)
+    model(image, labels, generator=seeded_generator(0))
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(image, given)
+
+
+def test_two_models_of_one_config_have_the_same_weights_by_name(name):
+    first, second = (build(name, seed=seed).state_dict() for seed in (0, 1))
+    assert [(k, v.shape, v.dtype) for k, v in first.items()] == [(k, v.shape, v.dtype) for k, v in second.items()]
+
+
+def test_a_deep_copy_is_equal_and_independent(name):
+    model = settled(name)
+    twin = copy.deepcopy(model)
+    image, _ = batch(model, ODD)
+    before = sample(model, image, 2)
+    assert list(twin.state_dict()) == list(model.state_dict())
+    assert torch.equal(sample(twin, image, 2), before)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert torch.equal(sample(model, image, 2), before)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_loss_is_float32_and_finite_under_autocast(name, training):
+    model = settled(name).train(training)
+    image, labels = batch(model, ODD)
+    exact = copy.deepcopy(model)(image, labels, generator=seeded_generator(0)).total.item()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(image, labels, generator=seeded_generator(0))
+        samples = sample(model.eval(), image, 2)
+    assert {loss.total.dtype, *(term.dtype for term in loss.terms.values())} == {torch.float32}
+    assert loss.total.item() == pytest.approx(exact, rel=0.1)
+    assert samples.isfinite().all()
+    loss.total.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_model_states_its_config(name):
+    model = build(name)
+    assert type(model.config) is MODELS[name].Config
+    assert MODELS[name].Config.parse(model.config.model_dump(mode="json"), where="x") == model.config
+    assert model.preprocessing == model.provenance == {}
