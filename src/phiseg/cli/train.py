@@ -40,12 +40,15 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     words, overrides = split_overrides(arguments)
     command = parse(Train, words, prog=prog)
+    from lightning_fabric.utilities import rank_zero_only
+
     from phiseg.training.loop import train
     from phiseg.training.recipe import load_recipe
 
     model = train(load_recipe(command.recipe, overrides), command.data, command.out, resume=command.resume)
-    print(f"the best model is in {model}")
-    print(f"next: phiseg evaluate {command.out} --data {command.data} --out {command.out}-eval")
+    tell = rank_zero_only(print)  # a training on several devices runs this command in each of its processes
+    tell(f"the best model is in {model}")
+    tell(f"next: phiseg evaluate {command.out} --data {command.data} --out {command.out}-eval")
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -4,9 +4,8 @@ Randomness is a function of the seed and the step, so the state is short: weight
 """
 
 import io
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ class TrainingState:
     """Where a training stands after `step` steps."""
 
     fingerprint: str
-    """Of the dataset."""
+    """Of the dataset and its split."""
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any]
     step: int = 0
@@ -30,6 +29,8 @@ class TrainingState:
     """The best value of the selection criterion so far."""
     skipped: int = 0
     """Steps skipped so far because something was not finite."""
+    scaler: dict[str, Any] = field(default_factory=dict)
+    """The loss scaler of precision 16-mixed; empty for the others."""
 
 
 def save_state(path: Path, state: TrainingState) -> None:
@@ -48,7 +49,7 @@ def load_state(path: Path) -> TrainingState:
     """
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # torch and its unpickler raise nearly anything when the bytes are not theirs
         reason = str(error).partition("\n")[0]
         raise TrainingError(
             f"cannot read {path}: damaged or not a training state ({reason}); "

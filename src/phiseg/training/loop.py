@@ -3,6 +3,8 @@
 RUN/  config.yaml  environment.json  metrics.jsonl  state/last.pt  model/ (the best so far)
 """
 
+import hashlib
+import json
 import platform
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, OutputError, TrainingError
@@ -26,11 +29,15 @@ from phiseg.models.pretrained import load_weights
 from phiseg.training.card import model_card, preprocessing, provenance
 from phiseg.training.checkpoints import TrainingState, load_state, save_state
 from phiseg.training.normalisation import follow_sampling_path, recalibrate
-from phiseg.training.recipe import BEST, Recipe, load_recipe
+from phiseg.training.recipe import BEST, Recipe, TrainConfig, load_recipe
 from phiseg.training.tracking import Tracker
 from phiseg.training.validation import validate
 
 MAY_CHANGE_ON_RESUME = {"steps", "accelerator", "devices", "num_nodes", "tensorboard"}
+CURE = (
+    "lower train.learning_rate, use train.precision 32-true or raise model.min_std, "
+    "and look for outliers in the images"
+)
 
 
 def train(recipe: Recipe, data: Path, out: Path, *, resume: bool = False, progress: bool = True) -> Path:
@@ -46,69 +53,51 @@ def train(recipe: Recipe, data: Path, out: Path, *, resume: bool = False, progre
     Raises:
         ConfigError, DataError, OutputError, TrainingError: see their messages.
     """
-    settings = recipe.train
-    fabric = Fabric(
-        accelerator=settings.accelerator,
-        devices=settings.devices,
-        num_nodes=settings.num_nodes,
-        precision=settings.precision,
-        strategy="ddp" if settings.devices * settings.num_nodes > 1 else "auto",
-    )
-    fabric.launch()
     dataset = Dataset.open(data)
     recipe = recipe.for_dataset(dataset)
-    state_file = out / "state" / "last.pt"
     _check_folder(out, recipe, resume=resume)
-    stored = load_state(state_file) if resume and state_file.is_file() else None
-    fabric.barrier()
-    return _Training(fabric, recipe, dataset, out, stored, progress=progress).run()
+    return _Training(recipe, dataset, out, resume=resume, progress=progress).run()
 
 
 class _Training:
-    """One run: the model, its optimiser and where they stand."""
+    """One run: the model, its optimiser and where they stand.
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        recipe: Recipe,
-        dataset: Dataset,
-        out: Path,
-        stored: TrainingState | None,
-        *,
-        progress: bool,
-    ):
-        self.fabric, self.recipe, self.settings = fabric, recipe, recipe.train
+    All that the user can mend is found before further processes are started, so that it is reported once.
+    """
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, out: Path, *, resume: bool, progress: bool):
+        self.recipe, self.settings = recipe, recipe.train
         self.dataset, self.out, self.progress = dataset, out, progress
-        self.stream = TrainingStream(
-            dataset,
-            batch_size=self.settings.batch_size,
-            seed=self.settings.seed,
-            annotator=self.settings.annotator,
-            augment=recipe.augment,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
-        )
+        self.identity = _identity(dataset)
+        self.fabric = _fabric(self.settings)
+        rows = self._stream("train").rows
+        if self.settings.select_by in ("loss", "elbo"):
+            self._stream("val")  # refused if the annotator saw none of it
         self._check_batch()
-        dataset.check_labels(self.stream.rows)
+        dataset.check_labels(rows)
         dataset.check_labels(dataset.rows("val"))
-        if fabric.device.type == "cuda":
-            torch.use_deterministic_algorithms(True, warn_only=True)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.settings.seed, "weights"))
-            model = build_model(recipe.model)
-        optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate)
-        if stored is not None:
-            _restore(stored, model, optimizer, dataset, where=str(out / "state" / "last.pt"))
-        self.step, self.best, self.skipped = (stored.step, stored.best, stored.skipped) if stored else (0, None, 0)
-        self.skipped_in_a_row = 0
-        self.model: Segmenter = model
-        self.parallel, self.optimizer = fabric.setup(model, optimizer)  # the same model, wrapped for its processes
+            self.model: Segmenter = build_model(recipe.model)
+        self.optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=self.settings.learning_rate)
+        self.step, self.skipped, self.skipped_in_a_row = 0, 0, 0
+        self.best: float | None = None
+        self.state_file = out / "state" / "last.pt"
+        if resume and self.state_file.is_file():
+            self._restore(load_state(self.state_file))
 
     def run(self) -> Path:
         """Train to the last step."""
+        self.fabric.launch()
+        if self.fabric.device.type == "cuda":
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        self.stream = self._stream("train", rank=self.fabric.global_rank)
+        self.parallel, self.optimizer = self.fabric.setup(self.model, self.optimizer)  # wrapped for its processes
+        self.optimizer.load_state_dict(self.optimizer.state_dict())  # what was restored follows to the device
         if self.fabric.is_global_zero:
-            if self.step == 0:
+            if self.step < self.settings.steps:
                 write_text(self.out / "config.yaml", self.recipe.to_yaml())
+            if self.step == 0:
                 write_json(self.out / "environment.json", _environment(self.fabric, self.dataset))
             self.tracker = Tracker(self.out, start=self.step, tensorboard=self.settings.tensorboard)
         bar = tqdm(
@@ -137,7 +126,21 @@ class _Training:
                 bar.update()
         if self.skipped and self.fabric.is_global_zero:
             print(f"{self.skipped} of {self.step} steps were skipped: their loss or gradient was not finite")
+        if self.best is None:
+            raise TrainingError(f"no validation had a finite {self.settings.select_by}: no model is saved; {CURE}")
         return self.out / "model"
+
+    def _stream(self, split: str, *, rank: int = 0) -> TrainingStream:
+        return TrainingStream(
+            self.dataset,
+            split,
+            batch_size=self.settings.batch_size,
+            seed=self.settings.seed,
+            annotator=self.settings.annotator,
+            augment=self.recipe.augment,
+            rank=rank,
+            world_size=self.settings.devices * self.settings.num_nodes,
+        )
 
     def _check_batch(self) -> None:
         """Refuse a batch that batch norm cannot normalise: a single value per channel."""
@@ -194,8 +197,7 @@ class _Training:
         if self.skipped_in_a_row >= self.settings.max_skipped_steps:
             raise TrainingError(
                 f"the loss or its gradient was not finite in {self.skipped_in_a_row} steps in a row, up to step "
-                f"{self.step + 1}; lower train.learning_rate, use train.precision 32-true or raise model.min_std, "
-                f"and look for outliers in the images. The last good state is in {self.out / 'state'}"
+                f"{self.step + 1}; {CURE}. The last good state is in {self.out / 'state'}"
             )
 
     def _validate(self, bar: Any) -> None:
@@ -207,12 +209,8 @@ class _Training:
         values = validate(self.model, self.dataset, self.settings, self.fabric)
         self._track("val", values)
         criterion = self.settings.select_by
-        value = values.get(criterion)
-        if value is None:
-            raise ConfigError(
-                f"train.select_by is {criterion}, which this dataset does not define; use train.select_by loss"
-            )
-        if self.best is None or BEST[criterion](value, self.best) != self.best:
+        value = values[criterion]
+        if value is not None and (self.best is None or BEST[criterion](value, self.best) != self.best):
             self.best = value
             if self.fabric.is_global_zero:
                 save_model(
@@ -224,22 +222,42 @@ class _Training:
                 )
         if not bar.disable:
             shown = ", ".join(
-                f"{name} {value:.4g}" for name, value in values.items() if name in {"loss", "ged", "s_ncc"}
+                f"{name} {value:.4g}"
+                for name, value in values.items()
+                if name in {"loss", "ged", "s_ncc"} and value is not None
             )
             tqdm.write(f"{self.out.name} step {self.step}: validation {shown}", file=sys.stderr)
 
     def _checkpoint(self) -> None:
         if self.fabric.is_global_zero:
             state = TrainingState(
-                self.dataset.fingerprint,
+                self.identity,
                 self.model.state_dict(),
                 self.optimizer.state_dict(),
                 self.step,
                 self.best,
                 self.skipped,
+                self.fabric.strategy.precision.state_dict(),
             )
-            save_state(self.out / "state" / "last.pt", state)
+            save_state(self.state_file, state)
         self.fabric.barrier()
+
+    def _restore(self, stored: TrainingState) -> None:
+        where = str(self.state_file)
+        if stored.fingerprint != self.identity:
+            raise TrainingError(
+                f"{where} was trained on another dataset, or another split of it, than {self.dataset.path}; "
+                "resume with that one"
+            )
+        try:
+            load_weights(self.model, stored.weights, where=where)
+            self.optimizer.load_state_dict(stored.optimizer)
+            self.fabric.strategy.precision.load_state_dict(stored.scaler)
+            self.step, self.best, self.skipped = int(stored.step), stored.best, stored.skipped
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+            raise TrainingError(
+                f"{where} is damaged, or of another training; restore the file, or train into a new folder"
+            ) from None
 
     def _track(self, kind: str, values: dict[str, float | None]) -> None:
         if self.fabric.is_global_zero:
@@ -275,13 +293,32 @@ def _check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
                 )
 
 
-def _restore(
-    stored: TrainingState, model: Segmenter, optimizer: torch.optim.Optimizer, dataset: Dataset, *, where: str
-) -> None:
-    if stored.fingerprint != dataset.fingerprint:
-        raise TrainingError(f"{where} was trained on another dataset than {dataset.path}; resume with that one")
-    load_weights(model, stored.weights, where=where)
-    optimizer.load_state_dict(stored.optimizer)
+def _fabric(settings: TrainConfig) -> Fabric:
+    """Return Lightning Fabric for the recipe's devices; further processes start with its `launch`.
+
+    Raises:
+        ConfigError: this machine has no such devices.
+    """
+    try:
+        return Fabric(
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            num_nodes=settings.num_nodes,
+            precision=settings.precision,
+            strategy="ddp" if settings.devices * settings.num_nodes > 1 else "auto",
+        )
+    except (MisconfigurationException, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise ConfigError(
+            f"cannot train with train.accelerator {settings.accelerator}, train.devices {settings.devices} and "
+            f"train.precision {settings.precision} ({reason}); use what this machine has"
+        ) from None
+
+
+def _identity(dataset: Dataset) -> str:
+    """Return a hash of what a training sees: the pixels, and which cases are trained and validated on."""
+    seen = [[dataset.cases[row]["case"] for row in dataset.rows(split)] for split in ("train", "val")]
+    return hashlib.sha256(json.dumps([dataset.fingerprint, seen]).encode()).hexdigest()
 
 
 def _environment(fabric: Fabric, dataset: Dataset) -> dict[str, Any]:

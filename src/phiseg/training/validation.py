@@ -1,6 +1,7 @@
 """Validation: the true loss and bound on every annotation of the split, and the scores of samples."""
 
 from collections import defaultdict
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ SCORES = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
 def validate(
     model: Segmenter, dataset: Dataset, config: TrainConfig, fabric: Fabric, *, split: str = "val"
 ) -> dict[str, float | None]:
-    """Return the mean loss, its terms and the scores over the whole split.
+    """Return the mean loss, its terms and the scores over the whole split; None where one is not finite.
 
     The loss takes the posterior path (eq. 2) for every valid annotation, or those of the one annotator that is
     trained on. Its noise depends on the case and the annotator only, so that validations of different steps
@@ -64,7 +65,8 @@ def _means(fabric: Fabric, sums: dict[str, float], counts: dict[str, int]) -> di
         parts = [None] * fabric.world_size
         torch.distributed.all_gather_object(parts, (dict(sums), dict(counts)))
     names = dict.fromkeys(name for part_sums, _ in parts for name in part_sums)
-    return {
+    means = {
         name: sum(part[0].get(name, 0.0) for part in parts) / sum(part[1].get(name, 0) for part in parts)
         for name in names
     }
+    return {name: mean if isfinite(mean) else None for name, mean in means.items()}  # JSON has no NaN
