@@ -50,11 +50,11 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from tqdm import tqdm
 
     from phiseg.data.store import Dataset
-    from phiseg.inference.sampling import sample_cases
+    from phiseg.inference.sampling import sample_cases, usable_device
     from phiseg.inference.writers import write_samples
     from phiseg.models import load_model
 
-    model = load_model(command.model, device=command.device)
+    model = load_model(command.model, device=usable_device(command.device))
     dataset = Dataset.open(command.data)
     rows = dataset.rows(command.split).tolist()
     samples = sample_cases(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from phiseg.core.errors import DataError
+from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.evaluation.compare import compare
@@ -39,8 +39,18 @@ def demo(
         progress: whether to show progress bars.
 
     Raises:
+        ConfigError: a setting is out of its range.
         DataError: `out` holds a demo with other settings.
     """
+    overrides = [
+        f"--train.steps={steps}",
+        f"--train.seed={seed}",
+        f"--train.validate_every={max(1, steps // 2)}",
+        f"--train.checkpoint_every={max(1, steps // 5)}",
+    ]
+    recipes = {name: load_recipe(name, overrides) for name in METHODS}
+    if num_samples < 1:
+        raise ConfigError(f"num_samples is {num_samples}; give at least 1")
     data = out / "data"
     if data.exists():
         info = Dataset.open(data).info
@@ -48,14 +58,8 @@ def demo(
             raise DataError(f"{data} was made with other settings; choose another folder, or remove it")
     else:
         prepare_phantom("lesion", data, seed=seed, size=size, num_cases=num_cases, progress=progress)
-    overrides = [
-        f"--train.steps={steps}",
-        f"--train.seed={seed}",
-        f"--train.validate_every={max(1, steps // 2)}",
-        f"--train.checkpoint_every={max(1, steps // 5)}",
-    ]
-    for name in METHODS:
-        train(load_recipe(name, overrides), data, out / name, resume=True, progress=progress)
+    for name, recipe in recipes.items():
+        train(recipe, data, out / name, resume=True, progress=progress)
     for name in METHODS:
         evaluate(
             out / name,

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import DatasetRef, Examples, ModelRef, Summary, read_evaluation, write_evaluation
-from phiseg.inference.sampling import CaseSamples, sample_cases
+from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
 from phiseg.metrics import ged_floor
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model
@@ -65,7 +65,11 @@ def evaluate(
     Raises:
         DataError, ModelError, OutputError: see their messages.
     """
-    model = load_model(model_folder, device=device)
+    if out.exists() and not (overwrite or reuse):
+        raise OutputError(f"{out} exists already; choose another folder or pass --overwrite")
+    if num_examples < 1:
+        raise ConfigError(f"num_examples is {num_examples}; give at least 1")
+    model = load_model(model_folder, device=usable_device(device))
     dataset = Dataset.open(data)
     rows = dataset.rows(split)
     dataset.check_labels(rows)
@@ -84,7 +88,7 @@ def evaluate(
         "dataset": DatasetRef(name=dataset.info.name, fingerprint=dataset.fingerprint),
         "model": source,
     }
-    if reuse and (before := _same_evaluation(out, provenance)):
+    if reuse and (before := _same_evaluation(out, provenance, [dataset.cases[row]["case"] for row in rows])):
         return before
     if dice_annotator is None:
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
@@ -126,13 +130,14 @@ def evaluate(
     return summary
 
 
-def _same_evaluation(out: Path, provenance: dict[str, Any]) -> Summary | None:
+def _same_evaluation(out: Path, provenance: dict[str, Any], cases: list[str]) -> Summary | None:
     """Return the summary of the evaluation in `out`, if there is one and it is of the same things."""
     try:
-        summary = read_evaluation(out).summary
+        before = read_evaluation(out)
     except DataError:
         return None
-    return summary if all(getattr(summary, key) == value for key, value in provenance.items()) else None
+    same = before.cases["case"] == cases and all(getattr(before.summary, k) == v for k, v in provenance.items())
+    return before.summary if same else None
 
 
 def _annotation(dataset: Dataset, row: int, annotator: int) -> torch.Tensor:
@@ -169,8 +174,8 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
         noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generator)]
         arrays = {
             "image": image[0, 0],
-            "annotations": torch.from_numpy(dataset.labels[row]),
-            "valid": torch.from_numpy(dataset.valid[row]),
+            "annotations": torch.tensor(dataset.labels[row]),
+            "valid": torch.tensor(dataset.valid[row]),
             "samples": summary.labels[:NUM_SHOWN],
             "error": -summary.mean_log_probs.gather(0, annotations).mean(0),
             "gamma": summary.gamma,

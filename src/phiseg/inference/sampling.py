@@ -1,13 +1,14 @@
 """Samples of the cases of a prepared dataset, in bounded memory."""
 
 from collections.abc import Iterator, Sequence
+from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from phiseg.core.errors import ModelError
+from phiseg.core.errors import ConfigError, ModelError
 from phiseg.data.store import Dataset
 from phiseg.inference.summary import SampleSummary, summarise_samples
 from phiseg.models import Segmenter
@@ -23,7 +24,6 @@ class CaseSamples(NamedTuple):
     """(S, K, H, W) when asked for."""
 
 
-@torch.inference_mode()
 def sample_cases(
     model: Segmenter,
     dataset: Dataset,
@@ -50,8 +50,28 @@ def sample_cases(
         batch_size: images encoded at once.
         chunk_size: samples of each image decoded at once.
         keep_probs: also return the probabilities of every sample.
+
+    Raises:
+        ConfigError, ModelError: at once, before the first case is asked for.
     """
     check_fits(model, dataset)
+    for name, number in (("num_samples", num_samples), ("batch_size", batch_size), ("chunk_size", chunk_size)):
+        if number < 1:
+            raise ConfigError(f"{name} is {number}; give at least 1")
+    return _draw(model, dataset, rows, num_samples, seed, batch_size, chunk_size, keep_probs)
+
+
+@torch.inference_mode()
+def _draw(
+    model: Segmenter,
+    dataset: Dataset,
+    rows: Sequence[int],
+    num_samples: int,
+    seed: int,
+    batch_size: int,
+    chunk_size: int,
+    keep_probs: bool,
+) -> Iterator[CaseSamples]:
     device = next(model.parameters()).device
     for start in range(0, len(rows), batch_size):
         batch = list(rows[start : start + batch_size])
@@ -63,6 +83,21 @@ def sample_cases(
         probs = torch.cat(kept, dim=1).float().softmax(2).cpu() if kept else [None] * len(batch)
         for row, summary, case_probs in zip(batch, summaries, probs, strict=True):
             yield CaseSamples(int(row), SampleSummary(*(tensor.cpu() for tensor in summary)), case_probs)
+
+
+def usable_device(name: str) -> torch.device:
+    """Return the device called `name`, such as cpu or cuda:1.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled for the device
+        reason = shorten(str(error), 100, placeholder="...")
+        raise ConfigError(f"device '{name}' cannot be used here ({reason}); use cpu") from None
+    return device
 
 
 def check_fits(model: Segmenter, dataset: Dataset) -> None:

@@ -6,11 +6,13 @@ OUT/  labels.npy (cases, S, H, W) uint8   mean_probs.npy (cases, K, H, W)   gamm
 
 import csv
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from phiseg.core.files import atomic_folder
+from phiseg.data.npy import NpyStream
 from phiseg.data.store import Dataset
 from phiseg.inference.sampling import CaseSamples
 
@@ -40,21 +42,20 @@ def write_samples(
     if with_probs:
         shapes["probs"] = (np.float32, (num_samples, num_classes))
     with atomic_folder(out, overwrite=overwrite) as folder:
-        arrays = {
-            name: np.lib.format.open_memmap(
-                folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(len(rows), *inner, *dataset.info.size)
-            )
-            for name, (dtype, inner) in shapes.items()
-        }
-        for index, case in enumerate(samples):
-            assert case.row == rows[index]
-            arrays["labels"][index] = case.summary.labels.numpy()
-            arrays["mean_probs"][index] = case.summary.mean_probs.numpy()
-            arrays["gamma"][index] = case.summary.gamma.numpy()
-            if case.probs is not None:
-                arrays["probs"][index] = case.probs.numpy()
-        for array in arrays.values():
-            array.flush()
+        with ExitStack() as stack:
+            arrays = {
+                name: stack.enter_context(
+                    NpyStream(folder / f"{name}.npy", (*inner, *dataset.info.size), np.dtype(dtype))
+                )
+                for name, (dtype, inner) in shapes.items()
+            }
+            for row, case in zip(rows, samples, strict=True):
+                assert case.row == row
+                arrays["labels"].append(case.summary.labels.numpy())
+                arrays["mean_probs"].append(case.summary.mean_probs.numpy())
+                arrays["gamma"].append(case.summary.gamma.numpy())
+                if case.probs is not None:
+                    arrays["probs"].append(case.probs.numpy())
         with (folder / "cases.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(dataset.cases[rows[0]]))
             writer.writeheader()
