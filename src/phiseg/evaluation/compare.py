@@ -56,11 +56,19 @@ def draw_pictures(evaluations: Sequence[Evaluation]) -> dict[str, bytes]:
     figures = {_numbered("samples", at): sample_panel(evaluations, case) for at, case in enumerate(cases)}
     layered = [evaluation for evaluation in evaluations if evaluation.examples.level_probs is not None]
     if cases:
-        figures |= {_numbered("levels", at): level_panel(own, cases[0]) for at, own in enumerate(layered)}
+        drawn = max(cases, key=lambda case: _annotated_area(evaluations[0], case))  # an empty case shows no level
+        figures |= {_numbered("levels", at): level_panel(own, drawn) for at, own in enumerate(layered)}
     figures["scores.png"] = score_distributions(evaluations)
     if any(evaluation.training for evaluation in evaluations):
         figures["curves.png"] = training_curves(evaluations)
     return {name: to_png(figure) for name, figure in figures.items()}
+
+
+def _annotated_area(evaluation: Evaluation, case: str) -> int:
+    """Return how many pixels the annotators of an example case marked, all together."""
+    examples = evaluation.examples
+    at = examples.cases.tolist().index(case)
+    return int((examples.annotations[at][examples.valid[at]] > 0).sum())
 
 
 def _numbered(kind: str, index: int) -> str:
