@@ -1,0 +1,166 @@
+"""Tiny datasets, recipes and runs that many tests share, and the two ways to call the command line."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from phiseg.cli.main import main
+from phiseg.data.prepare.phantom import prepare_phantom
+from phiseg.data.store import Dataset
+from phiseg.data.writer import Case, write_dataset
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tiny networks are faster without threads
+
+MODELS = {
+    "phiseg": {"name": "phiseg", "channels": [4, 4, 8], "num_levels": 2, "blocks_per_level": 1},
+    "probunet": {"name": "probunet", "channels": [4, 4, 8], "latent_dimensions": 3, "blocks_per_level": 1},
+    "unet": {"name": "unet", "channels": [4, 4, 8], "blocks_per_level": 1},
+}
+TRAIN = {
+    "steps": 6,
+    "batch_size": 4,
+    "log_every": 1,
+    "validate_every": 3,
+    "checkpoint_every": 2,
+    "validation_samples": 4,
+    "recalibration_batches": 2,
+    "accelerator": "cpu",
+}
+
+
+class Result(NamedTuple):
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def make_recipe():
+    """Return a function that makes a recipe which trains in less than a second."""
+    from phiseg.training.recipe import Recipe
+
+    def make(model="phiseg", *, augment=None, settings=None, **changes):
+        values = {
+            "name": f"tiny-{model}",
+            "model": MODELS[model] | (settings or {}),
+            "augment": augment or {},
+            "train": TRAIN | changes,
+        }
+        return Recipe.parse(values, where="the test")
+
+    return make
+
+
+@pytest.fixture
+def recipe_file(make_recipe, tmp_path):
+    """Return a function that writes such a recipe as a file for the command line."""
+
+    def write(model="phiseg", **changes):
+        path = tmp_path / f"tiny-{model}.yaml"
+        path.write_text(make_recipe(model, **changes).to_yaml())
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def lesions(tmp_path_factory):
+    """15 lesions of 16 x 16 pixels with 4 annotators: 9 to train on, 3 to validate, 3 to test."""
+    folder = tmp_path_factory.mktemp("data") / "lesions"
+    prepare_phantom("lesion", folder, size=16, num_cases=15, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def zones(tmp_path_factory):
+    """10 glands of 16 x 16 pixels with 3 classes and 6 annotators."""
+    folder = tmp_path_factory.mktemp("data") / "zones"
+    prepare_phantom("zones", folder, size=16, num_cases=10, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gaps(lesions, tmp_path_factory):
+    """The lesions, with annotator `row % 4` missing in every row and another one in every third."""
+    source = Dataset.open(lesions)
+
+    def case(row):
+        valid = np.ones(4, dtype=bool)
+        valid[row % 4] = False
+        valid[(row + 1) % 4] &= row % 3 != 0
+        name = source.cases[row]["case"]
+        return Case(name, source.cases[row]["patient"], source.images[row], source.labels[row], valid)
+
+    folder = tmp_path_factory.mktemp("data") / "gaps"
+    write_dataset(
+        folder,
+        name="gaps",
+        classes=source.info.classes,
+        num_annotators=4,
+        image_shape=source.images.shape[1:],
+        image_dtype=source.images.dtype,
+        intensity=source.info.intensity,
+        cases=map(case, range(source.num_cases)),
+        splits=source.splits,
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(make_recipe, lesions, tmp_path_factory):
+    """Return a function that gives the finished run of a model on the lesions; copy it before changing it."""
+    from phiseg.training.loop import train
+
+    folder = tmp_path_factory.mktemp("runs")
+
+    def run(model="phiseg"):
+        if not (folder / model).exists():
+            train(make_recipe(model), lesions, folder / model, progress=False)
+        return folder / model
+
+    return run
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Return a function that copies a folder, so that a test may damage it."""
+    return lambda folder, name="copy": Path(shutil.copytree(folder, tmp_path / name))
+
+
+@pytest.fixture
+def cli(capfd):
+    """Return a function that runs the command line in this process."""
+
+    def run(*words):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            main([str(word) for word in words])
+        return Result(exit.value.code or 0, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def phiseg():
+    """Return a function that runs the installed command in a process of its own."""
+
+    def run(*words, **options):
+        done = subprocess.run(
+            phiseg_command(*words), capture_output=True, text=True, timeout=120, check=False, **options
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    run.command = phiseg_command
+    return run
+
+
+def phiseg_command(*words):
+    return [str(Path(sys.executable).with_name("phiseg")), *map(str, words)]

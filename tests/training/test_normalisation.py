@@ -1,0 +1,208 @@
+"""Batch norm's statistics: whose path they are taken from, checked against the layers' own inputs."""
+
+import copy
+
+import pytest
+import torch
+
+from phiseg.core.random import derive_seed
+from phiseg.data.loader import TrainingStream
+from phiseg.data.store import Dataset
+from phiseg.models import build_model
+from phiseg.models.blocks import BatchNorm
+from phiseg.models.noise import seeded_generator
+from phiseg.training.checkpoints import load_state
+from phiseg.training.loop import train
+from phiseg.training.normalisation import follow_sampling_path, recalibrate
+
+SEED = 3
+
+
+@pytest.fixture
+def batches(make_recipe, lesions):
+    stream = TrainingStream(Dataset.open(lesions), batch_size=4, seed=SEED, augment=make_recipe().augment)
+    return [stream.batch(step) for step in range(3)]
+
+
+@pytest.fixture
+def model(request, make_recipe):
+    torch.manual_seed(0)
+    return build_model(make_recipe(getattr(request, "param", "phiseg")).model)
+
+
+def norm_layers(model):
+    return {name: module for name, module in model.named_modules() if isinstance(module, BatchNorm)}
+
+
+def inputs_of(model, run):
+    """Return the mean and unbiased variance of what each batch norm of a copy of the model sees during `run`."""
+    twin = copy.deepcopy(model).train()
+    seen = {}
+
+    def note(name):
+        def hook(_, inputs):
+            values = inputs[0].detach().double().movedim(1, 0).flatten(1)
+            seen.setdefault(name, []).append((values.mean(1), values.var(1, correction=1)))
+
+        return hook
+
+    for name, layer in norm_layers(twin).items():
+        layer.register_forward_pre_hook(note(name))
+    with torch.no_grad():
+        run(twin)
+    return seen
+
+
+def training_path(batches):
+    def run(model):
+        for number, batch in enumerate(batches):
+            generators = [seeded_generator(SEED, "statistics", "posterior", number, int(r)) for r in batch.rows]
+            model(batch.image, batch.labels, generator=generators)
+
+    return run
+
+
+def sampling_path(batches):
+    def run(model):
+        for number, batch in enumerate(batches):
+            generators = [seeded_generator(SEED, "statistics", number, int(r)) for r in batch.rows]
+            model.sample(batch.image, 1, generator=generators)
+
+    return run
+
+
+def average(statistics):
+    return [torch.stack(values).mean(0) for values in zip(*statistics, strict=True)]
+
+
+def is_close(layer, statistics):
+    mean, variance = average(statistics)
+    return torch.allclose(layer.running_mean.double(), mean, rtol=1e-4, atol=1e-5) and torch.allclose(
+        layer.running_var.double(), variance, rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("model", ["phiseg", "probunet"], indirect=True)
+def test_the_posterior_is_averaged_on_the_training_path_and_all_else_on_the_sampling_path(model, batches):
+    in_training, in_sampling = inputs_of(model, training_path(batches)), inputs_of(model, sampling_path(batches))
+    recalibrate(model, iter(batches), seed=SEED)
+    layers = norm_layers(model)
+    posterior = {name for name in layers if name.startswith("posterior.")}
+    assert posterior
+    assert in_sampling.keys() == layers.keys() - posterior
+    for name, layer in layers.items():
+        statistics = (in_training if name in posterior else in_sampling)[name]
+        assert len(statistics) == len(batches)
+        assert is_close(layer, statistics), name
+        assert layer.num_batches_tracked == len(batches)
+    # the two paths are not the same, or this test could not fail
+    decoder = "likelihood." if any(name.startswith("likelihood.") for name in layers) else "combine."
+    assert not any(is_close(layer, in_training[n]) for n, layer in layers.items() if n.startswith(decoder))
+
+
+@pytest.mark.parametrize("model", ["unet"], indirect=True)
+def test_a_model_with_a_single_path_is_averaged_on_it(model, batches):
+    expected = inputs_of(model, sampling_path(batches))
+    recalibrate(model, batches, seed=SEED)
+    assert all(is_close(layer, expected[name]) for name, layer in norm_layers(model).items())
+
+
+def test_recalibration_forgets_what_was_there(model, batches):
+    twin = copy.deepcopy(model)
+    for layer in norm_layers(twin).values():
+        layer.running_mean.fill_(1e6)
+        layer.running_var.fill_(float("nan"))
+    recalibrate(model, batches, seed=SEED)
+    recalibrate(twin, batches, seed=SEED)
+    for name, tensor in twin.state_dict().items():
+        torch.testing.assert_close(tensor, model.state_dict()[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_recalibration_leaves_everything_but_the_statistics_alone(model, batches, training):
+    model.train(training)
+    weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    momenta = {name: layer.momentum for name, layer in norm_layers(model).items()}
+    recalibrate(model, batches, seed=SEED)
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert {name: layer.momentum for name, layer in norm_layers(model).items()} == momenta
+    assert all(not layer._forward_pre_hooks for layer in norm_layers(model).values())
+    assert all(module.training is training for module in model.modules())
+
+
+@pytest.mark.parametrize("norm", ["group", "none"])
+def test_a_model_without_batch_norm_is_left_alone(norm, make_recipe, batches):
+    model = build_model(make_recipe(settings={"norm": norm}).model)
+    before = copy.deepcopy(model.state_dict())
+    recalibrate(model, batches, seed=SEED)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_following_the_sampling_path_moves_what_sampling_uses_and_nothing_else(model, batches):
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    follow_sampling_path(model, batches[0], seed=SEED, step=0)
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == {
+        f"{name}.{statistic}"
+        for name in norm_layers(model)
+        if not name.startswith("posterior.")
+        for statistic in ("running_mean", "running_var", "num_batches_tracked")
+    }
+
+
+@pytest.fixture
+def after_one_step(make_recipe, lesions, tmp_path):
+    """Return a function that trains a single step and returns the weights and statistics."""
+
+    def run(mode):
+        recipe = make_recipe(steps=1, norm_statistics=mode, seed=SEED)
+        train(recipe, lesions, tmp_path / mode, progress=False)
+        return load_state(tmp_path / mode / "state" / "last.pt").weights
+
+    return run
+
+
+def test_running_statistics_are_those_of_the_training_path(after_one_step, make_recipe, batches):
+    weights = after_one_step("running")
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(SEED, "weights"))
+        model = build_model(make_recipe().model)
+    first = batches[0]  # the stream of the run: same seed, same batch
+    generators = [seeded_generator(SEED, "noise", 0, row) for row in range(4)]
+    seen = inputs_of(model, lambda twin: twin(first.image, first.labels, generator=generators))
+    for name in norm_layers(model):
+        ((mean, variance),) = seen[name]
+        expected = {"running_mean": 0.01 * mean, "running_var": 0.99 + 0.01 * variance, "num_batches_tracked": 1}
+        for statistic, value in expected.items():
+            found = weights[f"{name}.{statistic}"].double()
+            torch.testing.assert_close(found, torch.as_tensor(value).double(), rtol=1e-5, atol=1e-6)
+
+
+def test_in_mode_both_a_step_adds_the_sampling_path_of_its_batch(after_one_step, make_recipe, batches):
+    running, both = after_one_step("running"), after_one_step("both")
+    model = build_model(make_recipe().model)
+    model.load_state_dict(running)
+    seen = inputs_of(model, sampling_path(batches[:1]))
+    assert seen
+    for name in norm_layers(model):
+        mean, variance = (running[f"{name}.{statistic}"].double() for statistic in ("running_mean", "running_var"))
+        if name in seen:
+            ((batch_mean, batch_variance),) = seen[name]
+            mean, variance = 0.99 * mean + 0.01 * batch_mean, 0.99 * variance + 0.01 * batch_variance
+        torch.testing.assert_close(both[f"{name}.running_mean"].double(), mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(both[f"{name}.running_var"].double(), variance, rtol=1e-5, atol=1e-6)
+    for name, _ in model.named_parameters():
+        assert torch.equal(running[name], both[name]), "statistics must not change the weights"
+
+
+def test_the_saved_state_of_a_recalibrated_run_holds_the_recalibrated_statistics(
+    after_one_step, make_recipe, batches
+):
+    weights = after_one_step("recalibrated")
+    model = build_model(make_recipe().model)
+    model.load_state_dict(weights)
+    recalibrate(model, batches[:2], seed=SEED)  # recalibration_batches is 2
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, weights[name], rtol=1e-6, atol=1e-7)

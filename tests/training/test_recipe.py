@@ -1,0 +1,97 @@
+"""A recipe: every shipped one is complete and valid, and nothing in it is taken silently for something else."""
+
+from typing import get_args
+
+import pytest
+import yaml
+
+from phiseg.core.errors import ConfigError
+from phiseg.data.store import Dataset
+from phiseg.training.recipe import BEST, Recipe, TrainConfig, load_recipe, recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_shipped_recipe_is_itself_again_after_it_was_written_down(name, tmp_path):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(recipe.to_yaml())
+    assert load_recipe(str(path)) == recipe
+
+
+def test_the_small_recipes_differ_in_nothing_but_the_model():
+    phiseg, probunet, unet = (load_recipe(f"{name}-small") for name in ("phiseg", "probunet", "unet"))
+    assert phiseg.train == probunet.train == unet.train
+    assert phiseg.augment == probunet.augment == unet.augment
+    assert phiseg.model.channels == probunet.model.channels == unet.model.channels
+    assert phiseg.model.blocks_per_level == probunet.model.blocks_per_level == unet.model.blocks_per_level
+
+
+def test_a_training_follows_the_paper_where_it_says_anything():
+    train = TrainConfig()
+    assert (train.batch_size, train.learning_rate, train.annotator, train.select_by) == (12, 1e-3, "random", "loss")
+    assert train.precision == "32-true"
+
+
+def test_every_criterion_knows_its_better_end():
+    assert set(BEST) == set(get_args(TrainConfig.model_fields["select_by"].annotation))
+    assert {name for name, end in BEST.items() if end is min} == {"loss", "ged"}
+    assert {name for name, end in BEST.items() if end is max} == {"elbo", "s_ncc"}
+
+
+def test_an_override_changes_one_key_of_the_recipe():
+    before, after = load_recipe("phiseg-small"), load_recipe("phiseg-small", ["--train.batch_size", "4"])
+    assert after.train.batch_size == 4
+    assert after == before.model_copy(update={"train": before.train.model_copy(update={"batch_size": 4})})
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "problem"),
+    [
+        ("phiseg-smal", [], "did you mean 'phiseg-small'"),
+        ("phiseg-small", ["--train.stepz=3"], "unknown key 'train.stepz' \\(did you mean 'steps'"),
+        ("phiseg-small", ["--model.num_level=3"], "unknown key 'model.num_level' \\(did you mean 'num_levels'"),
+        ("unet-small", ["--model.num_levels=3"], "unknown key 'model.num_levels'"),
+        ("phiseg-small", ["--train.steps=0"], "'train.steps' = 0"),
+        ("phiseg-small", ["--train.learning_rate=nan"], "'train.learning_rate'"),
+        ("phiseg-small", ["--train.seed=-1"], "'train.seed' = -1"),
+        ("phiseg-small", ["--train.annotator=every"], "'train.annotator' = 'every'"),
+        ("phiseg-small", ["--train.select_by=dice"], "'train.select_by' = 'dice'"),
+        ("phiseg-small", ["--train.precision=64"], "'train.precision' = 64"),
+        ("phiseg-small", ["--model.num_levels=9"], "num_levels = 9"),
+        ("missing.yaml", [], "cannot read missing.yaml"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_place(name, overrides, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load_recipe(name, overrides)
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", "model", "train: {steps: 5}", "model: {name: vnet}"])
+def test_a_file_that_is_no_recipe_is_refused(content, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"recipe\.yaml"):
+        load_recipe(str(path))
+
+
+def test_classes_and_channels_come_from_the_dataset(zones):
+    recipe = load_recipe("phiseg-small").for_dataset(Dataset.open(zones))
+    assert (recipe.model.num_classes, recipe.model.image_channels) == (3, 1)
+
+
+def test_a_recipe_that_names_the_datasets_own_numbers_is_accepted(zones):
+    recipe = load_recipe("phiseg-small", ["--model.num_classes=3", "--model.image_channels=1"])
+    assert recipe.for_dataset(Dataset.open(zones)).model == recipe.model
+
+
+@pytest.mark.parametrize("key", ["num_classes", "image_channels"])
+def test_a_recipe_for_other_data_is_refused(key, zones):
+    with pytest.raises(ConfigError, match=f"model.{key} = 2, .* has [31]"):
+        load_recipe("phiseg-small", [f"--model.{key}=2"]).for_dataset(Dataset.open(zones))
+
+
+def test_a_written_recipe_holds_every_key():
+    written = yaml.safe_load(load_recipe("phiseg-small").to_yaml())
+    assert written.keys() == Recipe.model_fields.keys()
+    assert written["train"].keys() == TrainConfig.model_fields.keys()

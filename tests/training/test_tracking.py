@@ -1,0 +1,91 @@
+"""metrics.jsonl: what is appended is read back, and a resumed run continues where its state stands."""
+
+import builtins
+import json
+
+import pytest
+
+from phiseg.core.errors import ConfigError, OutputError
+from phiseg.training.tracking import Tracker, read_metrics
+
+
+def write(folder, steps, *, start=0, **options):
+    tracker = Tracker(folder, start=start, **options)
+    for step in steps:
+        tracker.write(step, "train", {"loss": 1 / step, "skipped": 0})
+    return tracker.path
+
+
+def test_every_line_is_a_json_object_with_step_and_kind(tmp_path):
+    path = write(tmp_path, [1, 2])
+    Tracker(tmp_path, start=2).write(2, "val", {"loss": 0.1, "s_ncc": None})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [
+        {"step": 1, "kind": "train", "loss": 1.0, "skipped": 0},
+        {"step": 2, "kind": "train", "loss": 0.5, "skipped": 0},
+        {"step": 2, "kind": "val", "loss": 0.1, "s_ncc": None},
+    ]
+    assert read_metrics(path) == lines
+
+
+@pytest.mark.parametrize("start", [1, 3, 5])
+def test_lines_after_the_last_state_are_cut_off(start, tmp_path):
+    whole = write(tmp_path, range(1, 6)).read_text()
+    path = write(tmp_path, range(start + 1, 6), start=start)
+    assert path.read_text() == whole
+
+
+def test_a_run_that_starts_anew_starts_with_an_empty_file(tmp_path):
+    write(tmp_path, [1, 2, 3])
+    assert write(tmp_path, []).read_text() == ""
+
+
+@pytest.mark.parametrize("cut", range(1, 50, 7))
+def test_a_last_line_that_a_kill_cut_short_is_left_out(cut, tmp_path):
+    path = write(tmp_path, [1, 2, 3])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    assert [line["step"] for line in read_metrics(path)] == ([1, 2] if cut > 1 else [1, 2, 3])
+    assert write(tmp_path, [3], start=2).read_bytes() == whole
+
+
+@pytest.mark.parametrize("junk", [b"\xff\xfe\x00", b"{", b"[]", b"7", b'{"kind": "train"}', b'{"step": "3"}'])
+def test_what_follows_a_damaged_line_is_not_believed(junk, tmp_path):
+    path = write(tmp_path, [1, 2])
+    path.write_bytes(path.read_bytes() + junk + b'\n{"step": 3, "kind": "train"}\n')
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+
+
+def test_a_missing_file_has_no_lines(tmp_path):
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_line_that_cannot_be_written_is_an_output_error(tmp_path):
+    tracker = Tracker(tmp_path, start=0)
+    tracker.path.unlink()
+    tracker.path.mkdir()
+    with pytest.raises(OutputError, match=r"metrics\.jsonl.*--resume"):
+        tracker.write(1, "train", {"loss": 1.0})
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    write(tmp_path, [1, 2, 4], tensorboard=True)
+    Tracker(tmp_path, start=4, tensorboard=True).write(4, "val", {"ged": 0.25, "dice": None})
+    events = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.0), (2, 0.5), (4, 0.25)]
+    assert [(event.step, event.value) for event in events.Scalars("val/ged")] == [(4, 0.25)]
+    assert "val/dice" not in events.Tags()["scalars"]
+
+
+def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
+    original = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name.startswith("torch.utils.tensorboard"):
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ConfigError, match=r"phiseg\[tensorboard\]"):
+        Tracker(tmp_path, start=0, tensorboard=True)
