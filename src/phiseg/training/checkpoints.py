@@ -4,7 +4,7 @@ Randomness is a function of the seed and the step, so the state is short: weight
 """
 
 import io
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class TrainingState:
 def save_state(path: Path, state: TrainingState) -> None:
     """Write the state atomically: the previous one stays until the new one is complete on disk."""
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **asdict(state)}, buffer)
+    torch.save({"format": FORMAT, **vars(state)}, buffer)
     with atomic_file(path) as file:
         file.write(buffer.getbuffer())
 
