@@ -1,0 +1,319 @@
+"""The training loop: the same command gives the same weights, the best model is kept, NaN is survived."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from lightning_fabric import Fabric
+
+from phiseg.core.errors import DataError, TrainingError
+from phiseg.data.loader import TrainingStream
+from phiseg.data.store import Dataset
+from phiseg.models import load_model, save_model
+from phiseg.training.checkpoints import load_state
+from phiseg.training.loop import train
+from phiseg.training.tracking import read_metrics
+
+
+@pytest.fixture
+def run(make_recipe, lesions, tmp_path):
+    """Return a function that trains on the lesions and returns the run's folder."""
+
+    def run(name="run", *, data=lesions, model="phiseg", resume=False, settings=None, **changes):
+        recipe = make_recipe(model, settings=settings, **changes)
+        train(recipe, data, tmp_path / name, resume=resume, progress=False)
+        return tmp_path / name
+
+    return run
+
+
+def state(folder):
+    return load_state(folder / "state" / "last.pt")
+
+
+def tensors(value):
+    """Return every tensor in nested dicts and lists, with its place."""
+    if isinstance(value, torch.Tensor):
+        return {(): value}
+    items = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    )
+    return {(key, *place): tensor for key, inner in items for place, tensor in tensors(inner).items()}
+
+
+def assert_same_state(first, second):
+    for a, b in ((first.weights, second.weights), (first.optimizer, second.optimizer)):
+        a, b = tensors(a), tensors(b)
+        assert a.keys() == b.keys()
+        assert a
+        assert all(torch.equal(tensor, b[place]) for place, tensor in a.items())
+
+
+def lines(folder, kind):
+    return [line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == kind]
+
+
+@pytest.mark.parametrize("model", ["phiseg", "probunet", "unet"])
+def test_the_same_recipe_gives_the_same_weights_and_another_seed_gives_others(model, run):
+    first, again, other = (run(str(number), model=model, steps=3, seed=number // 2) for number in range(3))
+    files = ("metrics.jsonl", "config.yaml", "model/model.safetensors", "model/config.json", "model/README.md")
+    for file in files:
+        assert (first / file).read_bytes() == (again / file).read_bytes(), file
+    assert_same_state(state(first), state(again))
+    assert (first / "model/model.safetensors").read_bytes() != (other / "model/model.safetensors").read_bytes()
+    assert lines(first, "train")[0]["loss"] != lines(other, "train")[0]["loss"]
+
+
+def test_training_does_not_touch_the_global_random_state(run):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    run(steps=2)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_loss_falls(run):
+    folder = run(model="unet", steps=40, validate_every=40, learning_rate=0.01)
+    losses = [line["loss"] for line in lines(folder, "train")]
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+def test_a_run_folder_holds_what_is_documented(run):
+    folder = run(steps=4, log_every=2, validate_every=3)
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "state/last.pt",
+        *(f"model/{name}" for name in ("config.json", "model.safetensors", "preprocessing.json", "README.md")),
+    }
+    assert [line["step"] for line in lines(folder, "train")] == [2, 4]
+    assert [line["step"] for line in lines(folder, "val")] == [3, 4], "the last step is always validated"
+    assert state(folder).step == 4
+    assert json.loads((folder / "environment.json").read_text())["processes"] == 1
+    card = (folder / "model" / "README.md").read_text()
+    assert "tiny-phiseg trained on phantom-lesion" in card
+    assert "| ged |" in card
+
+
+# Selection of the best model
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Return a function that decides what the validations say, and lists the steps whose model was saved."""
+    saved = []
+
+    def script(**columns):
+        rows = iter([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
+        default = {"loss": 1.0, "elbo": -1.0, "ged": 1.0, "s_ncc": 0.0}
+        monkeypatch.setattr("phiseg.training.loop.validate", lambda *_: default | next(rows))
+
+        def save(folder, model, **options):
+            saved.append(options["provenance"]["step"])
+            save_model(folder, model, **options)
+
+        monkeypatch.setattr("phiseg.training.loop.save_model", save)
+        return saved
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("select_by", "values", "steps"),
+    [
+        ("loss", [5.0, 3.0, 4.0, 3.0, 2.0], [1, 2, 5]),
+        ("ged", [0.5, 0.7, 0.3, 0.3, 0.4], [1, 3]),
+        ("s_ncc", [0.1, 0.3, 0.2, 0.4, 0.4], [1, 2, 4]),
+        ("elbo", [-3.0, -2.0, -4.0, -2.0, -1.0], [1, 2, 5]),
+        ("loss", [None, 3.0, None, 4.0, 2.0], [2, 5]),
+    ],
+)
+def test_the_model_is_replaced_only_when_the_criterion_improves(select_by, values, steps, scripted, run):
+    saved = scripted(**{select_by: values})
+    folder = run(steps=5, validate_every=1, select_by=select_by)
+    assert saved == steps
+    assert load_model(folder).provenance["step"] == steps[-1]
+    assert state(folder).best == values[steps[-1] - 1]
+
+
+def test_the_saved_model_has_the_weights_of_its_step(scripted, run):
+    scripted(loss=[2.0, 1.0, 3.0])
+    folder = run(steps=3, validate_every=1)
+    scripted(loss=[1.0])
+    expected = state(run("until-2", steps=2, validate_every=2)).weights
+    found = load_model(folder).state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+def test_a_resumed_run_remembers_the_best_score(scripted, run):
+    scripted(loss=[2.0, 3.0])
+    run(steps=2, validate_every=1)
+    saved = scripted(loss=[2.5, 1.5])
+    saved.clear()
+    run(steps=4, validate_every=1, resume=True)
+    assert saved == [4]
+
+
+def test_the_best_model_of_a_real_run_is_that_of_the_lowest_validation_loss(run):
+    folder = run(steps=8, validate_every=1, learning_rate=0.03)
+    losses = {line["step"]: line["loss"] for line in lines(folder, "val")}
+    best = min(losses, key=losses.get)
+    assert load_model(folder).provenance["step"] == best
+    assert state(folder).best == losses[best]
+
+
+def test_a_run_without_any_finite_validation_ends_with_an_error(scripted, run):
+    scripted(loss=[None, None])
+    with pytest.raises(TrainingError, match=r"no validation had a finite loss.*learning_rate"):
+        run(steps=2, validate_every=1)
+
+
+# Steps that are not finite
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Return a function that puts NaN into the images of some steps."""
+    original = TrainingStream.batch
+
+    def poison(steps):
+        def batch(self, step, device="cpu"):
+            found = original(self, step, device)
+            if step in steps:
+                found.image[0, 0, 0, 0] = math.nan
+            return found
+
+        monkeypatch.setattr(TrainingStream, "batch", batch)
+
+    return poison
+
+
+def test_a_step_that_is_not_finite_changes_nothing_but_the_count(poison, run):
+    for mode in ("running", "both"):
+        clean = state(run(f"clean-{mode}", steps=3, norm_statistics=mode))
+        poison({3})
+        poisoned = state(run(f"poisoned-{mode}", steps=4, norm_statistics=mode))
+        assert_same_state(clean, poisoned)
+        assert (clean.skipped, poisoned.skipped) == (0, 1)
+        poison(())
+
+
+def test_training_goes_on_after_a_step_that_is_not_finite(poison, run, capsys):
+    poison({3})
+    folder = run(steps=8, validate_every=4)
+    found = lines(folder, "train")
+    assert [line["skipped"] for line in found] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert [line["loss"] is None for line in found] == [step == 4 for step in range(1, 9)]
+    assert all(line["loss"] is not None for line in lines(folder, "val"))
+    assert all(tensor.isfinite().all() for tensor in state(folder).weights.values())
+    assert "1 of 8 steps were skipped" in capsys.readouterr().out
+    assert "NaN" not in (folder / "metrics.jsonl").read_text()
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_too(monkeypatch, run):
+    clean = state(run("clean", steps=2, norm_statistics="running"))
+    original, calls = Fabric.backward, []
+
+    def backward(self, loss, *args, **kwargs):
+        original(self, loss, *args, **kwargs)
+        calls.append(loss)
+        if len(calls) == 3:
+            next(parameters_of(loss)).grad.view(-1)[0] = math.inf
+
+    monkeypatch.setattr(Fabric, "backward", backward)
+    folder = run("poisoned", steps=3, norm_statistics="running")
+    assert_same_state(clean, state(folder))
+    last = lines(folder, "train")[-1]
+    assert (last["skipped"], last["gradient_norm"]) == (1, None)
+    assert last["loss"] is not None
+
+
+def parameters_of(loss):
+    """Yield the parameters that a loss depends on, from its graph."""
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [inner for inner, _ in node.next_functions if inner is not None]
+
+
+def test_good_steps_in_between_keep_a_run_alive(poison, run):
+    poison({2, 3, 5, 6, 8, 9})
+    assert state(run(steps=12, max_skipped_steps=3)).skipped == 6
+
+
+def test_persistent_trouble_stops_the_run_and_leaves_its_last_state(poison, run, tmp_path):
+    poison(range(4, 99))
+    with pytest.raises(TrainingError, match=r"3 steps in a row, up to step 7; lower train\.learning_rate") as error:
+        run(steps=12, max_skipped_steps=3, checkpoint_every=4, validate_every=12)
+    assert str(tmp_path / "run" / "state") in str(error.value)
+    assert (state(tmp_path / "run").step, state(tmp_path / "run").skipped) == (4, 0)
+    poison(())
+    resumed = run(steps=12, max_skipped_steps=3, checkpoint_every=4, validate_every=12, resume=True)
+    whole = run("whole", steps=12, max_skipped_steps=3, checkpoint_every=4, validate_every=12)
+    assert (resumed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert_same_state(state(resumed), state(whole))
+
+
+# Kinds of training
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "bf16-mixed"},
+        {"annotator": 0},
+        {"norm_statistics": "both"},
+        {"settings": {"norm": "group"}},
+        {"settings": {"latents_at": "finest", "kl_weights": "paper"}},
+        {"model": "probunet", "precision": "bf16-mixed"},
+        {"model": "unet", "annotator": 3},
+    ],
+    ids=str,
+)
+def test_it_trains_with_finite_losses(changes, gaps, run):
+    folder = run(data=gaps, steps=3, checkpoint_every=9, **changes)  # in `gaps` annotators are missing
+    assert all(line["loss"] is not None and line["skipped"] == 0 for line in lines(folder, "train"))
+    assert all(math.isfinite(line["loss"]) for line in lines(folder, "val"))
+    assert load_model(folder).provenance["annotator"] == changes.get("annotator", "random")
+
+
+def test_it_trains_on_several_classes(zones, run):
+    folder = run(data=zones, steps=3)
+    assert load_model(folder).config.num_classes == 3
+
+
+def test_a_run_with_one_annotator_never_sees_the_others(lesions, run, copy):
+    other = copy(lesions)
+    labels = np.load(other / "labels.npy")
+    labels[:, 1:] = labels[:, 1:, ::-1]  # what the others drew upside down
+    np.save(other / "labels.npy", labels)
+    first, second = run("first", annotator=0), run("second", data=other, annotator=0)
+    assert lines(first, "train") == lines(second, "train")
+    assert [line["loss"] for line in lines(first, "val")] == [line["loss"] for line in lines(second, "val")]
+    assert lines(run("third"), "train") != lines(run("fourth", data=other), "train")
+
+
+def test_an_annotator_who_saw_no_validation_case_is_refused(gaps, run, copy):
+    data = copy(gaps)
+    valid = np.load(data / "valid.npy")
+    valid[Dataset.open(gaps).rows("val"), 0] = False
+    valid[:, 1] = True
+    np.save(data / "valid.npy", valid)
+    labels = np.load(data / "labels.npy")
+    labels[labels == 255] = 0
+    np.save(data / "labels.npy", labels)
+    with pytest.raises(DataError, match="annotator 0 saw no case of split 'val'"):
+        run(data=data, annotator=0)
+    run(data=data, annotator=0, select_by="ged", steps=2)
+
+
+def test_tensorboard_files_appear_when_asked_for(run):
+    pytest.importorskip("tensorboard")
+    folder = run(steps=2, tensorboard=True)
+    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
