@@ -300,7 +300,7 @@ def _fabric(settings: TrainConfig) -> Fabric:
         ConfigError: this machine has no such devices.
     """
     try:
-        return Fabric(
+        fabric = Fabric(
             accelerator=settings.accelerator,
             devices=settings.devices,
             num_nodes=settings.num_nodes,
@@ -313,6 +313,9 @@ def _fabric(settings: TrainConfig) -> Fabric:
             f"cannot train with train.accelerator {settings.accelerator}, train.devices {settings.devices} and "
             f"train.precision {settings.precision} ({reason}); use what this machine has"
         ) from None
+    if settings.precision == "16-mixed" and fabric.device.type == "cpu":
+        raise ConfigError("train.precision 16-mixed needs a GPU; use bf16-mixed or 32-true")
+    return fabric
 
 
 def _identity(dataset: Dataset) -> str:
