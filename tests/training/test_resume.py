@@ -1,0 +1,300 @@
+"""A run that was killed at any moment and resumed is the run that was never disturbed, bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from comparing_runs import assert_same_run, assert_same_state, contents, lines, state
+from lightning_fabric.plugins.precision import Precision
+
+from phiseg.core.errors import ConfigError, ModelError, TrainingError
+from phiseg.data.prepare.phantom import prepare_phantom
+from phiseg.models import load_model, pretrained
+from phiseg.training import loop
+from phiseg.training.checkpoints import save_state
+from phiseg.training.loop import train
+from phiseg.training.tracking import Tracker
+
+KILLED = {"steps": 12, "checkpoint_every": 6, "validate_every": 8, "batch_size": 8}
+
+
+class Killed(BaseException):
+    """The process ends here: no cleaning up that an `except Exception` would do."""
+
+
+@pytest.fixture
+def run(make_recipe, lesions, tmp_path):
+    """Return a function that trains in this process: states after steps 2, 3, 4 and 6, models after 3 and 6."""
+
+    def run(name="run", *, data=lesions, model="phiseg", settings=None, **options):
+        resume = options.pop("resume", False)
+        recipe = make_recipe(model, settings=settings, **options)
+        train(recipe, data, tmp_path / name, resume=resume, progress=False)
+        return tmp_path / name
+
+    return run
+
+
+# The real thing: kill -9 of the command
+
+
+@pytest.fixture(scope="module")
+def undisturbed(make_recipe, lesions, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    recipe = make_recipe(**KILLED)
+    (folder / "tiny-phiseg.yaml").write_text(recipe.to_yaml())
+    train(recipe, lesions, folder / "run", progress=False)
+    return folder
+
+
+@pytest.mark.parametrize("when", [1, 7, pytest.param(10, marks=pytest.mark.slow)])
+def test_kill_9_and_resume_is_as_if_nothing_had_happened(when, undisturbed, phiseg, lesions, tmp_path):
+    words = ("train", undisturbed / "tiny-phiseg.yaml", "--data", lesions, "--out", tmp_path / "run")
+    metrics, last = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "state" / "last.pt"
+    process = subprocess.Popen(phiseg.command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count("train") >= when):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert last.exists() == (when > 6)
+    assert not (tmp_path / "run" / "model").exists() or when > 8
+    resumed = phiseg(*words, "--resume")
+    assert resumed.code == 0, resumed.err
+    assert_same_run(tmp_path / "run", undisturbed / "run")
+
+
+# Every awkward moment, one by one
+
+
+def cut_short(self, step, kind, values):
+    with self.path.open("a") as file:
+        file.write(json.dumps({"step": step, "kind": kind, **values})[:20])
+    raise Killed
+
+
+MOMENTS = {
+    "after the line of step 1": (Tracker, "write", 2, None),
+    "in the middle of a line": (Tracker, "write", 5, cut_short),
+    "before the first state": (loop, "save_state", 1, None),
+    "after a line, before its state": (loop, "save_state", 3, None),
+    "after the first model, before its state": (loop, "save_state", 2, None),
+    "after the last model, before its state": (loop, "save_state", 4, None),
+    "before the model's weights, after its config": (pretrained, "dump_tensors", 2, None),
+    "in the middle of a validation": (loop, "validate", 2, None),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_that_ended_at_an_awkward_moment_is_resumed_to_the_same_bytes(moment, run, trained, monkeypatch):
+    where, name, number, ending = MOMENTS[moment]
+    original, calls = getattr(where, name), []
+
+    def end(*args, **kwargs):
+        calls.append(name)
+        if len(calls) < number:
+            return original(*args, **kwargs)
+        if ending:
+            ending(*args, **kwargs)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, end)
+        with pytest.raises(Killed):
+            run()
+    assert_same_run(run(resume=True), trained())
+
+
+def test_a_state_that_was_half_written_is_not_read(run, trained, tmp_path, copy):
+    folder = copy(trained(), "run")
+    whole = (folder / "state" / "last.pt").read_bytes()
+    (folder / "state" / ".last.pt.123.tmp").write_bytes(whole[: len(whole) // 2])
+    assert_same_run(run(resume=True), trained())
+
+
+def test_a_run_that_was_killed_many_times_arrives(run, trained, monkeypatch):
+    original = loop._Training._optimise
+    taken = {1: [0], 2: [0, 1], 3: [2], 4: [3], 5: [4]}  # no step is repeated that a state has behind it
+    for last in taken:
+        steps = []
+
+        def end(self, batch, steps=steps, last=last):
+            if self.step == last:
+                raise Killed
+            steps.append(self.step)
+            return original(self, batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop._Training, "_optimise", end)
+            with pytest.raises(Killed):
+                run(resume=True)
+        assert steps == taken[last]
+    assert_same_run(run(resume=True), trained())
+
+
+@pytest.mark.parametrize("model", ["probunet", "unet"])
+def test_every_model_resumes(model, run, trained, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_model", _raise_at(loop.save_model, 2))
+        with pytest.raises(Killed):
+            run(model=model)
+    assert_same_run(run(model=model, resume=True), trained(model))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_statistics": "both"},
+        {"norm_statistics": "running"},
+        {"precision": "bf16-mixed"},
+        {"settings": {"norm": "group"}},
+    ],
+    ids=str,
+)
+def test_every_kind_of_training_resumes(changes, run, monkeypatch):
+    changes = {"steps": 4, "validate_every": 4, **changes}
+    whole = run("whole", **changes)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_state", _raise_at(loop.save_state, 2))
+        with pytest.raises(Killed):
+            run(**changes)
+    assert_same_run(run(resume=True, **changes), whole)
+
+
+def test_the_loss_scaler_resumes(run, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(Precision, "state_dict", lambda _: {"scale": 1024.0})  # a real one needs a GPU
+    monkeypatch.setattr(Precision, "load_state_dict", lambda _, stored: loaded.append(stored))
+    run(steps=2)
+    run(steps=4, resume=True)
+    assert loaded == [{"scale": 1024.0}]
+
+
+def _raise_at(function, number):
+    calls = []
+
+    def wrapped(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == number:
+            raise Killed
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+# What resuming may change, and what it may not
+
+
+def test_resuming_a_finished_run_changes_nothing(run, trained, copy):
+    folder = copy(trained(), "run")
+    before = contents(folder)
+    untouched = [folder / "model" / "model.safetensors", folder / "state" / "last.pt", folder / "config.yaml"]
+    times = [file.stat().st_mtime_ns for file in untouched]
+    run(resume=True)
+    assert contents(folder) == before
+    assert [file.stat().st_mtime_ns for file in untouched] == times
+
+
+def test_resuming_with_fewer_steps_changes_nothing(run, trained, copy):
+    folder = copy(trained(), "run")
+    before = contents(folder)
+    run(resume=True, steps=3)
+    assert contents(folder) == before
+
+
+def test_resuming_a_run_that_does_not_exist_starts_it(run, trained):
+    assert_same_run(run(resume=True), trained())
+
+
+def test_more_steps_extend_a_run(run, trained, copy):
+    copy(trained(), "run")
+    assert_same_run(run(resume=True, steps=9), run("whole", steps=9))
+    assert [line["step"] for line in lines(run(resume=True, steps=9), "val")] == [3, 6, 9]
+
+
+def test_what_the_run_runs_on_may_change(run, trained, copy):
+    pytest.importorskip("tensorboard")
+    copy(trained(), "run")
+    folder = run(resume=True, steps=7, tensorboard=True, accelerator="auto")
+    assert state(folder).step == 7
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"learning_rate": 2e-3},
+        {"batch_size": 8},
+        {"seed": 1},
+        {"annotator": 0},
+        {"norm_statistics": "both"},
+        {"validate_every": 2},
+        {"settings": {"kl_weights": "paper"}},
+        {"settings": {"channels": [4, 4, 4]}},
+        {"augment": {"enabled": False}},
+        {"model": "unet"},
+    ],
+    ids=str,
+)
+def test_another_recipe_is_refused_and_nothing_changes(changes, run, trained, copy):
+    folder = copy(trained(), "run")
+    before = contents(folder)
+    with pytest.raises(ConfigError, match=r"was started with .* = .*, now it is"):
+        run(resume=True, **changes)
+    assert contents(folder) == before
+
+
+def test_another_dataset_is_refused(run, trained, copy, tmp_path):
+    prepare_phantom("lesion", tmp_path / "other", size=16, num_cases=15, seed=1, progress=False)
+    folder = copy(trained(), "run")
+    before = contents(folder)
+    with pytest.raises(TrainingError, match="another dataset"):
+        run(resume=True, steps=9, data=tmp_path / "other")
+    assert contents(folder) == before
+
+
+def test_another_split_of_the_same_dataset_is_refused(run, trained, copy, lesions):
+    copy(trained(), "run")
+    data = copy(lesions, "moved")
+    splits = json.loads((data / "splits.json").read_text())
+    splits["train"].append(splits["val"].pop())  # the same pixels, but a validation case is now trained on
+    (data / "splits.json").write_text(json.dumps(splits))
+    with pytest.raises(TrainingError, match="another split"):
+        run(resume=True, steps=9, data=data)
+
+
+def test_a_dataset_that_was_copied_elsewhere_is_the_same(run, trained, copy, lesions):
+    copy(trained(), "run")
+    assert state(run(resume=True, steps=7, data=copy(lesions, "moved"))).step == 7
+
+
+def test_the_state_of_another_model_is_refused(run, trained, copy):
+    folder = copy(trained(), "run")
+    (folder / "state" / "last.pt").write_bytes((trained("unet") / "state" / "last.pt").read_bytes())
+    with pytest.raises(ModelError, match="weights of another model"):
+        run(resume=True, steps=9)
+    assert load_model(folder).config.name == "phiseg"
+
+
+@pytest.mark.parametrize("part", ["optimizer", "weights"])
+@pytest.mark.parametrize("wrong", [{}, {"state": {}, "param_groups": []}, {"a": 1}, None, 7])
+def test_a_state_with_a_strange_part_is_refused(part, wrong, run, trained, copy):
+    folder = copy(trained(), "run")
+    changed = state(folder)
+    setattr(changed, part, wrong)
+    save_state(folder / "state" / "last.pt", changed)
+    with pytest.raises((TrainingError, ModelError), match=r"last\.pt"):
+        run(resume=True, steps=9)
+
+
+def test_the_undisturbed_run_differs_where_it_should(trained, run):
+    """The comparison these tests rest on sees a difference of one step."""
+    other = run("other", steps=5)
+    with pytest.raises(AssertionError):
+        assert_same_run(other, trained())
+    with pytest.raises(AssertionError):
+        assert_same_state(state(other), state(trained()))
