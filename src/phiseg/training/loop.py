@@ -79,7 +79,7 @@ class _Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.settings.seed, "weights"))
             self.model: Segmenter = build_model(recipe.model)
-        self.optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=self.settings.learning_rate)
+        self.optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=self.settings.learning_rate, fused=True)
         self.step, self.skipped, self.skipped_in_a_row = 0, 0, 0
         self.best: float | None = None
         self.state_file = out / "state" / "last.pt"
