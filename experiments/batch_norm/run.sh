@@ -10,7 +10,7 @@ mkdir -p "$1" && cd "$1"
 score() { # MODEL NAME SETTING...
   local model=$1 name=$1-$2
   shift 2
-  "$phiseg" train "$model" --data data --out "$name" --resume --train.steps 600 --train.validate_every 200 "$@"
+  "$phiseg" train "$model" --data data --out "$name" --resume --train.steps 400 --train.validate_every 200 "$@"
   [ -d "$name-eval" ] || "$phiseg" evaluate "$name" --data data --split val --num-samples 50 --method "$name" --out "$name-eval"
 }
 for model in ${2:-phiseg-small probunet-small}; do
