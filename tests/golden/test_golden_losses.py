@@ -1,0 +1,25 @@
+"""Short trainings give the numbers that were recorded: a refactoring that changes them did more than refactor.
+
+Where a change is meant to change them: `python tests/golden/record.py`, and say why in the commit.
+"""
+
+import pytest
+from record import MODELS, losses, recorded
+
+# The gradient's norm and the overlap of hard masks amplify rounding; losses must agree closely.
+TOLERANCES = {"gradient_norm": 1e-2, "ged": 2e-2, "ged_unbiased": 5e-2, "dice": 2e-2, "s_ncc": 2e-2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("golden")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_training_gives_the_recorded_numbers(model, folder):
+    expected = {key: value for key, value in recorded().items() if key.split()[0] == model}
+    found = losses(model, folder)
+    assert found.keys() == expected.keys()
+    assert len(expected) > 8
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=TOLERANCES.get(key.split()[-1], 1e-3)), key
