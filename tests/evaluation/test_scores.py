@@ -1,0 +1,219 @@
+"""Evaluating a model: every case of the split, scored as by hand, and the same results written again."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
+from phiseg.data.store import Dataset
+from phiseg.evaluation.results import read_evaluation
+from phiseg.evaluation.scores import evaluate
+from phiseg.inference.sampling import sample_cases
+from phiseg.metrics import error_maps, gamma_map
+from phiseg.metrics.case import score_case
+from phiseg.models import load_model
+from phiseg.training.loop import train
+from phiseg.training.tracking import read_metrics
+
+SCORES = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
+
+
+@pytest.fixture
+def run(trained, lesions, tmp_path):
+    """Return a function that evaluates a model and reads the folder."""
+
+    def run(name="eval", *, model="phiseg", data=lesions, num_samples=5, **options):
+        folder = model if hasattr(model, "joinpath") else trained(model)
+        summary = evaluate(folder, data, tmp_path / name, num_samples=num_samples, progress=False, **options)
+        evaluation = read_evaluation(tmp_path / name)
+        assert evaluation.summary == summary
+        return evaluation
+
+    return run
+
+
+@pytest.mark.parametrize("model", ["phiseg", "probunet", "unet"])
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_every_case_of_the_split_is_scored_as_by_hand(model, split, run, trained, lesions):
+    evaluation = run(model=model, split=split, seed=3)
+    dataset = Dataset.open(lesions)
+    rows = dataset.rows(split).tolist()
+    assert evaluation.cases["case"] == [dataset.cases[row]["case"] for row in rows]
+    for index, case in enumerate(
+        sample_cases(load_model(trained(model)), dataset, rows, num_samples=5, seed=3, batch_size=1)
+    ):
+        scores = score_case(*case.summary, torch.from_numpy(dataset.annotations(case.row)))
+        found = {name: evaluation.cases[name][index] for name in scores}
+        assert found == pytest.approx(scores, rel=1e-5)
+    for name in SCORES:
+        assert getattr(evaluation.summary, name) == pytest.approx(np.mean(evaluation.cases[name]))
+
+
+def test_the_summary_says_where_the_scores_come_from(run, trained, lesions):
+    summary = run(seed=4, split="val").summary
+    dataset = Dataset.open(lesions)
+    weights = (trained() / "model" / "model.safetensors").read_bytes()
+    assert summary.method == "tiny-phiseg"
+    assert (summary.num_cases, summary.num_samples, summary.seed, summary.split) == (3, 5, 4, "val")
+    assert summary.dataset.fingerprint == dataset.fingerprint
+    assert summary.model.sha256 == hashlib.sha256(weights).hexdigest()
+    assert (summary.model.recipe, summary.model.annotator) == ("tiny-phiseg", "random")
+    assert summary.num_parameters == sum(p.numel() for p in load_model(trained()).parameters())
+    assert run("named", method="ours").summary.method == "ours"
+
+
+def test_a_model_folder_and_its_run_folder_are_the_same_model(run, trained):
+    assert run("a", model=trained() / "model").cases == run("b", model=trained()).cases
+
+
+def test_batches_and_chunks_change_nothing(run):
+    first, second = run("a", batch_size=1, chunk_size=2), run("b", batch_size=9, chunk_size=99)
+    for name, column in first.cases.items():
+        assert second.cases[name] == (column if name == "case" else pytest.approx(column, rel=1e-5))
+
+
+# Dice references
+
+
+def test_dice_can_be_taken_against_one_annotator(run, trained, gaps):
+    dataset = Dataset.open(gaps)
+    rows = dataset.rows("test").tolist()
+    everybody = run("all", data=gaps, dice_annotator="all")
+    for annotator in range(4):
+        found = run(f"one-{annotator}", data=gaps, dice_annotator=annotator)
+        seen = dataset.valid[rows, annotator]
+        assert [value is not None for value in found.cases["dice"]] == seen.tolist()
+        for index in np.flatnonzero(seen):
+            (case,) = sample_cases(load_model(trained()), dataset, [rows[index]], num_samples=5, seed=0)
+            annotation = torch.tensor(dataset.labels[rows[index], annotator])[None]
+            scores = score_case(*case.summary, annotation)
+            assert found.cases["dice"][index] == pytest.approx(scores["dice"])
+        assert found.cases["ged"] == pytest.approx(everybody.cases["ged"])
+
+
+def test_a_model_of_one_annotator_is_measured_against_that_one(run, make_recipe, lesions, tmp_path):
+    train(make_recipe("unet", annotator=2, steps=2), lesions, tmp_path / "run", progress=False)
+    own = run("own", model=tmp_path / "run")
+    assert own.summary.model.annotator == 2
+    assert own.cases["dice"] == run("two", model=tmp_path / "run", dice_annotator=2).cases["dice"]
+    assert own.cases["dice"] != run("all", model=tmp_path / "run", dice_annotator="all").cases["dice"]
+
+
+# Examples for the figures
+
+
+def test_the_examples_are_the_most_disputed_cases_whatever_the_method(run, lesions):
+    first, second = run("a", num_examples=2), run("b", model="unet", num_examples=2)
+    assert first.examples.cases.tolist() == second.examples.cases.tolist()
+    floors = dict(zip(first.cases["case"], first.cases["ged_floor"], strict=True))
+    assert first.examples.cases[0] == max(floors, key=floors.get)
+
+
+def test_the_examples_hold_the_maps_of_their_samples(run, trained, lesions):
+    examples = run(num_samples=9, seed=2).examples
+    dataset, model = Dataset.open(lesions), load_model(trained())
+    row_of = {case["case"]: row for row, case in enumerate(dataset.cases)}
+    for index, name in enumerate(examples.cases):
+        row = row_of[str(name)]
+        (case,) = sample_cases(model, dataset, [row], num_samples=9, seed=2, keep_probs=True)
+        annotations = torch.from_numpy(dataset.annotations(row))
+        np.testing.assert_array_equal(examples.image[index], dataset.image(row)[0])
+        np.testing.assert_array_equal(examples.annotations[index], dataset.labels[row])
+        np.testing.assert_array_equal(examples.samples[index], case.summary.labels[:8])
+        np.testing.assert_allclose(examples.gamma[index], gamma_map(case.probs), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            examples.error[index], error_maps(case.probs, annotations).mean(0), rtol=1e-3, atol=1e-5
+        )
+        np.testing.assert_allclose(examples.mean_probs[index], case.probs.mean(0), rtol=1e-3, atol=1e-5)
+        # the finest level is the first sample itself
+        assert examples.level_probs[index].shape == (2, 2, 16, 16)
+        np.testing.assert_allclose(examples.level_probs[index][0], case.probs[0], atol=2e-3)
+        rebuilt = torch.from_numpy(examples.level_residuals[index].astype(np.float32)).sum(0).softmax(0)
+        np.testing.assert_allclose(rebuilt, case.probs[0], atol=2e-2)
+
+
+def test_a_model_without_a_hierarchy_has_no_levels(run):
+    assert run(model="probunet").examples.level_probs is None
+    assert run("unet", model="unet").examples.level_probs is None
+
+
+def test_more_examples_than_cases_are_all_cases(run):
+    assert len(run(num_examples=50).examples.cases) == 3
+
+
+# Training curves, reuse, refusals
+
+
+def test_the_runs_metrics_come_along(run, trained, copy):
+    assert run("run").training == read_metrics(trained() / "metrics.jsonl")
+    alone = copy(trained() / "model")
+    assert run("alone", model=alone).training == []
+
+
+def test_a_step_that_was_skipped_does_not_keep_a_run_from_being_evaluated(run, trained, copy):
+    folder = copy(trained())
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text() + json.dumps({"step": 7, "kind": "train", "loss": None, "skipped": 1}) + "\n")
+    assert run(model=folder).training[-1] == {"step": 7, "kind": "train", "skipped": 1}
+
+
+def test_an_evaluation_of_the_same_things_is_used_again(run, tmp_path):
+    first = run(reuse=True)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "eval").iterdir()}
+    again = run(reuse=True)
+    assert again.cases == first.cases
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "eval").iterdir()} == times
+
+
+def test_an_evaluation_of_other_things_is_made_anew(run, trained, lesions, copy):
+    before = run(reuse=True)
+    for changes in ({"num_samples": 6}, {"seed": 1}, {"split": "val"}, {"model": "unet"}, {"method": "other"}):
+        found = run(reuse=True, **changes)
+        assert found.summary != before.summary, changes
+        before = found
+    moved = copy(lesions, "moved")
+    splits = json.loads((moved / "splits.json").read_text())
+    splits["train"], splits["test"] = splits["train"][3:], splits["train"][:3]
+    run(reuse=True)
+    (moved / "splits.json").write_text(json.dumps(splits))
+    assert run(reuse=True, data=moved).cases["case"] == sorted(splits["test"]), "the same pixels, other test cases"
+
+
+def test_a_damaged_evaluation_is_made_anew(run, tmp_path):
+    first = run(reuse=True)
+    (tmp_path / "eval" / "summary.json").write_text("{")
+    assert run(reuse=True).cases == first.cases
+
+
+def test_an_existing_folder_is_refused_before_anything_is_computed(run, trained, lesions, tmp_path, monkeypatch):
+    run()
+    monkeypatch.setattr("phiseg.evaluation.scores.load_model", lambda *_, **__: pytest.fail("it computes"))
+    with pytest.raises(OutputError, match="exists already"):
+        evaluate(trained(), lesions, tmp_path / "eval", num_samples=2, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "problem"),
+    [
+        ({"split": "tset"}, DataError, "did you mean 'test'"),
+        ({"num_samples": 0}, ConfigError, "num_samples is 0"),
+        ({"num_examples": 0}, ConfigError, "num_examples is 0"),
+        ({"batch_size": 0}, ConfigError, "batch_size is 0"),
+        ({"dice_annotator": 4}, ConfigError, "there is no annotator 4"),
+        ({"dice_annotator": -1}, ConfigError, "there is no annotator -1"),
+        ({"device": "banana"}, ConfigError, "device 'banana'"),
+    ],
+)
+def test_a_mistake_is_refused_and_nothing_is_written(options, error, problem, run, tmp_path):
+    with pytest.raises(error, match=problem):
+        run(**options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dataset_the_model_was_not_made_for_is_refused(run, zones, tmp_path):
+    with pytest.raises(ModelError, match="2 classes"):
+        run(data=zones)
+    assert not list(tmp_path.iterdir())

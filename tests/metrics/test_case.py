@@ -1,0 +1,88 @@
+"""The scores of one case against loops over their definitions."""
+
+import naive_metrics as naive
+import pytest
+import torch
+
+from phiseg.metrics import mean_log_probs
+from phiseg.metrics.case import score_case
+
+
+def make_case(num_classes, num_samples=5, num_annotators=3, size=(6, 5), seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    probs = (3 * torch.randn(num_samples, num_classes, *size, generator=generator)).softmax(1)
+    annotations = torch.randint(num_classes, (num_annotators, *size), generator=generator, dtype=torch.uint8)
+    return probs, annotations
+
+
+def score(probs, annotations, **options):
+    return score_case(probs.argmax(1).to(torch.uint8), probs.mean(0), mean_log_probs(probs), annotations, **options)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 4])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_score_equals_its_definition(num_classes, seed):
+    probs, annotations = make_case(num_classes, seed=seed)
+    samples, experts, numbers = probs.argmax(1).tolist(), annotations.tolist(), probs.tolist()
+    gamma = naive.gamma(numbers)
+    delta = naive.mean_distance(experts, experts, num_classes, distinct=True)
+    prediction = probs.mean(0).argmax(0).tolist()
+    expected = {
+        "ged": naive.ged(samples, experts, num_classes),
+        "ged_unbiased": naive.ged(samples, experts, num_classes, distinct=True),
+        "ged_floor": delta * (1 / 3 + 1 / 5),
+        "s_ncc": sum(naive.pearson(gamma, naive.error(numbers, y)) for y in experts) / 3,
+        "dice": sum(naive.dice(prediction, y, num_classes) for y in experts) / 3,
+        "ged_cross": naive.mean_distance(samples, experts, num_classes),
+        "ged_within_samples": naive.mean_distance(samples, samples, num_classes),
+        "ged_within_annotations": naive.mean_distance(experts, experts, num_classes),
+        "num_annotators": 3,
+        "s_ncc_constant": 0,
+    }
+    assert score(probs, annotations) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_dice_is_taken_against_the_reference_alone():
+    probs, annotations = make_case(3)
+    prediction = probs.mean(0).argmax(0).tolist()
+    everybody = score(probs, annotations)
+    for chosen in ([0], [2], [0, 2]):
+        found = score(probs, annotations, reference=annotations[chosen])
+        wanted = [naive.dice(prediction, annotations[a].tolist(), 3) for a in chosen]
+        assert found["dice"] == pytest.approx(sum(wanted) / len(wanted))
+        assert found["dice"] != pytest.approx(everybody["dice"])
+        assert {k: v for k, v in found.items() if k != "dice"} == {
+            k: v for k, v in everybody.items() if k != "dice"
+        }
+
+
+def test_dice_without_a_reference_is_undefined():
+    probs, annotations = make_case(2)
+    assert score(probs, annotations, reference=annotations[:0])["dice"] is None
+
+
+def test_a_single_annotator_leaves_the_unbiased_score_and_the_floor_undefined():
+    probs, annotations = make_case(2, num_annotators=1)
+    found = score(probs, annotations)
+    assert found["ged_unbiased"] is None
+    assert found["ged_floor"] is None
+    assert found["ged"] == pytest.approx(naive.ged(probs.argmax(1).tolist(), annotations.tolist(), 2))
+
+
+def test_a_single_sample_leaves_the_unbiased_score_undefined():
+    probs, annotations = make_case(2, num_samples=1)
+    found = score(probs, annotations)
+    assert found["ged_unbiased"] is None
+    assert found["ged_floor"] is not None
+
+
+def test_an_annotator_with_a_constant_error_map_is_counted():
+    probs = torch.full((3, 2, 4, 4), 0.5)
+    found = score(probs, torch.ones(2, 4, 4, dtype=torch.uint8))
+    assert (found["s_ncc"], found["s_ncc_constant"]) == (0.0, 2)
+
+
+def test_the_prediction_is_the_argmax_of_the_mean_not_the_majority_of_samples():
+    # two of three samples say background, barely; the third says foreground, firmly
+    probs = torch.tensor([[0.55, 0.45], [0.55, 0.45], [0.0, 1.0]]).reshape(3, 2, 1, 1).expand(3, 2, 2, 2)
+    assert score(probs, torch.ones(1, 2, 2, dtype=torch.uint8))["dice"] == 1.0
