@@ -47,8 +47,6 @@ class Sample:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Sample, arguments, prog=prog)
-    from tqdm import tqdm
-
     from phiseg.data.store import Dataset
     from phiseg.inference.sampling import sample_cases, usable_device
     from phiseg.inference.writers import write_samples
@@ -69,11 +67,12 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     )
     write_samples(
         command.out,
-        tqdm(samples, "sampling", len(rows), unit="case", dynamic_ncols=True),
+        samples,
         dataset,
         rows,
         num_samples=command.num_samples,
         with_probs=command.probs,
         overwrite=command.overwrite,
+        progress=True,
     )
     print(f"{command.num_samples} samples of each of {len(rows)} {command.split} cases are in {command.out}")

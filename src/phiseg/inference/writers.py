@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from phiseg.core.files import atomic_folder
 from phiseg.data.npy import NpyStream
@@ -26,6 +27,7 @@ def write_samples(
     num_samples: int,
     with_probs: bool = False,
     overwrite: bool = False,
+    progress: bool = False,
 ) -> None:
     """Write the samples of `rows` as they come; the folder appears when all are there.
 
@@ -49,7 +51,8 @@ def write_samples(
                 )
                 for name, (dtype, inner) in shapes.items()
             }
-            for row, case in zip(rows, samples, strict=True):
+            shown = tqdm(samples, "sampling", len(rows), unit="case", disable=not progress, dynamic_ncols=True)
+            for row, case in zip(rows, shown, strict=True):
                 assert case.row == row
                 arrays["labels"].append(case.summary.labels.numpy())
                 arrays["mean_probs"].append(case.summary.mean_probs.numpy())
