@@ -1,0 +1,236 @@
+"""The command line as a user meets it: from nothing to a report, in processes of its own."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from phiseg import __version__
+from phiseg.cli.main import COMMANDS
+from phiseg.data.store import Dataset
+from phiseg.metrics import gamma_map
+from phiseg.models import load_model
+from phiseg.training.recipe import load_recipe, recipe_names
+
+SCORES = {"ged", "ged_unbiased", "ged_floor", "s_ncc", "dice"}
+TRAIN = [
+    *("--model.channels", "[4, 4, 8]", "--train.steps", "4", "--train.batch_size=4", "--train.validate_every", "2"),
+    *("--train.checkpoint_every", "2", "--train.log_every", "1", "--train.recalibration_batches", "2"),
+    *("--train.validation_samples", "2", "--train.accelerator", "cpu"),
+]
+
+
+@pytest.fixture(scope="module")
+def tour(phiseg, tmp_path_factory):
+    """Prepare, train two models, evaluate both, compare and sample; return the folder and what was printed."""
+    folder = tmp_path_factory.mktemp("tour")
+    printed = {}
+
+    def step(name, *words):
+        done = phiseg(*words, cwd=folder)
+        assert done.code == 0, (words, done.err)
+        assert "Traceback" not in done.err
+        assert "Warning" not in done.err, done.err
+        printed[name] = done.out
+
+    step("prepare", "prepare", "phantom", "lesion", "data", "--size", 16, "--num-cases", 15)
+    step("train", "train", "phiseg-small", "--data", "data", "--out", "phiseg", "--model.num_levels", 2, *TRAIN)
+    step("train unet", "train", "unet-small", "--data", "data", "--out", "unet", *TRAIN)
+    for name in ("phiseg", "unet"):
+        step(f"evaluate {name}", "evaluate", name, "--data", "data", "--out", f"{name}-eval", "--num-samples", 4)
+    step("compare", "compare", "phiseg-eval", "unet-eval", "--out", "report", "--title", "A tour")
+    step("sample", "sample", "phiseg", "--data", "data", "--out", "samples", "--num-samples", 3, "--probs")
+    step("info", "info")
+    return folder, printed
+
+
+def test_each_command_says_what_it_made_and_what_comes_next(tour):
+    _, printed = tour
+    assert "15 cases (9 train, 3 val, 3 test), 4 annotators" in printed["prepare"]
+    assert "next: phiseg train" in printed["prepare"]
+    assert "next: phiseg evaluate phiseg --data data" in printed["train"]
+    assert "phiseg-small on 3 test cases, 4 samples each" in printed["evaluate phiseg"]
+    assert "report: report/report.html" in printed["compare"]
+    assert "3 samples of each of 3 test cases" in printed["sample"]
+    assert f"phiseg {__version__}" in printed["info"]
+    assert all(name in printed["info"] for name in recipe_names())
+
+
+def test_the_run_is_of_the_recipe_with_the_overrides(tour):
+    folder, _ = tour
+    config = yaml.safe_load((folder / "phiseg" / "config.yaml").read_text())
+    assert config["model"]["channels"] == [4, 4, 8]
+    assert (config["train"]["steps"], config["train"]["batch_size"]) == (4, 4)
+    assert config["augment"] == load_recipe("phiseg-small").augment.model_dump(mode="json")
+    steps = [json.loads(line)["step"] for line in (folder / "phiseg" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 2, 3, 4, 4]
+
+
+def test_an_evaluation_holds_the_documented_numbers(tour):
+    folder, _ = tour
+    dataset = Dataset.open(folder / "data")
+    for name in ("phiseg", "unet"):
+        summary = json.loads((folder / f"{name}-eval" / "summary.json").read_text())
+        assert summary.keys() >= {"num_cases", "num_samples"} | SCORES
+        assert (summary["num_cases"], summary["num_samples"]) == (3, 4)
+        with (folder / f"{name}-eval" / "cases.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["case"] for row in rows] == [dataset.cases[row]["case"] for row in dataset.rows("test")]
+        for score in SCORES:
+            mean = np.mean([float(row[score]) for row in rows])
+            assert summary[score] == pytest.approx(mean)
+
+
+def test_the_comparison_holds_the_numbers_of_the_evaluations(tour):
+    folder, printed = tour
+    with (folder / "report" / "table.csv").open(newline="") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["phiseg-small", "unet-small"]
+    for name, row in zip(("phiseg", "unet"), rows.values(), strict=True):
+        summary = json.loads((folder / f"{name}-eval" / "summary.json").read_text())
+        for score in ("ged", "ged_floor", "s_ncc", "dice"):
+            assert float(row[score]) == pytest.approx(summary[score], abs=1e-4)
+        assert row["method"] in printed["compare"]
+    report = (folder / "report" / "report.html").read_text()
+    assert "A tour" in report
+    assert {path.name for path in (folder / "report").iterdir()} >= {
+        "table.md",
+        "table.tex",
+        "samples.png",
+        "curves.png",
+    }
+
+
+def test_the_samples_are_those_that_the_model_draws(tour):
+    folder, _ = tour
+    dataset, model = Dataset.open(folder / "data"), load_model(folder / "phiseg")
+    arrays = {path.stem: np.load(path) for path in (folder / "samples").glob("*.npy")}
+    assert {name: (array.shape, str(array.dtype)) for name, array in arrays.items()} == {
+        "labels": ((3, 3, 16, 16), "uint8"),
+        "mean_probs": ((3, 2, 16, 16), "float32"),
+        "gamma": ((3, 16, 16), "float32"),
+        "probs": ((3, 3, 2, 16, 16), "float32"),
+    }
+    with (folder / "samples" / "cases.csv").open(newline="") as file:
+        names = [row["case"] for row in csv.DictReader(file)]
+    assert names == [dataset.cases[row]["case"] for row in dataset.rows("test")]
+    assert np.array_equal(arrays["probs"].argmax(2), arrays["labels"])
+    np.testing.assert_allclose(arrays["probs"].mean(1), arrays["mean_probs"], rtol=1e-5, atol=1e-7)
+    gammas = [gamma_map(torch.from_numpy(probs)).numpy() for probs in arrays["probs"]]
+    np.testing.assert_allclose(gammas, arrays["gamma"], rtol=1e-4, atol=1e-6)
+    assert model.provenance["recipe"] == "phiseg-small"
+
+
+# The same commands in this process: what else they print
+
+
+def test_info_tells_about_a_dataset(tour, cli):
+    folder, _ = tour
+    told = cli("info", folder / "data").out
+    for words in (
+        "phantom-lesion",
+        "15 (train 9 cases",
+        "0 background, 1 lesion",
+        "4 a case, 0 of 60",
+        "phiseg prepare",
+    ):
+        assert words in told
+
+
+def test_info_tells_about_a_run_and_its_model(tour, cli):
+    folder, _ = tour
+    told = cli("info", folder / "phiseg").out
+    for words in ("model: phiseg", "channels: [4, 4, 8]", "recipe: phiseg-small", "posterior: ", "fingerprint"):
+        assert words in told
+    assert cli("info", folder / "phiseg" / "model").code == 0
+
+
+@pytest.mark.parametrize("name", ["unet-small", "phiseg-small"])
+def test_info_prints_a_recipe_that_can_be_trained_with(name, cli, tmp_path):
+    told = cli("info", name).out
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(told)
+    assert load_recipe(str(path)) == load_recipe(name)
+    assert "total: " in told
+
+
+def test_a_file_in_the_form_of_a_run_is_a_recipe(tour, cli, tmp_path):
+    folder, _ = tour
+    words = ("--data", folder / "data", "--out", tmp_path / "again")
+    assert cli("train", folder / "unet" / "config.yaml", *words).code == 0
+    first, again = (
+        (run / "model" / "model.safetensors").read_bytes() for run in (folder / "unet", tmp_path / "again")
+    )
+    assert first == again
+
+
+def test_overwriting_replaces_results(tour, cli, tmp_path):
+    folder, _ = tour
+    words = ("phiseg", "--data", "data", "--num-samples", 2, "--out", tmp_path / "out")
+    words = tuple(folder / word if word in ("phiseg", "data") else word for word in words)
+    for command in ("sample", "evaluate"):
+        assert cli(command, *words, "--overwrite").code == 0
+        assert cli(command, *words).code == 2
+        assert cli(command, *words, "--overwrite").code == 0
+    assert cli("compare", folder / "phiseg-eval", "--out", folder / "report").code == 2
+
+
+# Help
+
+
+HELP = """
+import sys
+from phiseg.cli.main import COMMANDS, main
+for words in [["--help"], ["-h"], ["help"], [], ["--version"], ["prepare", "--help"]] + [
+    [*name.split(), "--help"] for name in COMMANDS
+]:
+    try:
+        main(words)
+    except SystemExit as exit:
+        assert exit.code in (0, None), words
+    heavy = {"torch", "lightning_fabric", "matplotlib", "numpy", "scipy"} & sys.modules.keys()
+    assert not heavy, (words, heavy)
+"""
+
+
+def test_help_needs_no_torch():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for name in COMMANDS:
+        assert f"usage: phiseg {name}" in done.stdout, name
+
+
+def test_the_installed_command_and_the_module_are_the_same(phiseg):
+    done = phiseg("--help")
+    assert (done.code, done.err) == (0, "")
+    words = [sys.executable, "-m", "phiseg", "--help"]
+    assert subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout == done.out
+    assert phiseg("--version").out == f"phiseg {__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_an_example(name, cli):
+    told = cli(*name.split(), "--help")
+    assert told.code == 0
+    assert f"phiseg {name}" in told.out
+    assert "Example" in told.out
+
+
+@pytest.mark.slow
+def test_the_demo_runs_and_a_second_one_uses_what_is_there(phiseg, tmp_path):
+    words = ("demo", "--out", tmp_path / "demo", "--steps", 2, "--size", 16, "--num-cases", 10, "--num-samples", 4)
+    first = phiseg(*words)
+    assert first.code == 0, first.err
+    kept = [path for pattern in ("*/model/*", "*-eval/*", "data/*") for path in (tmp_path / "demo").glob(pattern)]
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in kept}
+    assert len(before) > 15
+    second = phiseg(*words)
+    assert second.code == 0, second.err
+    assert second.out == first.out
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in kept} == before
