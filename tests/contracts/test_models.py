@@ -14,7 +14,10 @@ from phiseg.models.blocks import Encoder
 from phiseg.models.noise import draw_noise, seeded_generator
 
 SMALL = {"channels": (4, 5, 6, 7), "blocks_per_level": 1}  # stride 8
-EXTRA = {"phiseg": {"num_levels": 3, "kl_weights": "paper"}, "probunet": {"kl_weight": 0.5, "latent_dimensions": 3}}
+EXTRA = {  # a larger head_init makes the KLs large enough to be seen in a total
+    "phiseg": {"num_levels": 3, "kl_weights": "paper", "head_init": 0.3},
+    "probunet": {"latent_dimensions": 3, "kl_weight": 0.5, "head_init": 1.0},
+}
 ODD = (19, 27)
 
 pytestmark = pytest.mark.parametrize("name", MODELS)
@@ -111,6 +114,32 @@ def test_gradients_reach_every_parameter(name, norm):
         assert tensor.grad is not None, parameter
         assert tensor.grad.isfinite().all(), parameter
         assert tensor.grad.any(), parameter
+
+
+def test_the_gradient_is_that_of_the_total(name):
+    """Each part of the network is moved a little along its gradient, and the loss must follow.
+
+    A high floor under the standard deviations keeps the KL from hiding the other terms.
+    """
+    model = settled(name, **({"min_std": 0.3} if "min_std" in MODELS[name].Config.model_fields else {}))
+    image, labels = batch(model)
+
+    def total():
+        return model(image, labels, generator=seeded_generator(0)).total
+
+    total().backward()
+    for part, module in model.named_children():
+        gradients = [parameter.grad.clone() for parameter in module.parameters()]
+        slope = torch.nn.utils.get_total_norm(gradients).item()
+        change, values = min(0.02, 0.02 * slope), []
+        with torch.no_grad():
+            for share in (0.5, -1.0):
+                for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                    parameter += share * change * gradient / slope**2
+                values.append(total().item())
+            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                parameter += 0.5 * change * gradient / slope**2
+        assert values[0] - values[1] == pytest.approx(change, rel=0.05), part
 
 
 def test_a_few_steps_learn_to_threshold_an_image(name):

@@ -60,6 +60,15 @@ def test_in_training_the_posteriors_latents_feed_both_networks(model, shifted):
         assert not same(before["prior", level], after["prior", level])
 
 
+def test_the_kl_teaches_the_posterior_through_its_latents(model):
+    """The prior of a finer level is a function of the posterior's sample, and the gradient of eq. 2 knows it."""
+    with record_phiseg(model) as recorded:
+        train(model)
+    ((_, prior),) = recorded.calls["prior/0"]
+    (gradient,) = torch.autograd.grad(prior.mean.sum() + prior.std.sum(), model.posterior.coarsest.mean.bias)
+    assert gradient.any()
+
+
 def test_in_training_nothing_is_drawn_from_the_prior(model, shifted):
     before, after = (distributions(m, train) for m in (model, shifted("prior")))
     torch.testing.assert_close(after["prior", 2].mean, before["prior", 2].mean + 1)

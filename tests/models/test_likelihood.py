@@ -53,9 +53,18 @@ def test_accumulated_logits_are_the_sum_of_the_residuals(model, latents):
 @pytest.mark.parametrize("changed", range(LEVELS))
 def test_a_latent_changes_its_own_level_and_the_finer_ones(model, latents, changed):
     others = [latent + (level == changed) for level, latent in enumerate(latents)]
-    before, after = decode(model, latents), decode(model, others)
+    before, after = ([*decode(model, z), 0.0] for z in (latents, others))
     for level in range(LEVELS):
         assert np.array_equal(before[level], after[level]) == (level > changed)
+        residuals = [accumulated[level] - accumulated[level + 1] for accumulated in (before, after)]
+        assert np.allclose(*residuals, atol=1e-4) == (level > changed)  # a finer level knows what lies below it
+
+
+def test_the_finest_output_teaches_every_level(model, latents):
+    """The residuals are added without a stop of the gradient."""
+    (finest, *_) = model.decode(latents, SIZE)
+    gradients = torch.autograd.grad(finest.square().sum(), [layer.bias for layer in model.likelihood.output])
+    assert all(gradient.any() for gradient in gradients)
 
 
 def test_the_likelihood_never_sees_the_image(model):

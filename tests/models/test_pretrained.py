@@ -1,4 +1,4 @@
-"""The model folder: what was saved comes back bit for bit, and no damaged or hostile folder runs or crashes anything."""
+"""The model folder: what was saved comes back bit for bit; a damaged or hostile folder is refused in one line."""
 
 import json
 import os
@@ -50,12 +50,8 @@ def change(path, **values):
 def test_a_folder_brings_back_weights_config_and_what_belongs_to_them(tmp_path):
     model = save(tmp_path / "model")
     loaded = load_model(tmp_path / "model")
-    assert sorted(os.listdir(tmp_path / "model")) == [
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "preprocessing.json",
-    ]
+    written = {path.name for path in (tmp_path / "model").iterdir()}
+    assert written == {"README.md", "config.json", "model.safetensors", "preprocessing.json"}
     assert loaded.config == model.config
     assert type(loaded) is type(model)
     assert not loaded.training
@@ -135,7 +131,7 @@ def test_foreign_json_is_refused(folder, name, content):
         ({"model": None}, "has no section 'model'"),
         ({"model": ["phiseg"]}, "has no section 'model'"),
         ({"provenance": "me"}, "has no section 'provenance'"),
-        ({"model": {}}, "unknown model None (valid: phiseg, probunet, unet)"),
+        ({"model": {}}, "unknown model None (valid: "),
         ({"model": {"name": "phisge"}}, "unknown model 'phisge' (did you mean 'phiseg'?)"),
         ({"model": {"name": ["phiseg"]}}, "unknown model ['phiseg']"),
         ({"model": {"name": "phiseg", "chanels": [2, 3]}}, "unknown key 'chanels' (did you mean 'channels'?)"),

@@ -35,7 +35,7 @@ def test_a_name_gives_its_class(name):
     ("name", "cure"),
     [
         ("phisg", "unknown model 'phisg' (did you mean 'phiseg'?)"),
-        ("resnet", "unknown model 'resnet' (valid: phiseg, probunet, unet)"),
+        ("vae", f"unknown model 'vae' (valid: {', '.join(sorted(MODELS))})"),
         (None, "unknown model None"),
         (["phiseg"], "unknown model ['phiseg']"),
         ({}, "unknown model {}"),

@@ -1,0 +1,71 @@
+"""The Probabilistic U-Net: one latent vector for the whole image, joined to the last features of a U-Net."""
+
+import pytest
+import torch
+from tiny_models import batch, record, trained
+
+from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.probunet import ProbUNetConfig
+
+SIZE = (8, 12)
+WIDTH, LENGTH = 4, 3
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = ProbUNetConfig(
+        channels=(WIDTH, 5, 6), blocks_per_level=1, latent_dimensions=LENGTH, num_classes=3, head_init=1.0
+    )
+    return trained(config)
+
+
+def latents_of(model, run):
+    """Return the latents that `run` joined to the features: (N, Z)."""
+    with record(combine=model.combine) as recorded, torch.no_grad():
+        run()
+    joined = torch.cat([args[0] for args, _ in recorded.calls["combine"]])
+    tiled = joined[:, WIDTH:]
+    assert tiled.shape[1] == LENGTH
+    assert (tiled == tiled[:, :, :1, :1]).all()  # the same vector everywhere
+    return tiled[:, :, 0, 0]
+
+
+def test_samples_take_their_latent_from_the_prior(model):
+    image, _ = batch(model.config, SIZE, 2)
+    latents = latents_of(model, lambda: model.sample(image, 4, generator=seeded_generator(0)))
+    (noise,) = draw_noise([(LENGTH,)], 2, 4, seeded_generator(0))
+    with torch.no_grad():
+        mean, std = model.prior(image)
+    expected = mean[:, None] + std[:, None] * noise
+    torch.testing.assert_close(latents, expected.flatten(0, 1))
+
+
+def test_training_takes_its_latent_from_the_posterior(model):
+    image, labels = batch(model.config, SIZE, 2)
+    latents = latents_of(model, lambda: model(image, labels, generator=seeded_generator(0)))
+    (noise,) = draw_noise([(LENGTH,)], 2, 1, seeded_generator(0))
+    planes = torch.stack([(labels == k).float() - 0.5 for k in range(3)], dim=1)
+    with torch.no_grad():
+        mean, std = model.posterior(torch.cat([image, planes], dim=1))
+    torch.testing.assert_close(latents, mean + std * noise[:, 0])
+
+
+def test_the_distributions_are_those_of_the_averaged_features(model):
+    """The head is linear: averaging features or outputs is the same. The softplus comes last."""
+    image, _ = batch(model.config, SIZE, 2)
+    with torch.no_grad():
+        mean, std = model.prior(image)
+        features = model.prior.encoder(image)[-1]
+        head = model.prior.head
+        raw = head.raw_std(features).mean((2, 3))
+        torch.testing.assert_close(mean, head.mean(features).mean((2, 3)))
+        torch.testing.assert_close(std, torch.nn.functional.softplus(raw) + model.config.min_std)
+
+
+def test_the_features_are_those_of_the_image(model):
+    image, _ = batch(model.config, SIZE, 2)
+    with record(combine=model.combine) as recorded, torch.no_grad():
+        model.sample(image, 2, generator=seeded_generator(0))
+        features = model.body(image)
+    ((joined,), _) = recorded.calls["combine"][0]
+    torch.testing.assert_close(joined[:, :WIDTH], features.repeat_interleave(2, dim=0))
