@@ -1,6 +1,7 @@
 """Evaluate a model on a split of a dataset: one row of scores per case."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -65,8 +66,7 @@ def evaluate(
     Raises:
         DataError, ModelError, OutputError: see their messages.
     """
-    if out.exists() and not (overwrite or reuse):
-        raise OutputError(f"{out} exists already; choose another folder or pass --overwrite")
+    _check_output(out, replace=overwrite or reuse)
     if num_examples < 1:
         raise ConfigError(f"num_examples is {num_examples}; give at least 1")
     model = load_model(model_folder, device=usable_device(device))
@@ -128,6 +128,17 @@ def evaluate(
         overwrite=overwrite or reuse,
     )
     return summary
+
+
+def _check_output(out: Path, *, replace: bool) -> None:
+    """Refuse a folder that could not be written in the end, before everything is scored."""
+    if out.exists() and not replace:
+        raise OutputError(f"{out} exists already; choose another folder or pass --overwrite")
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out} is a file; choose another folder")
+    place = next(parent for parent in out.absolute().parents if parent.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise OutputError(f"cannot write {out}: {place} is no folder that can be written to; choose another folder")
 
 
 def _same_evaluation(out: Path, provenance: dict[str, Any], cases: list[str]) -> Summary | None:
