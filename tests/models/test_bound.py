@@ -14,7 +14,7 @@ from torch.distributions import Normal
 
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
-from phiseg.models.segmenter import one_hot
+from phiseg.models.segmenter import with_labels
 
 NUM_DRAWS = 32768
 
@@ -62,11 +62,11 @@ def log_weights(model, image, labels, *, seed, number=NUM_DRAWS):
     """Return log [p(s|z) p(z|x) / q(z|s,x)] for z drawn from the posterior, step by step through the networks."""
     size = tuple(image.shape[-2:])
     noise = [level[0] for level in draw_noise(model.noise_shapes(size), 1, number, seeded_generator(seed))]
-    x = model.pad(torch.cat([image, one_hot(labels, 2) - 0.5], dim=1))
+    x = model.pad(with_labels(image, labels, 2))
     posteriors, latents = model.posterior.draw(model.posterior.encode(x), noise)
     priors, _ = model.prior.draw(model.encode(image).features, None, given=dict(enumerate(latents)))
     return (
-        log_likelihood(model.decode(latents, size)[0], labels[0])
+        log_likelihood(model.decode([latent[None] for latent in latents], size)[0][0], labels[0])
         + log_density(priors, latents)
         - log_density(posteriors, latents)
     )

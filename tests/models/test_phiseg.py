@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import batch, tiny_phiseg
 
-from phiseg.core.errors import ConfigError
+from phiseg.core.errors import ConfigError, ModelError
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.registry import build_model
@@ -56,8 +56,8 @@ def test_latents_sit_where_the_recipe_says(recipe, sides):
     assert model.noise_shapes((128, 128)) == [(2, side, side) for side in sides]
     encoding = model.encode(torch.empty(1, 1, 128, 128, device="meta"))
     assert [feature.shape[-2:] for feature in encoding.features] == [(side, side) for side in sides]
-    latents = [torch.empty(1, 2, side, side, device="meta") for side in sides]
-    assert [logits.shape for logits in model.decode(latents, (128, 128))] == [(1, 2, 128, 128)] * 5
+    latents = [torch.empty(1, 3, 2, side, side, device="meta") for side in sides]
+    assert [logits.shape for logits in model.decode(latents, (128, 128))] == [(1, 3, 2, 128, 128)] * 5
 
 
 @pytest.mark.parametrize("latents_at", ["coarsest", "finest"])
@@ -75,7 +75,7 @@ def test_every_number_of_levels_trains_and_samples(resolutions, num_levels, late
     assert len(loss.terms) == 2 * num_levels + 1
     with torch.no_grad():
         noise = draw_noise(model.noise_shapes((16, 24)), 2, 3, seeded_generator(0))
-        levels = model.sample_levels(model.encode(image), noise)
+        levels = model.sample_levels(model.encode(image), noise, 3)
     assert [level.shape for level in levels] == [(2, 3, 2, 16, 24)] * num_levels
     assert all(level.isfinite().all() for level in levels)
 
@@ -117,10 +117,10 @@ def test_the_ladder_step_by_step_is_sample(model, ladder):
     image, encoding, noise = ladder
     latents = model.sample_latents(encoding, noise)
     assert [latent.shape for latent in latents] == [level.shape for level in noise]
-    logits = model.decode([latent.flatten(0, 1) for latent in latents], (13, 9))[0].view(2, 3, 2, 13, 9)
+    logits = model.decode(latents, (13, 9))[0]
     assert torch.equal(logits, model.sample(image, 3, generator=seeded_generator(4)))
-    assert torch.equal(logits, model.decode_samples(encoding, noise))
-    assert torch.equal(logits, model.sample_levels(encoding, noise)[0])
+    assert torch.equal(logits, model.decode_samples(encoding, noise, 3))
+    assert torch.equal(logits, model.sample_levels(encoding, noise, 3)[0])
 
 
 @torch.no_grad()
@@ -133,6 +133,15 @@ def test_given_levels_stay_and_the_others_are_drawn_anew(model, ladder, kept):
     again = model.sample_latents(encoding, fresh, given={level: first[level] for level in kept})
     for level in range(3):
         assert torch.equal(again[level], first[level]) == (level in kept)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"given": {3: torch.zeros(1)}}, {"given": {-1: torch.zeros(1)}}, {"temperatures": [1.0] * 2}]
+)
+def test_a_level_the_model_does_not_have_is_refused(model, ladder, wrong):
+    _, encoding, noise = ladder
+    with pytest.raises(ModelError, match="3 levels, 0 to 2"):
+        model.sample_latents(encoding, noise, **wrong)
 
 
 @torch.no_grad()

@@ -83,16 +83,18 @@ def test_a_run_folder_stands_for_its_model(folder):
     assert load_model(folder.parent).config == CONFIG
 
 
-def test_until_the_weights_are_written_the_folder_does_not_load(tmp_path, monkeypatch):
-    """A kill in the middle of saving must not leave a folder that loads something else."""
+def test_a_save_that_fails_changes_nothing(tmp_path, monkeypatch):
+    """A folder never holds the config of one save and the weights of another."""
+    save(tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     monkeypatch.setattr(
         "phiseg.models.pretrained.dump_tensors", lambda weights: (_ for _ in ()).throw(OSError(28, "full"))
     )
-    with pytest.raises(OutputError, match="full"):
-        save(tmp_path / "model")
-    assert "model.safetensors: No such file or directory; the model folder is incomplete" in refusal(
-        tmp_path / "model"
-    )
+    for name in ("model", "new"):
+        with pytest.raises(OutputError, match="full"):
+            save(tmp_path / name)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_is_not_there(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phiseg.models.registry import build_model
-from phiseg.models.segmenter import crop, fold_samples, one_hot, repeat_samples, unfold_samples
+from phiseg.models.segmenter import crop, fold_samples, repeat_samples, unfold_samples, with_labels
 from phiseg.models.unet import UNetConfig
 
 quick = settings(deadline=None, max_examples=40)
@@ -40,7 +40,10 @@ def test_a_repeated_image_meets_its_own_samples(num_samples):
     assert torch.equal(unfold_samples(fold_samples(samples), num_samples), samples)
 
 
-def test_one_hot_has_one_plane_for_each_class():
-    planes = one_hot(torch.tensor([[[0, 2], [1, 1]]]), 3)
-    assert planes.tolist() == [[[[1, 0], [0, 0]], [[0, 0], [1, 1]], [[0, 1], [0, 0]]]]
+def test_labels_follow_the_image_as_centred_planes():
+    image = torch.full((1, 2, 2, 2), 7.0)
+    planes = with_labels(image, torch.tensor([[[0, 2], [1, 1]]]), 3)
+    assert torch.equal(planes[:, :2], image)
+    one_hot = planes[:, 2:] + 0.5
+    assert one_hot.tolist() == [[[[1, 0], [0, 0]], [[0, 0], [1, 1]], [[0, 1], [0, 0]]]]
     assert planes.dtype == torch.float32

@@ -101,7 +101,7 @@ class LatentHierarchy(nn.Module):
             temperatures: factor on the standard deviation of each level; 1 if not given.
         """
         given = given or {}
-        temperatures = temperatures or [1.0] * self.num_levels
+        temperatures = [1.0] * self.num_levels if temperatures is None else temperatures
         num_items = len(noise[0]) if noise is not None else len(given[0])
         num_samples = num_items // len(features[0])
         distributions: list[Gaussian] = []
@@ -117,7 +117,7 @@ class LatentHierarchy(nn.Module):
                 latent = given[level]
             else:
                 assert noise is not None
-                latent = distribution.draw(noise[level], temperatures[level])
+                latent = distribution.draw(noise[level].to(distribution.mean.device), temperatures[level])
             distributions.append(distribution)
             latents.append(latent)
         return Draw(distributions[::-1], latents[::-1])

@@ -7,10 +7,10 @@ is the paper's level 1.
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from phiseg.core.errors import ModelError
 from phiseg.models.hierarchy import LatentHierarchy
 from phiseg.models.likelihood import Likelihood
 from phiseg.models.noise import Generators, draw_noise
@@ -21,8 +21,8 @@ from phiseg.models.segmenter import (
     Segmenter,
     crop,
     fold_samples,
-    one_hot,
     unfold_samples,
+    with_labels,
 )
 
 
@@ -92,16 +92,14 @@ class PHiSeg(Segmenter):
         """Return the negative of eq. 2 with deep supervision; see `Segmenter.forward`."""
         self.check_image(image)
         size = (image.shape[-2], image.shape[-1])
-        noise = [
-            fold_samples(level).to(image.device)
-            for level in draw_noise(self.noise_shapes(size), len(image), 1, generator)
-        ]
-        x = self.pad(torch.cat([image, one_hot(labels, self.config.num_classes) - 0.5], dim=1))
+        noise = [fold_samples(level) for level in draw_noise(self.noise_shapes(size), len(image), 1, generator)]
+        x = self.pad(with_labels(image, labels, self.config.num_classes))
         posteriors, latents = self.posterior.draw(self.posterior.encode(x), noise)
         priors, _ = self.prior.draw(
             self.prior.encode(x[:, : self.config.image_channels]), None, given=dict(enumerate(latents))
         )
-        return negative_elbo(self.decode(latents, size), labels, posteriors, priors, self.kl_weights)
+        level_logits = [crop(logits, size) for logits in self.likelihood(latents)]
+        return negative_elbo(level_logits, labels, posteriors, priors, self.kl_weights)
 
     def encode(self, image: Tensor) -> Encoding:
         """Run the prior's encoder: features (B, C_l, h_l, w_l) of every latent level, fine to coarse."""
@@ -133,31 +131,40 @@ class PHiSeg(Segmenter):
 
         Returns:
             Latents (B, S, D, h_l, w_l), fine to coarse.
+
+        Raises:
+            ModelError: a level or a number of temperatures that the model does not have.
         """
+        num_levels = self.config.num_levels
+        strange = sorted(set(given or {}) - set(range(num_levels)))
+        if strange or len(noise) != num_levels or (temperatures is not None and len(temperatures) != num_levels):
+            raise ModelError(
+                f"the model has {num_levels} levels, 0 to {num_levels - 1}: give noise and temperatures for each, "
+                f"and latents for no others (got noise for {len(noise)}, latents for {sorted(given or {})})"
+            )
         kept = {level: fold_samples(latent) for level, latent in (given or {}).items()}
-        _, latents = self.prior.draw(
-            encoding.features, [fold_samples(level) for level in noise], given=kept, temperatures=temperatures
-        )
+        folded = [fold_samples(level) for level in noise]
+        _, latents = self.prior.draw(encoding.features, folded, given=kept, temperatures=temperatures)
         return [unfold_samples(latent, noise[0].shape[1]) for latent in latents]
 
     def decode(self, latents: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
         """Run the likelihood network.
 
         Args:
-            latents: (N, D, h_l, w_l) of each level, fine to coarse.
+            latents: (B, S, D, h_l, w_l) of each level, fine to coarse.
             size: (H, W) of the image.
 
         Returns:
-            The accumulated logits (N, K, H, W) of every level, fine to coarse; softmax of the first is p(s|z).
+            The accumulated logits (B, S, K, H, W) of every level, fine to coarse; softmax of the first is p(s|z).
         """
-        return [crop(logits, size) for logits in self.likelihood(latents)]
+        accumulated = self.likelihood([fold_samples(latent) for latent in latents])
+        return [unfold_samples(crop(logits, size), latents[0].shape[1]) for logits in accumulated]
 
-    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor]) -> Tensor:
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Turn noise (B, S, D, h_l, w_l) into logits (B, S, K, H, W)."""
-        return self.sample_levels(encoding, noise)[0]
+        return self.sample_levels(encoding, noise, num_samples)[0]
 
-    def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor]) -> list[Tensor]:
+    def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> list[Tensor]:
         """Turn noise into the accumulated logits (B, S, K, H, W) of every level, fine to coarse."""
-        latents = self.sample_latents(encoding, noise)
-        folded = self.decode([fold_samples(latent) for latent in latents], encoding.size)
-        return [unfold_samples(logits, noise[0].shape[1]) for logits in folded]
+        assert all(level.shape[1] == num_samples for level in noise)
+        return self.decode(self.sample_latents(encoding, noise), encoding.size)

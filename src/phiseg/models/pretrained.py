@@ -14,7 +14,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as dump_tensors
 
 from phiseg.core.errors import ModelError
-from phiseg.core.files import atomic_file, write_json, write_text
+from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
 from phiseg.models.registry import build_model, model_class
 from phiseg.models.segmenter import Segmenter
 
@@ -25,7 +25,7 @@ VERSION = 1
 def save_model(
     folder: Path, model: Segmenter, *, preprocessing: dict[str, Any], provenance: dict[str, Any], card: str
 ) -> None:
-    """Write a model folder. The weights come last: until they are there, the folder does not load.
+    """Write a model folder, whole or not at all; one that is there is replaced.
 
     Args:
         folder: where.
@@ -40,12 +40,13 @@ def save_model(
         "model": model.config.model_dump(mode="json"),
         "provenance": provenance,
     }
-    write_json(folder / "config.json", config)
-    write_json(folder / "preprocessing.json", preprocessing)
-    write_text(folder / "README.md", card)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    with atomic_file(folder / "model.safetensors") as file:
-        file.write(dump_tensors(weights))
+    with atomic_folder(folder, overwrite=True) as new:
+        write_json(new / "config.json", config)
+        write_json(new / "preprocessing.json", preprocessing)
+        write_text(new / "README.md", card)
+        with atomic_file(new / "model.safetensors") as file:
+            file.write(dump_tensors(weights))
 
 
 def load_model(folder: Path, *, device: torch.device | str = "cpu") -> Segmenter:

@@ -20,9 +20,9 @@ from phiseg.models.segmenter import (
     Segmenter,
     crop,
     fold_samples,
-    one_hot,
     repeat_samples,
     unfold_samples,
+    with_labels,
 )
 
 
@@ -47,9 +47,9 @@ class VectorGaussian(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Gaussian:
-        """Return the distribution of z. The head is linear, so averaging before it gives the same as after."""
-        mean, std = self.head(self.encoder(x)[-1].mean((2, 3), keepdim=True))
-        return Gaussian(mean.flatten(1), std.flatten(1))
+        """Return the distribution of z: means and standard deviations are averaged over the coarsest pixels."""
+        mean, std = self.head(self.encoder(x)[-1])
+        return Gaussian(mean.mean((2, 3)), std.mean((2, 3)))
 
 
 class ProbUNet(Segmenter):
@@ -74,9 +74,7 @@ class ProbUNet(Segmenter):
         encoding = self.encode(image)
         features, *prior = encoding.features
         noise = draw_noise(self.noise_shapes(encoding.size), len(image), 1, generator)[0][:, 0].to(image.device)
-        posterior = self.posterior(
-            self.pad(torch.cat([image, one_hot(labels, self.config.num_classes) - 0.5], dim=1))
-        )
+        posterior = self.posterior(self.pad(with_labels(image, labels, self.config.num_classes)))
         logits = crop(self._combine(features, posterior.draw(noise)), encoding.size)
         return negative_elbo([logits], labels, [posterior], [Gaussian(*prior)], [self.config.kl_weight])
 
@@ -90,11 +88,10 @@ class ProbUNet(Segmenter):
         """Return [(Z,)]."""
         return [(self.config.latent_dimensions,)]
 
-    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor]) -> Tensor:
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Turn noise (B, S, Z) into logits (B, S, K, H, W)."""
         features, mean, std = encoding.features
-        num_samples = noise[0].shape[1]
-        latent = mean[:, None] + std[:, None] * noise[0]  # (B, S, Z)
+        latent = mean[:, None] + std[:, None] * noise[0].to(mean.device)  # (B, S, Z)
         logits = crop(self._combine(repeat_samples(features, num_samples), fold_samples(latent)), encoding.size)
         return unfold_samples(logits, num_samples)
 

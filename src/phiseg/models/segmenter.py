@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ModelError
 from phiseg.models.blocks import Norm
-from phiseg.models.noise import Generators, draw_noise
+from phiseg.models.noise import Generators, draw_noise, one_per_image
 from phiseg.models.objective import Loss
 
 
@@ -97,25 +97,29 @@ class Segmenter(nn.Module, ABC):
         """Return the shapes of the standard normal noise that one sample of one (H, W) image needs."""
 
     @abstractmethod
-    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor]) -> Tensor:
-        """Turn noise, each (B, S, *shape), into logits (B, S, K, H, W)."""
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
+        """Turn noise, each (B, S, *shape), into logits (B, S, K, H, W).
 
-    def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor]) -> list[Tensor]:
+        `num_samples` is S, for models that need no noise.
+        """
+
+    def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> list[Tensor]:
         """Return the logits (B, S, K, H, W) after each level of a hierarchical model, fine to coarse.
 
         A model without a hierarchy has one level: its samples.
         """
-        return [self.decode_samples(encoding, noise)]
+        return [self.decode_samples(encoding, noise, num_samples)]
 
     @property
     def stride(self) -> int:
         """What H and W are padded to a multiple of."""
         return int(2 ** (len(self.config.channels) - 1))
 
+    @torch.no_grad()
     def sample(
         self, image: Tensor, num_samples: int, *, generator: Generators, chunk_size: int | None = None
     ) -> Tensor:
-        """Draw segmentations of each image.
+        """Draw segmentations of each image, without gradients.
 
         Args:
             image: (B, C, H, W), any H and W.
@@ -130,6 +134,7 @@ class Segmenter(nn.Module, ABC):
             list(self.sample_chunks(image, num_samples, generator=generator, chunk_size=chunk_size)), dim=1
         )
 
+    @torch.no_grad()
     def sample_chunks(
         self, image: Tensor, num_samples: int, *, generator: Generators, chunk_size: int | None = None
     ) -> Iterator[Tensor]:
@@ -139,12 +144,12 @@ class Segmenter(nn.Module, ABC):
             if value < 1:
                 raise ModelError(f"{name} is {value}; give at least 1")
         encoding = self.encode(image)
-        noise = draw_noise(self.noise_shapes(encoding.size), len(image), num_samples, generator)
+        shapes = self.noise_shapes(encoding.size)
+        generators = one_per_image(generator, len(image))
         for start in range(0, num_samples, step):
-            chunk = [tensor[:, start : start + step].to(image.device) for tensor in noise]
-            if not chunk:  # a deterministic model: S is carried by an empty tensor
-                chunk = [image.new_empty(len(image), min(step, num_samples - start), 0)]
-            yield self.decode_samples(encoding, chunk)
+            number = min(step, num_samples - start)
+            noise = draw_noise(shapes, len(image), number, generators)
+            yield self.decode_samples(encoding, [tensor.to(image.device) for tensor in noise], number)
 
     def check_image(self, image: Tensor) -> None:
         """Refuse an image that the model was not built for."""
@@ -168,9 +173,10 @@ class Segmenter(nn.Module, ABC):
         return F.pad(image, (0, padded_width - width, 0, padded_height - height), mode="replicate")
 
 
-def one_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """Return (B, H, W) class indices as float (B, K, H, W)."""
-    return F.one_hot(labels, num_classes).movedim(-1, 1).float()
+def with_labels(image: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Return a posterior's input (B, C + K, H, W): the image, and the labels (B, H, W) as one-hot minus 0.5."""
+    one_hot = F.one_hot(labels, num_classes).movedim(-1, 1)
+    return torch.cat([image, one_hot - 0.5], dim=1)
 
 
 def crop(tensor: Tensor, size: tuple[int, int]) -> Tensor:

@@ -1,11 +1,11 @@
-"""The deterministic U-Net: one segmentation per image, from the blocks of the others."""
+"""The deterministic U-Net: the Probabilistic U-Net's architecture without its stochastic parts."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
 
-from phiseg.models.blocks import UNetBody, output_layer
+from phiseg.models.blocks import Blocks, UNetBody, output_layer
 from phiseg.models.noise import Generators
 from phiseg.models.objective import Loss, cross_entropy
 from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig, crop
@@ -28,6 +28,7 @@ class UNet(Segmenter):
         self.body = UNetBody(
             config.image_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
         )
+        self.combine = Blocks(3, config.channels[0], config.channels[0], norm=config.norm, kernel_size=1)
         self.output = output_layer(config.channels[0], config.num_classes)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:  # noqa: ARG002
@@ -40,13 +41,13 @@ class UNet(Segmenter):
         """Compute the logits (B, K, H, W): there is nothing else."""
         self.check_image(image)
         size = (image.shape[-2], image.shape[-1])
-        return Encoding((crop(self.output(self.body(self.pad(image))), size),), size)
+        return Encoding((crop(self.output(self.combine(self.body(self.pad(image)))), size),), size)
 
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:  # noqa: ARG002
         """Return nothing: the model draws no noise."""
         return []
 
-    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor]) -> Tensor:
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:  # noqa: ARG002
         """Repeat the logits S times: (B, S, K, H, W)."""
         (logits,) = encoding.features
-        return logits[:, None].expand(-1, noise[0].shape[1], -1, -1, -1)
+        return logits[:, None].expand(-1, num_samples, -1, -1, -1)
