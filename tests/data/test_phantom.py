@@ -175,11 +175,18 @@ def test_a_longer_phantom_begins_with_the_shorter_one(tmp_path):
     assert other.fingerprint != short.fingerprint
 
 
+def test_the_smallest_phantom_has_a_case_in_every_split(tmp_path):
+    dataset = prepare_phantom("lesion", tmp_path / "data", size=16, num_cases=3, progress=False)
+    assert [len(dataset.rows(split)) for split in dataset.splits] == [1, 1, 1]
+
+
 def test_wrong_requests_are_explained(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'lesion'"):
         prepare_phantom("lesions", tmp_path / "data")
-    with pytest.raises(ConfigError, match="16 or more"):
-        prepare_phantom("lesion", tmp_path / "data", size=8)
-    with pytest.raises(ConfigError, match="num_cases 0"):
-        prepare_phantom("zones", tmp_path / "data", num_cases=0)
+    for size in (-1, 0, 8):
+        with pytest.raises(ConfigError, match="16 or more"):
+            prepare_phantom("lesion", tmp_path / "data", size=size)
+    for number in (-1, 0, 1, 2):
+        with pytest.raises(ConfigError, match=f"num_cases {number} is too small; use 3 or more"):
+            prepare_phantom("zones", tmp_path / "data", num_cases=number)
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ They mirror the paper's two datasets, and need no download: `lesion` the lung le
 the zones of the prostate with 6. `scenes` says what annotators disagree about.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from phiseg.core.errors import ConfigError, nearest
 from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.scenes import Scene, draw_lesion, draw_zones
+from phiseg.data.splits import SPLIT_NAMES
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 
@@ -57,8 +58,7 @@ def draw_scene(kind: str, *, seed: int, index: int, size: int | None = None) -> 
     """
     phantom = _phantom(kind)
     size = phantom.size if size is None else size
-    if size < MIN_SIZE:
-        raise ConfigError(f"size {size} is too small for a phantom; use {MIN_SIZE} or more")
+    _check_size(size)
     return phantom.draw(_stream(seed, "scene", index), _stream(seed, "noise", index), size)
 
 
@@ -92,10 +92,17 @@ def prepare_phantom(
     phantom = _phantom(kind)
     size = phantom.size if size is None else size
     num_cases = phantom.num_cases if num_cases is None else num_cases
-    if num_cases < 1:
-        raise ConfigError(f"num_cases {num_cases} must be 1 or more")
+    _check_size(size)
+    if num_cases < len(SPLIT_NAMES):
+        raise ConfigError(
+            f"num_cases {num_cases} is too small; use {len(SPLIT_NAMES)} or more, for {', '.join(SPLIT_NAMES)}"
+        )
     spacing = phantom.spacing_mm * phantom.size / size
-    indices = tqdm(range(num_cases), desc=f"phantom {kind}", unit="case", disable=not progress)
+
+    def cases() -> Iterator[Case]:
+        for index in tqdm(range(num_cases), desc=f"phantom {kind}", unit="case", disable=not progress):
+            yield _case(kind, phantom, seed, index, size)
+
     return write_dataset(
         out,
         name=f"phantom-{kind}",
@@ -104,7 +111,7 @@ def prepare_phantom(
         image_shape=(1, size, size),
         image_dtype=np.float16,
         intensity=Intensity(kind="window", low=0, high=1),
-        cases=(_case(kind, phantom, seed, index, size) for index in indices),
+        cases=cases(),
         seed=seed,
         spacing_mm=(spacing, spacing),
         source={"kind": "phantom", "phantom": kind, "size": size, "num_cases": num_cases},
@@ -124,6 +131,11 @@ def _case(kind: str, phantom: _Phantom, seed: int, index: int, size: int) -> Cas
         valid=np.ones(phantom.num_annotators, dtype=np.bool_),
         columns={f"p_{decision}": round(p, 4) for decision, p in scene.probabilities.items()},
     )
+
+
+def _check_size(size: int) -> None:
+    if size < MIN_SIZE:
+        raise ConfigError(f"size {size} is too small for a phantom; use {MIN_SIZE} or more")
 
 
 def _phantom(kind: str) -> _Phantom:
