@@ -3,13 +3,15 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from phiseg.core import files
 from phiseg.core.errors import OutputError
-from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
+from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json, write_text
 
 
 def names(folder):
@@ -188,4 +190,74 @@ def test_a_file_is_never_overwritten_by_a_folder(tmp_path):
     with pytest.raises(OutputError, match="is a file; choose another folder"):
         fill(tmp_path / "file", "new", overwrite=True)
     assert (tmp_path / "file").read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.fixture(scope="module")
+def dead():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_folder_lost_between_two_renames_comes_back(tmp_path, dead, mine):
+    """A kill after the old folder was moved away and before the new one took its place."""
+    fill(tmp_path / f".folder.{os.getpid() if mine else dead}.old", "old")
+    with pytest.raises(OutputError, match="exists already"):
+        fill(tmp_path / "folder", "new")
+    assert names(tmp_path) == ["folder"]
+    assert (tmp_path / "folder" / "content").read_text() == "old"
+
+
+@pytest.mark.parametrize("make", [write, fill])
+def test_what_dead_processes_left_is_deleted_and_what_living_ones_write_is_kept(tmp_path, dead, make):
+    options = {"overwrite": True} if make is fill else {}
+    make(tmp_path / "name", "old")
+    for suffix in ("tmp", "old"):
+        fill(tmp_path / f".name.{dead}.{suffix}", "half")
+        fill(tmp_path / f".name.{os.getppid()}.{suffix}", "half")
+        (tmp_path / f".name.{dead + 1}x.{suffix}").write_text("of somebody else")
+    make(tmp_path / "name", "new", **options)
+    kept = [f".name.{number}.{suffix}" for number in (os.getppid(), f"{dead + 1}x") for suffix in ("tmp", "old")]
+    assert names(tmp_path) == sorted([*kept, "name"])
+
+
+def test_only_a_folder_with_the_marker_is_replaced(tmp_path):
+    path = tmp_path / "folder"
+    fill(path, "precious")
+    with pytest.raises(OutputError, match=r"is not a result of phiseg \(it holds no summary.json\); choose"):
+        fill(path, "new", overwrite=True, marker="summary.json")
+    assert (path / "content").read_text() == "precious"
+    fill(path, "new", overwrite=True, marker="content")
+    assert (path / "content").read_text() == "new"
+    (tmp_path / "empty").mkdir()
+    fill(tmp_path / "empty", "new", overwrite=True, marker="content")
+
+
+def test_the_current_folder_is_a_folder_like_any_other(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for path in (Path(), Path("../here"), Path("..")):
+        with pytest.raises(OutputError, match="exists already"):
+            fill(path, "new")
+    fill(Path(), "new", overwrite=True, marker="content")
+    assert (tmp_path / "here" / "content").read_text() == "new"
+    assert names(tmp_path) == ["here"]
+
+
+def test_a_link_stays_and_its_folder_is_replaced(tmp_path):
+    fill(tmp_path / "folder", "old")
+    (tmp_path / "link").symlink_to("folder")
+    fill(tmp_path / "link", "new", overwrite=True)
+    assert (tmp_path / "folder" / "content").read_text() == "new"
+    assert names(tmp_path) == ["folder", "link"]
+
+
+@pytest.mark.parametrize("name", ["n" * 250, "n" * 300, "file/inner"])
+def test_what_cannot_be_written_is_refused_before_any_work(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        check_replaceable(tmp_path / name)
     assert names(tmp_path) == ["file"]

@@ -206,6 +206,19 @@ def test_results_are_never_written_over(refuses, train_words, trained, lesions, 
         refuses(command, run, "--data", lesions, "--out", run, says=["exists already", "--overwrite"])
 
 
+def test_only_results_of_the_same_kind_are_written_over(refuses, trained, lesions, copy, tmp_path, monkeypatch):
+    run = copy(trained(), "run")
+    monkeypatch.setattr("phiseg.inference.sampling._draw", lambda *_: pytest.fail("it computes"))
+    for command in ("evaluate", "sample"):
+        words = (command, run, "--data", lesions, "--overwrite", "--out")
+        refuses(*words, run, says="is not a result of phiseg")
+        refuses(*words, tmp_path / ("n" * 300), says="cannot write")
+    refuses("prepare", "phantom", "lesion", run, "--overwrite", says="is not a result of phiseg")
+    monkeypatch.chdir(run)
+    refuses("evaluate", ".", "--data", lesions, "--out", ".", says="exists already")
+    refuses("prepare", "phantom", "lesion", ".", says="exists already")
+
+
 def test_an_existing_dataset_is_kept(cli, lesions, copy, tmp_path):
     data = copy(lesions)
     before = snapshot(tmp_path)

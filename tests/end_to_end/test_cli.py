@@ -171,9 +171,8 @@ def test_a_file_in_the_form_of_a_run_is_a_recipe(tour, cli, tmp_path):
 
 def test_overwriting_replaces_results(tour, cli, tmp_path):
     folder, _ = tour
-    words = ("phiseg", "--data", "data", "--num-samples", 2, "--out", tmp_path / "out")
-    words = tuple(folder / word if word in ("phiseg", "data") else word for word in words)
     for command in ("sample", "evaluate"):
+        words = (folder / "phiseg", "--data", folder / "data", "--num-samples", 2, "--out", tmp_path / command)
         assert cli(command, *words, "--overwrite").code == 0
         assert cli(command, *words).code == 2
         assert cli(command, *words, "--overwrite").code == 0

@@ -47,11 +47,13 @@ class Sample:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Sample, arguments, prog=prog)
+    from phiseg.core.files import check_replaceable
     from phiseg.data.store import Dataset
     from phiseg.inference.sampling import sample_cases, usable_device
-    from phiseg.inference.writers import write_samples
+    from phiseg.inference.writers import MARKER, write_samples
     from phiseg.models import load_model
 
+    check_replaceable(command.out, overwrite=command.overwrite, marker=MARKER)
     model = load_model(command.model, device=usable_device(command.device))
     dataset = Dataset.open(command.data)
     rows = dataset.rows(command.split).tolist()

@@ -76,20 +76,20 @@ def write_dataset(
         spacing_mm: pixel spacing (vertical, horizontal), when all cases share it.
         source: what it was made from.
         command: the command line, for the record.
-        overwrite: replace an existing folder.
+        overwrite: replace a dataset that is there.
 
     Returns:
         The dataset, opened.
 
     Raises:
         DataError: a case does not fit the description, by name.
-        OutputError: `out` exists, or cannot be written.
+        OutputError: `out` exists and may not be replaced, or cannot be written.
     """
     image_type, label_type, flag = np.dtype(image_dtype), np.dtype(np.uint8), np.dtype(np.bool_)
     assert image_type.kind in "iuf", f"{image_type} is not a numeric type"
     channels, height, width = image_shape
     table: dict[str, dict[str, Any]] = {}
-    with atomic_folder(out, overwrite=overwrite) as folder:
+    with atomic_folder(out, overwrite=overwrite, marker="dataset.json") as folder:
         with ExitStack() as stack:
             images, labels, valid = (
                 stack.enter_context(NpyStream(folder / f"{key}.npy", shape, dtype))

@@ -32,6 +32,8 @@ from phiseg.metrics.significance import bootstrap_interval
 
 FORMAT = "phiseg-evaluation"
 VERSION = 1
+MARKER = "summary.json"
+"""The file that tells the folder of an evaluation from any other."""
 METRICS = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
 COLUMNS = (
     *("case", *METRICS),
@@ -159,10 +161,10 @@ def write_evaluation(
     """Write the folder of one evaluation; it appears complete or not at all.
 
     Raises:
-        OutputError: `out` exists and `overwrite` is not set, or it cannot be written.
+        OutputError: `out` exists and may not be replaced, or it cannot be written.
     """
     assert set(COLUMNS) <= set(cases), f"missing columns: {set(COLUMNS) - set(cases)}"
-    with atomic_folder(out, overwrite=overwrite) as folder:
+    with atomic_folder(out, overwrite=overwrite, marker=MARKER) as folder:
         write_text(folder / "cases.csv", _to_csv(cases))
         write_json(folder / "summary.json", summary.model_dump(mode="json"))
         arrays = {field.name: getattr(examples, field.name) for field in fields(examples)}

@@ -1,7 +1,6 @@
 """Evaluate a model on a split of a dataset: one row of scores per case."""
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +9,18 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.files import check_replaceable
 from phiseg.data.store import Dataset
-from phiseg.evaluation.results import DatasetRef, Examples, ModelRef, Summary, read_evaluation, write_evaluation
+from phiseg.evaluation.results import (
+    MARKER,
+    DatasetRef,
+    Examples,
+    ModelRef,
+    Summary,
+    read_evaluation,
+    write_evaluation,
+)
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
 from phiseg.metrics import ged_floor
 from phiseg.metrics.case import score_case
@@ -66,7 +74,7 @@ def evaluate(
     Raises:
         DataError, ModelError, OutputError: see their messages.
     """
-    _check_output(out, replace=overwrite or reuse)
+    check_replaceable(out, overwrite=overwrite or reuse, marker=MARKER)
     if num_examples < 1:
         raise ConfigError(f"num_examples is {num_examples}; give at least 1")
     model = load_model(model_folder, device=usable_device(device))
@@ -130,17 +138,6 @@ def evaluate(
     return summary
 
 
-def _check_output(out: Path, *, replace: bool) -> None:
-    """Refuse a folder that could not be written in the end, before everything is scored."""
-    if out.exists() and not replace:
-        raise OutputError(f"{out} exists already; choose another folder or pass --overwrite")
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"{out} is a file; choose another folder")
-    place = next(parent for parent in out.absolute().parents if parent.exists())
-    if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise OutputError(f"cannot write {out}: {place} is no folder that can be written to; choose another folder")
-
-
 def _same_evaluation(out: Path, provenance: dict[str, Any], cases: list[str]) -> Summary | None:
     """Return the summary of the evaluation in `out`, if there is one and it is of the same things."""
     try:
@@ -180,9 +177,9 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
     for row, summary, _ in cases:
         annotations = torch.from_numpy(dataset.annotations(row)).long()
         image = torch.from_numpy(dataset.image(row))[None].to(device)
-        generator = seeded_generator(seed, "sample", dataset.cases[row]["case"])
+        generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
         encoding = model.encode(image)
-        noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generator)]
+        noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]
         arrays = {
             "image": image[0, 0],
             "annotations": torch.tensor(dataset.labels[row]),
@@ -192,7 +189,7 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
             "gamma": summary.gamma,
             "mean_probs": summary.mean_probs,
         }
-        levels = [logits[0, 0].float() for logits in model.sample_levels(encoding, noise)] if noise else []
+        levels = [logits[0, 0].float() for logits in model.sample_levels(encoding, noise, 1)]
         if len(levels) > 1:
             below = [*levels[1:], torch.zeros_like(levels[0])]
             residuals = [level - lower for level, lower in zip(levels, below, strict=True)]

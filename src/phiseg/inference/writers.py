@@ -17,6 +17,9 @@ from phiseg.data.npy import NpyStream
 from phiseg.data.store import Dataset
 from phiseg.inference.sampling import CaseSamples
 
+MARKER = "gamma.npy"
+"""The file that tells a folder of samples from any other."""
+
 
 def write_samples(
     out: Path,
@@ -32,7 +35,7 @@ def write_samples(
     """Write the samples of `rows` as they come; the folder appears when all are there.
 
     Raises:
-        OutputError: the folder exists and `overwrite` is not set, or it cannot be written.
+        OutputError: the folder exists and may not be replaced, or it cannot be written.
     """
     rows = [int(row) for row in rows]
     num_classes = len(dataset.info.classes)
@@ -43,7 +46,7 @@ def write_samples(
     }
     if with_probs:
         shapes["probs"] = (np.float32, (num_samples, num_classes))
-    with atomic_folder(out, overwrite=overwrite) as folder:
+    with atomic_folder(out, overwrite=overwrite, marker=MARKER) as folder:
         with ExitStack() as stack:
             arrays = {
                 name: stack.enter_context(
