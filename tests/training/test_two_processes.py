@@ -103,7 +103,8 @@ def batch(self, step, device="cpu"):
 
 TrainingStream.batch = batch
 recipe, data, out = sys.argv[1:]
-train(load_recipe(recipe, ["--train.devices=2"]), Path(data), Path(out), progress=False)
+overrides = ["--train.devices=2", "--model.norm=group"]  # batch norm would tell the other process by itself
+train(load_recipe(recipe, overrides), Path(data), Path(out), progress=False)
 """
 
 
