@@ -1,5 +1,6 @@
 """Derived seeds: the same forever, and a stream of their own for every name."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,6 +47,12 @@ def test_different_streams_have_different_seeds(seed, first, other_seed, second)
 )
 def test_keys_do_not_run_into_each_other(first, second):
     assert derive_seed(0, *first) != derive_seed(0, *second)
+
+
+def test_numpys_numbers_and_strings_are_no_streams_of_their_own():
+    for number in (np.int64(1), np.uint8(1), True):
+        assert derive_seed(0, "noise", number) == derive_seed(0, "noise", 1)
+    assert derive_seed(np.int64(3), np.str_("a")) == derive_seed(3, "a")
 
 
 def test_the_seed_is_not_just_another_key():

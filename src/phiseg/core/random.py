@@ -5,17 +5,20 @@ nothing else, so that a resumed run, a run on other hardware and a run on severa
 """
 
 import hashlib
+from numbers import Integral
 
 
 def derive_seed(seed: int, *keys: str | int) -> int:
     """Return a 63-bit seed for the stream that `keys` name under `seed`.
 
-    The keys are hashed together with their types, so ("a", 1) and ("a1",) are different streams.
+    The keys are hashed together with their types, so ("a", 1) and ("a1",) are different streams. Numbers and
+    strings of numpy count as Python's own, and a truth value as 0 or 1.
 
     >>> derive_seed(0, "noise", 1) == derive_seed(0, "noise", 1)
     True
     >>> derive_seed(0, "noise", 1) == derive_seed(0, "noise", 2)
     False
     """
-    digest = hashlib.sha256(repr((int(seed), *keys)).encode()).digest()
+    plain = [int(key) if isinstance(key, Integral) else str(key) for key in keys]
+    digest = hashlib.sha256(repr((int(seed), *plain)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
