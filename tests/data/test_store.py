@@ -113,11 +113,14 @@ def test_cases_are_taken_one_at_a_time(tmp_path):
     write(tmp_path / "data", cases())
 
 
-def test_the_fingerprint_tells_pixels_apart_and_nothing_else(tmp_path):
+def test_the_fingerprint_tells_pixels_and_their_meaning_apart_and_nothing_else(tmp_path):
     first = write(tmp_path / "a").fingerprint
     assert write(tmp_path / "b", name="another", command="other").fingerprint == first
     changed = [make_case(0, valid=np.array([True, True, False])), *map(make_case, range(1, 20))]
     assert write(tmp_path / "c", changed).fingerprint != first
+    other_window = Intensity(kind="window", low=-1, high=1)
+    assert write(tmp_path / "d", intensity=other_window).fingerprint != first
+    assert write(tmp_path / "e", classes=("background", "outer", "inner")).fingerprint != first
 
 
 def test_verify_finds_a_changed_pixel(folder):
@@ -253,6 +256,10 @@ def edit_json(path, **changes):
         ({"num_annotators": 4}, "do not fit"),
         ({"classes": ["a", "a", "b"]}, "same name"),
         ({"intensity": {"kind": "window"}}, "low < high"),
+        (
+            {"arrays": {key: {"sha256": "", "shape": [], "dtype": "u1"} for key in ("images", "labels")}},
+            "do not fit",
+        ),
     ],
 )
 def test_a_manifest_that_is_not_ours_is_explained(folder, changes, message):

@@ -43,8 +43,8 @@ class Evaluate:
     """Images encoded at once; a matter of memory, not of results."""
     chunk_size: int = 16
     """Samples of each image decoded at once; a matter of memory, not of results."""
-    device: str = "cpu"
-    """Where to run, e.g. cuda."""
+    device: str = "auto"
+    """Where to run, e.g. cpu or cuda:1; by default a GPU where there is one."""
     overwrite: bool = False
     """Replace OUT if it exists."""
 

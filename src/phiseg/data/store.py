@@ -62,7 +62,7 @@ class DatasetInfo(StrictConfig):
 
     @model_validator(mode="after")
     def _arrays_fit(self) -> Self:
-        num_cases = self.arrays["images"].shape[0] if "images" in self.arrays else 0
+        num_cases = next(iter(self.arrays["images"].shape), 0) if "images" in self.arrays else 0
         expected: dict[str, tuple[int, ...]] = {
             "images": (num_cases, self.image_channels, *self.size),
             "labels": (num_cases, self.num_annotators, *self.size),
@@ -117,9 +117,13 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the hashes of the arrays: two datasets with the same one have the same pixels."""
-        hashes = "".join(f"{key} {self.info.arrays[key].sha256}\n" for key in ("images", "labels", "valid"))
-        return hashlib.sha256(hashes.encode()).hexdigest()
+        """SHA-256 over the arrays' hashes and what gives them their meaning: the intensity rule and the classes.
+
+        Two datasets with the same one are the same to a model, whatever else their manifests say.
+        """
+        hashes = {key: self.info.arrays[key].sha256 for key in ("images", "labels", "valid")}
+        meaning = self.info.model_dump(mode="json", include={"intensity", "classes"})
+        return hashlib.sha256(json.dumps({**hashes, **meaning}, sort_keys=True).encode()).hexdigest()
 
     def rows(self, split: str) -> NDArray[np.int64]:
         """Return the rows of a split in ascending order.

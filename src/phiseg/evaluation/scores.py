@@ -46,7 +46,7 @@ def evaluate(
     num_examples: int = 4,
     batch_size: int = 4,
     chunk_size: int = 16,
-    device: str = "cpu",
+    device: str = "auto",
     overwrite: bool = False,
     reuse: bool = False,
     progress: bool = True,
@@ -66,7 +66,7 @@ def evaluate(
         num_examples: cases kept for the figures.
         batch_size: images encoded at once.
         chunk_size: samples of each decoded at once.
-        device: where to run.
+        device: where to run; `auto` is a GPU where there is one.
         overwrite: replace an evaluation that is there.
         reuse: keep an evaluation that is there if it is of the same weights, data, samples and seed.
         progress: whether to show a progress bar.

@@ -86,11 +86,13 @@ def _draw(
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the device called `name`, such as cpu or cuda:1.
+    """Return the device called `name`, such as cpu or cuda:1; `auto` is a GPU where there is one.
 
     Raises:
         ConfigError: there is no such device here.
     """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
@@ -101,17 +103,21 @@ def usable_device(name: str) -> torch.device:
 
 
 def check_fits(model: Segmenter, dataset: Dataset) -> None:
-    """Refuse a dataset whose channels or classes are not the model's.
+    """Refuse a dataset whose channels, classes or intensity rule are not those of the model's training.
 
     Raises:
-        ModelError: with both numbers.
+        ModelError: with both.
     """
+    info, learned = dataset.info, model.preprocessing
+    classes, intensity = list(info.classes), info.intensity.model_dump(mode="json")
     for what, ours, theirs in (
-        ("image channels", model.config.image_channels, dataset.info.image_channels),
-        ("classes", model.config.num_classes, len(dataset.info.classes)),
+        ("{} image channels", model.config.image_channels, info.image_channels),
+        ("{} classes", model.config.num_classes, len(classes)),
+        ("the classes {}", learned.get("classes", classes), classes),
+        ("the intensity rule {}", learned.get("intensity", intensity), intensity),
     ):
         if ours != theirs:
             raise ModelError(
-                f"the model has {ours} {what}, {dataset.path} has {theirs}; "
+                f"the model has {what.format(ours)}, {dataset.path} has {theirs}; "
                 "use the dataset it was trained for, or train a model on this one"
             )

@@ -1,0 +1,68 @@
+"""What is checked before anything is drawn: that model and dataset belong together, and the device."""
+
+import pytest
+import torch
+
+from phiseg.core.errors import ConfigError, ModelError
+from phiseg.data.intensity import Intensity
+from phiseg.data.store import Dataset
+from phiseg.data.writer import Case, write_dataset
+from phiseg.inference.sampling import check_fits, sample_cases, usable_device
+from phiseg.models import load_model
+
+
+@pytest.fixture
+def prepared_otherwise(lesions, tmp_path):
+    """Return a function that writes the lesions with something else in the manifest."""
+    source = Dataset.open(lesions)
+
+    def write(**changes):
+        options = {"classes": source.info.classes, "intensity": source.info.intensity} | changes
+        return write_dataset(
+            tmp_path / "otherwise",
+            name="otherwise",
+            num_annotators=4,
+            image_shape=source.images.shape[1:],
+            image_dtype=source.images.dtype,
+            cases=[
+                Case(str(row), str(row), source.images[row], source.labels[row], source.valid[row])
+                for row in range(5)
+            ],
+            **options,
+        )
+
+    return write
+
+
+def test_a_dataset_of_the_same_kind_fits(trained, prepared_otherwise):
+    check_fits(load_model(trained()), prepared_otherwise())
+
+
+@pytest.mark.parametrize(
+    ("changes", "learned", "found"),
+    [
+        ({"intensity": Intensity(kind="window", low=0, high=2)}, "'high': 1.0", "'high': 2.0"),
+        ({"intensity": Intensity(kind="zscore")}, "'kind': 'window'", "'kind': 'zscore'"),
+        ({"classes": ("background", "organ")}, "['background', 'lesion']", "['background', 'organ']"),
+    ],
+)
+def test_images_or_labels_of_another_meaning_are_refused(changes, learned, found, trained, prepared_otherwise):
+    model, dataset = load_model(trained()), prepared_otherwise(**changes)
+    with pytest.raises(ModelError) as error:
+        sample_cases(model, dataset, [0], num_samples=2, seed=0)
+    before, after = str(error.value).split(str(dataset.path))
+    assert learned in before
+    assert found in after
+    model.preprocessing = {}  # of a model that says nothing
+    check_fits(model, dataset)
+
+
+def test_a_gpu_is_used_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert usable_device("auto") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    if torch.cuda.device_count():
+        assert usable_device("auto").type == "cuda"
+    else:
+        with pytest.raises(ConfigError, match="device 'cuda' cannot be used here"):
+            usable_device("auto")
