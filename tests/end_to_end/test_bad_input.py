@@ -1,5 +1,6 @@
 """What a user can do wrong: one line that names the cure, exit code 2, no traceback, nothing half-written."""
 
+import errno
 import json
 import os
 import pickle
@@ -65,6 +66,7 @@ def test_an_unknown_recipe_names_the_nearest(refuses, lesions, tmp_path):
         *("train", "phiseg-smal", "--data", lesions, "--out", tmp_path / "run"), says="did you mean 'phiseg-small'?"
     )
     refuses("info", "phiseg-smal", says="did you mean 'phiseg-small'?")
+    refuses("info", "not/there", says="'not/there' is neither a folder nor a recipe (valid: ")
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,15 @@ def test_labels_outside_the_classes_are_refused(refuses, train_words, trained, l
             refuses("evaluate", trained(), "--data", data, "--out", tmp_path / "out", says=says)
         else:
             refuses(*train_words(data=data), says=says)
+
+
+def test_info_finds_a_pixel_that_was_changed(cli, refuses, lesions, copy):
+    data = copy(lesions)
+    assert "arrays: unchanged since they were written" in cli("info", data).out
+    images = np.load(data / "images.npy")
+    images[0, 0, 0, 0] += 1
+    np.save(data / "images.npy", images)
+    refuses("info", data, says="images.npy changed after it was written")
 
 
 def test_an_empty_split_is_refused(refuses, train_words, trained, lesions, copy, tmp_path):
@@ -271,6 +282,14 @@ def test_a_folder_that_cannot_be_written_is_refused(refuses, train_words, traine
     refuses(*train_words(out=out), says=f"cannot write {out}")
     for command in ("sample", "evaluate"):
         refuses(command, trained(), "--data", lesions, "--out", out, says=f"cannot write {out}")
+
+
+def test_an_error_of_the_operating_system_is_one_line_too(refuses, monkeypatch):
+    def fail(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "/some/file")
+
+    monkeypatch.setattr("phiseg.cli.info.parse", fail)
+    refuses("info", says="/some/file: Permission denied")
 
 
 # Models and states

@@ -58,9 +58,12 @@ def _installation() -> str:
 
 
 def _recipe(name: str) -> str:
+    from phiseg.core.errors import ConfigError, nearest
     from phiseg.models import build_model
-    from phiseg.training.recipe import load_recipe
+    from phiseg.training.recipe import load_recipe, recipe_names
 
+    if Path(name).suffix not in {".yaml", ".yml"} and name not in recipe_names():
+        raise ConfigError(f"'{name}' is neither a folder nor a recipe ({nearest(name, recipe_names())})")
     recipe = load_recipe(name)
     model = build_model(recipe.model)
     parts = "\n".join(f"#   {part}: {count:,}" for part, count in _parameters(model).items())
@@ -86,6 +89,7 @@ def _dataset(folder: Path) -> str:
     from phiseg.data.store import Dataset
 
     dataset = Dataset.open(folder)
+    dataset.verify()
     info = dataset.info
     splits = ", ".join(
         f"{name} {len(dataset.rows(name)) if patients else 0} cases of {len(patients)} patients"
@@ -101,6 +105,7 @@ def _dataset(folder: Path) -> str:
             f"  classes: {', '.join(f'{i} {name}' for i, name in enumerate(info.classes))}",
             f"  annotators: {info.num_annotators} a case, {missing} of {dataset.valid.size} annotations missing",
             f"  fingerprint: {dataset.fingerprint}",
+            "  arrays: unchanged since they were written",
             f"  made by: {info.command or 'unknown'}",
         ]
     )

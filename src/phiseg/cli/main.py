@@ -48,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # a file or a disk, whatever the place that did not expect it
+        reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        print(f"phiseg: error: {reason}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("phiseg: interrupted", file=sys.stderr)
         sys.exit(130)

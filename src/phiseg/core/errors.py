@@ -1,7 +1,7 @@
 """The errors a user can cause. Each says what was wrong, where, and the cure.
 
-The command line prints such an error as one line and exits with code 2. Anything else is a bug of ours
-and keeps its traceback.
+The command line prints such an error as one line and exits with code 2, and so it does with an error of the
+operating system. Anything else is a bug of ours and keeps its traceback.
 """
 
 from collections.abc import Iterable
