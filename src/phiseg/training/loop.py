@@ -7,7 +7,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
@@ -76,6 +76,7 @@ class _Training:
         self._check_batch()
         dataset.check_labels(rows)
         dataset.check_labels(dataset.rows("val"))
+        dataset.verify()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.settings.seed, "weights"))
             self.model: Segmenter = build_model(recipe.model)
@@ -91,15 +92,11 @@ class _Training:
         self.fabric.launch()
         if self.fabric.device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.backends.cudnn.allow_tf32 = self.settings.precision != "32-true"
         self.stream = self._stream("train", rank=self.fabric.global_rank)
         self.parallel, self.optimizer = self.fabric.setup(self.model, self.optimizer)  # wrapped for its processes
         self.optimizer.load_state_dict(self.optimizer.state_dict())  # what was restored follows to the device
-        if self.fabric.is_global_zero:
-            if self.step < self.settings.steps:
-                write_text(self.out / "config.yaml", self.recipe.to_yaml())
-            if self.step == 0:
-                write_json(self.out / "environment.json", _environment(self.fabric, self.dataset))
-            self.tracker = Tracker(self.out, start=self.step, tensorboard=self.settings.tensorboard)
+        self._write(self._open_folder)
         bar = tqdm(
             total=self.settings.steps,
             initial=self.step,
@@ -121,7 +118,8 @@ class _Training:
                 validating = self.step % self.settings.validate_every == 0 or last
                 if validating:
                     self._validate(bar)
-                if validating or self.step % self.settings.checkpoint_every == 0:
+                due = validating or self.step % self.settings.checkpoint_every == 0
+                if last or (due and not self.skipped_in_a_row):  # a state that gives no finite step is no good one
                     self._checkpoint()
                 bar.update()
         if self.skipped and self.fabric.is_global_zero:
@@ -129,6 +127,13 @@ class _Training:
         if self.best is None:
             raise TrainingError(f"no validation had a finite {self.settings.select_by}: no model is saved; {CURE}")
         return self.out / "model"
+
+    def _open_folder(self) -> None:
+        if self.step < self.settings.steps:
+            write_text(self.out / "config.yaml", self.recipe.to_yaml())
+        if self.step == 0:
+            write_json(self.out / "environment.json", _environment(self.fabric, self.dataset))
+        self.tracker = Tracker(self.out, start=self.step, tensorboard=self.settings.tensorboard)
 
     def _stream(self, split: str, *, rank: int = 0) -> TrainingStream:
         return TrainingStream(
@@ -171,16 +176,20 @@ class _Training:
         ]
         loss = self.parallel(batch.image, batch.labels, generator=generators)
         self.optimizer.zero_grad()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate_at(self.step)
         finite = self._everywhere(torch.isfinite(loss.total.detach()))
         values = {"loss": loss.total.detach(), **loss.terms}
         if finite:
             self.fabric.backward(loss.total)
-            if self.settings.precision != "16-mixed":  # there the loss scaler looks after overflows
-                gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-                values["gradient_norm"] = torch.nn.utils.get_total_norm(gradients)
-                finite = bool(torch.isfinite(values["gradient_norm"]))
+            norm: Any = self.fabric.clip_gradients(  # measures, undoes the scaling of fp16, and clips nothing
+                self.parallel, self.optimizer, max_norm=float("inf"), error_if_nonfinite=False
+            )
+            values["gradient_norm"] = norm
+            finite = bool(torch.isfinite(norm))
+            if finite or self.settings.precision == "16-mixed":  # there the scaler skips, and lowers its scale
+                self.optimizer.step()
         if finite:
-            self.optimizer.step()
             self.skipped_in_a_row = 0
             if self.settings.norm_statistics == "both":
                 with self.fabric.autocast():
@@ -197,7 +206,7 @@ class _Training:
         if self.skipped_in_a_row >= self.settings.max_skipped_steps:
             raise TrainingError(
                 f"the loss or its gradient was not finite in {self.skipped_in_a_row} steps in a row, up to step "
-                f"{self.step + 1}; {CURE}. The last good state is in {self.out / 'state'}"
+                f"{self.step + 1}; {CURE}, and train into a new folder"
             )
 
     def _validate(self, bar: Any) -> None:
@@ -209,17 +218,18 @@ class _Training:
         values = validate(self.model, self.dataset, self.settings, self.fabric)
         self._track("val", values)
         criterion = self.settings.select_by
-        value = values[criterion]
+        value = values.get(criterion)
         if value is not None and (self.best is None or BEST[criterion](value, self.best) != self.best):
             self.best = value
-            if self.fabric.is_global_zero:
-                save_model(
+            self._write(
+                lambda: save_model(
                     self.out / "model",
                     self.model,
                     preprocessing=preprocessing(self.dataset),
                     provenance=provenance(self.recipe, self.step),
                     card=model_card(self.recipe, self.dataset, self.step, values),
                 )
+            )
         if not bar.disable:
             shown = ", ".join(
                 f"{name} {value:.4g}"
@@ -229,18 +239,27 @@ class _Training:
             tqdm.write(f"{self.out.name} step {self.step}: validation {shown}", file=sys.stderr)
 
     def _checkpoint(self) -> None:
+        state = TrainingState(
+            self.identity,
+            self.model.state_dict(),
+            self.optimizer.state_dict(),
+            self.step,
+            self.best,
+            self.skipped,
+            self.fabric.strategy.precision.state_dict(),
+        )
+        self._write(lambda: save_state(self.state_file, state))
+
+    def _write(self, action: Callable[[], None]) -> None:
+        """Let the first process write; if it cannot, all of them stop, and it says why."""
+        error: OutputError | None = None
         if self.fabric.is_global_zero:
-            state = TrainingState(
-                self.identity,
-                self.model.state_dict(),
-                self.optimizer.state_dict(),
-                self.step,
-                self.best,
-                self.skipped,
-                self.fabric.strategy.precision.state_dict(),
-            )
-            save_state(self.state_file, state)
-        self.fabric.barrier()
+            try:
+                action()
+            except OutputError as failed:
+                error = failed
+        if self.fabric.broadcast(error is not None):
+            raise error or SystemExit(2)
 
     def _restore(self, stored: TrainingState) -> None:
         where = str(self.state_file)
@@ -260,8 +279,7 @@ class _Training:
             ) from None
 
     def _track(self, kind: str, values: dict[str, float | None]) -> None:
-        if self.fabric.is_global_zero:
-            self.tracker.write(self.step, kind, values)
+        self._write(lambda: self.tracker.write(self.step, kind, values))
 
     def _mean(self, value: torch.Tensor) -> float | None:
         """Return the mean over all processes, or None where it is not finite: JSON has no such number."""
@@ -279,6 +297,8 @@ def _check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
     if not config.is_file():
         if out.exists() and not out.is_dir():
             raise OutputError(f"{out} is a file; choose another folder")
+        if (out / "state").exists() or (out / "model").exists():
+            raise OutputError(f"{out} holds part of a run, but no config.yaml; restore it or choose another folder")
         return
     if not resume:
         raise OutputError(f"{out} holds a run already; pass --resume to go on with it, or choose another folder")

@@ -5,6 +5,7 @@ The recipes that ship with the package are found by name; a path to any other fi
 
 from collections.abc import Sequence
 from importlib.resources import files
+from math import cos, pi
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,9 @@ class TrainConfig(StrictConfig):
     batch_size: int = Field(default=12, ge=1)
     """Images a step, over all processes together."""
     learning_rate: float = Field(default=1e-3, gt=0)
-    """Of Adam, constant."""
+    """Of Adam."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """How the learning rate goes on: constant as in the paper, or down to zero along half a cosine."""
     seed: int = Field(default=0, ge=0)
     """The same command with the same seed gives the same weights on the same machine."""
     annotator: int | Literal["random"] = "random"
@@ -60,6 +63,11 @@ class TrainConfig(StrictConfig):
     """Machines."""
     tensorboard: bool = False
     """Also write TensorBoard files (needs the extra `tensorboard`)."""
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        falling = 0.5 * (1 + cos(pi * step / self.steps))
+        return self.learning_rate * (falling if self.schedule == "cosine" else 1.0)
 
 
 class Recipe(StrictConfig):

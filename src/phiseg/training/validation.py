@@ -53,6 +53,8 @@ def validate(
         for samples in sample_cases(
             model, dataset, rows.tolist(), num_samples=config.validation_samples, seed=config.seed
         ):
+            if not samples.summary.mean_probs.isfinite().all():  # diverged: the loss above says so
+                continue
             scores = score_case(*samples.summary, torch.from_numpy(dataset.annotations(samples.row)))
             for name in SCORES:
                 add(name, scores[name])
