@@ -157,3 +157,35 @@ def test_a_comparison_that_fails_leaves_the_former_one(evaluations, tmp_path, qu
     with pytest.raises(DataError, match=r"cases\.csv"):
         compare(folders, out, overwrite=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_full_disk_leaves_the_former_report(evaluations, tmp_path, quick_pictures, monkeypatch):
+    out = tmp_path / "report"
+    folders = [write(evaluation) for evaluation in evaluations]
+    compare(folders, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def full(path, _):
+        raise OutputError(f"cannot write {path}: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("phiseg.evaluation.compare.write_text", full)
+        with pytest.raises(OutputError, match="No space left"):
+            compare(folders[1:], out, overwrite=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_name_that_cannot_be_removed_or_a_folder_that_cannot_be_read_is_an_output_error(
+    evaluations, tmp_path, quick_pictures, monkeypatch
+):
+    folder = write(evaluations[0])
+    (tmp_path / "report" / "levels-7.png").mkdir(parents=True)
+    with pytest.raises(OutputError, match=r"cannot remove .*levels-7\.png"):
+        compare([folder], tmp_path / "report", overwrite=True)
+
+    def forbidden(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.iterdir", forbidden)
+    with pytest.raises(OutputError, match=r"cannot read .*Permission denied"):
+        compare([folder], tmp_path / "report")

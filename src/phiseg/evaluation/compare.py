@@ -39,13 +39,14 @@ def compare(
     pictures = draw_pictures(evaluations)
     texts = {"table.csv": to_csv(table), "table.md": to_markdown(table), "table.tex": to_latex(table)}
     texts["report.html"] = render_report(evaluations, table, pictures, title=title)
-    for path in _former(out):  # a picture of a former comparison must not stay beside the new ones
-        path.unlink(missing_ok=True)
     for name, data in pictures.items():
         with atomic_file(out / name) as file:
             file.write(data)
     for name, text in texts.items():
         write_text(out / name, text)
+    for path in former:  # a picture of the former comparison must not stay beside the new ones
+        if path.name not in pictures | texts:
+            _remove(path)
     return table
 
 
@@ -77,5 +78,15 @@ def _numbered(kind: str, index: int) -> str:
 
 def _former(out: Path) -> list[Path]:
     """List the files of a former comparison in `out`, the report first."""
-    own = [path for path in out.iterdir() if _OWN.fullmatch(path.name)] if out.is_dir() else []
+    try:
+        own = [path for path in out.iterdir() if _OWN.fullmatch(path.name)] if out.is_dir() else []
+    except OSError as error:
+        raise OutputError(f"cannot read {out}: {error.strerror}; choose another folder") from None
     return sorted(own, key=lambda path: (path.name != "report.html", path.name))
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot remove {path}, of a former comparison: {error.strerror}; remove it") from None
