@@ -14,6 +14,7 @@ PROVENANCE: dict[str, Any] = {
     "num_parameters": 1_234_567,
     "seed": 0,
     "split": "test",
+    "dice_annotator": "all",
     "dataset": DatasetRef(name="phantom-lesion", fingerprint="9f86d081884c7d65"),
     "model": ModelRef(recipe="phiseg-small", step=4000),
 }

@@ -5,7 +5,8 @@ import pytest
 from synthetic_evaluations import PROVENANCE, make_cases, make_evaluation, write
 
 from phiseg.core.errors import DataError, OutputError
-from phiseg.evaluation.results import METRICS, Examples, Summary, read_evaluation, read_training
+from phiseg.evaluation.results import Examples, Summary, read_evaluation, read_training
+from phiseg.metrics.case import SCORES
 from phiseg.metrics.significance import bootstrap_interval
 
 
@@ -178,5 +179,5 @@ def test_training_keeps_finite_numbers_only(tmp_path):
 
 
 def test_every_metric_is_a_column_and_a_field():
-    assert set(METRICS) <= set(Summary.model_fields)
-    assert set(METRICS) <= set(make_cases(0.5, num_cases=2))
+    assert set(SCORES) <= set(Summary.model_fields)
+    assert set(SCORES) <= set(make_cases(0.5, num_cases=2))

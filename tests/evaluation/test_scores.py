@@ -97,7 +97,7 @@ def test_dice_can_be_taken_against_one_annotator(run, trained, gaps):
 def test_a_model_of_one_annotator_is_measured_against_that_one(run, make_recipe, lesions, tmp_path):
     train(make_recipe("unet", annotator=2, steps=2), lesions, tmp_path / "run", progress=False)
     own = run("own", model=tmp_path / "run")
-    assert own.summary.model.annotator == 2
+    assert own.summary.model.annotator == own.summary.dice_annotator == 2
     assert own.cases["dice"] == run("two", model=tmp_path / "run", dice_annotator=2).cases["dice"]
     assert own.cases["dice"] != run("all", model=tmp_path / "run", dice_annotator="all").cases["dice"]
 
@@ -170,7 +170,10 @@ def test_an_evaluation_of_the_same_things_is_used_again(run, tmp_path):
 
 def test_an_evaluation_of_other_things_is_made_anew(run, trained, lesions, copy):
     before = run(reuse=True)
-    for changes in ({"num_samples": 6}, {"seed": 1}, {"split": "val"}, {"model": "unet"}, {"method": "other"}):
+    for changes in (
+        *({"num_samples": 6}, {"seed": 1}, {"split": "val"}, {"model": "unet"}, {"method": "other"}),
+        *({"dice_annotator": 1}, {"dice_annotator": 2}),
+    ):
         found = run(reuse=True, **changes)
         assert found.summary != before.summary, changes
         before = found
@@ -202,6 +205,8 @@ def test_an_existing_folder_is_refused_before_anything_is_computed(run, trained,
         ({"num_samples": 0}, ConfigError, "num_samples is 0"),
         ({"num_examples": 0}, ConfigError, "num_examples is 0"),
         ({"batch_size": 0}, ConfigError, "batch_size is 0"),
+        ({"method": "m" * 201}, ConfigError, "'method' = 'mmm"),
+        ({"method": "two\nlines"}, ConfigError, r"'method' = 'two\\nlines'"),
         ({"dice_annotator": 4}, ConfigError, "there is no annotator 4"),
         ({"dice_annotator": -1}, ConfigError, "there is no annotator -1"),
         ({"device": "banana"}, ConfigError, "device 'banana'"),
@@ -217,3 +222,26 @@ def test_a_dataset_the_model_was_not_made_for_is_refused(run, zones, tmp_path):
     with pytest.raises(ModelError, match="2 classes"):
         run(data=zones)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [({"step": "six"}, "'step' = 'six'"), ({"recipe": "a\tb"}, "'recipe'"), ({"recipe": 5}, "5")],
+)
+def test_a_provenance_that_is_not_ours_is_refused_before_anything_is_drawn(changes, problem, run, trained, copy):
+    folder = copy(trained() / "model")
+    rewrite_provenance(folder, **changes)
+    with pytest.raises(ModelError, match=f"config.json, provenance: .*{problem}"):
+        run(model=folder)
+
+
+def test_a_recipe_without_a_name_is_called_as_its_model(run, trained, copy):
+    folder = copy(trained() / "model")
+    rewrite_provenance(folder, recipe="")
+    assert run(model=folder).summary.method == "phiseg"
+
+
+def rewrite_provenance(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config["provenance"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))

@@ -111,6 +111,18 @@ def test_what_cannot_be_compared_is_refused(changes, difference):
     assert "/evals/b and /evals/c" in str(caught.value)
 
 
+def test_dice_against_different_annotators_is_shown_but_not_compared():
+    same = comparison_table([evaluation("a", 0.9, dice_annotator=2), evaluation("b", 0.1, dice_annotator=2)])
+    assert same.rows[0].best == {"ged", "s_ncc", "dice"}
+    other = comparison_table([evaluation("a", 0.9, dice_annotator=2), evaluation("b", 0.1)])
+    assert other.rows[0].best == {"ged", "s_ncc"}
+    assert other.rows[0].dice == same.rows[0].dice
+    note = "Dice is not compared, for it was taken against different annotators: a 2, b all."
+    assert note in other.notes
+    assert note not in same.notes
+    assert note in " ".join(to_text(other).split())
+
+
 def test_nothing_and_twice_the_same_are_refused():
     with pytest.raises(DataError, match="nothing to compare"):
         comparison_table([])

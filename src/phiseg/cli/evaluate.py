@@ -53,6 +53,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Evaluate, arguments, prog=prog)
     from phiseg.evaluation.scores import evaluate
+    from phiseg.metrics.case import SCORES
 
     summary = evaluate(
         command.model,
@@ -70,7 +71,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         overwrite=command.overwrite,
     )
     print(f"{summary.method} on {summary.num_cases} {summary.split} cases, {summary.num_samples} samples each")
-    for name in ("ged", "ged_floor", "ged_unbiased", "s_ncc", "dice"):
+    for name in SCORES:
         value, interval = getattr(summary, name), summary.intervals.get(name)
         if value is not None:
             spread = f"   95 % interval {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""

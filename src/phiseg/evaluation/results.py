@@ -28,15 +28,15 @@ from phiseg import __version__
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
+from phiseg.metrics.case import SCORES
 from phiseg.metrics.significance import bootstrap_interval
 
 FORMAT = "phiseg-evaluation"
 VERSION = 1
 MARKER = "summary.json"
 """The file that tells the folder of an evaluation from any other."""
-METRICS = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
 COLUMNS = (
-    *("case", *METRICS),
+    *("case", *SCORES),
     *("ged_cross", "ged_within_samples", "ged_within_annotations", "num_annotators", "s_ncc_constant"),
 )
 
@@ -64,14 +64,27 @@ class ModelRef(StrictConfig):
     """Of its weights."""
 
 
-class Summary(StrictConfig):
-    """The content of `summary.json`: means over the cases where a value is defined."""
+class Provenance(StrictConfig):
+    """What is evaluated and how: everything in `summary.json` that is known before the first case is scored."""
 
     format: Literal["phiseg-evaluation"] = "phiseg-evaluation"
     version: Literal[1] = 1
+    phiseg_version: Line = __version__
     method: Line
-    num_cases: int = Field(ge=1)
+    num_parameters: int | None
     num_samples: int = Field(ge=1)
+    seed: int
+    split: Line
+    dice_annotator: Annotated[int, Field(ge=0)] | Literal["all"]
+    """Whose annotation Dice is taken against; `all` averages over all of them."""
+    dataset: DatasetRef
+    model: ModelRef
+
+
+class Summary(Provenance):
+    """The content of `summary.json`: means over the cases where a value is defined."""
+
+    num_cases: int = Field(ge=1)
     ged: FiniteFloat | None
     ged_unbiased: FiniteFloat | None
     ged_floor: FiniteFloat | None
@@ -79,17 +92,11 @@ class Summary(StrictConfig):
     dice: FiniteFloat | None
     intervals: dict[str, tuple[FiniteFloat, FiniteFloat]]
     """95 % bootstrap interval of the mean, for every metric that is defined in two cases or more."""
-    num_parameters: int | None
-    seed: int
-    split: Line
-    dataset: DatasetRef
-    model: ModelRef
-    phiseg_version: Line = __version__
 
     @classmethod
     def of(cls, cases: Cases, **provenance: Any) -> Self:
         """Summarise `cases`; `provenance` gives the fields that are not computed from them."""
-        values = {name: defined(cases[name]) for name in METRICS}
+        values = {name: defined(cases[name]) for name in SCORES}
         means = {name: float(np.mean(column)) if column else None for name, column in values.items()}
         intervals = {name: bootstrap_interval(column) for name, column in values.items() if len(column) > 1}
         return cls(num_cases=len(cases["case"]), **means, intervals=intervals, **provenance)
@@ -189,7 +196,7 @@ def read_evaluation(path: Path) -> Evaluation:
     cases = _read_cases(path / "cases.csv")
     if len(cases["case"]) != summary.num_cases:
         raise _damaged(path / "cases.csv", f"{len(cases['case'])} rows, summary.json says {summary.num_cases}")
-    for name in METRICS:
+    for name in SCORES:
         values, mean = defined(cases[name]), getattr(summary, name)
         if bool(values) != (mean is not None) or (values and abs(np.mean(values) - mean) > 1e-6):
             raise _damaged(path / "cases.csv", f"the mean of '{name}' is not that of summary.json")

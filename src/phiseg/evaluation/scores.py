@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.core.files import check_replaceable
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import (
     MARKER,
-    DatasetRef,
     Examples,
     ModelRef,
+    Provenance,
     Summary,
     read_evaluation,
     write_evaluation,
@@ -68,11 +68,12 @@ def evaluate(
         chunk_size: samples of each decoded at once.
         device: where to run; `auto` is a GPU where there is one.
         overwrite: replace an evaluation that is there.
-        reuse: keep an evaluation that is there if it is of the same weights, data, samples and seed.
+        reuse: keep an evaluation that is there if it is of the same weights, data and settings.
         progress: whether to show a progress bar.
 
     Raises:
-        DataError, ModelError, OutputError: see their messages.
+        ConfigError, DataError, ModelError, OutputError: before anything is sampled, but for damaged pixels and
+            a disk that is full in the end.
     """
     check_replaceable(out, overwrite=overwrite or reuse, marker=MARKER)
     if num_examples < 1:
@@ -81,32 +82,13 @@ def evaluate(
     dataset = Dataset.open(data)
     rows = dataset.rows(split)
     dataset.check_labels(rows)
-    source = ModelRef(
-        recipe=model.provenance.get("recipe"),
-        step=model.provenance.get("step"),
-        annotator=model.provenance.get("annotator"),
-        sha256=hashlib.sha256((find_model(model_folder) / "model.safetensors").read_bytes()).hexdigest(),
-    )
-    provenance: dict[str, Any] = {
-        "method": method or source.recipe or model.config.name,
-        "num_samples": num_samples,
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "seed": seed,
-        "split": split,
-        "dataset": DatasetRef(name=dataset.info.name, fingerprint=dataset.fingerprint),
-        "model": source,
-    }
-    if reuse and (before := _same_evaluation(out, provenance, [dataset.cases[row]["case"] for row in rows])):
-        return before
+    source = _model_ref(find_model(model_folder), model.provenance)
     if dice_annotator is None:
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
     if dice_annotator != "all" and not 0 <= dice_annotator < dataset.info.num_annotators:
         raise ConfigError(
             f"there is no annotator {dice_annotator}; use 0 to {dataset.info.num_annotators - 1} or all"
         )
-    shown = _choose_examples(dataset, rows.tolist(), num_examples)
-    table: list[dict[str, Any]] = []
-    examples: dict[int, CaseSamples] = {}
     samples = sample_cases(
         model,
         dataset,
@@ -116,8 +98,24 @@ def evaluate(
         batch_size=batch_size,
         chunk_size=chunk_size,
     )
-    name = provenance["method"]
-    for case in tqdm(samples, f"scoring {name}", len(rows), unit="case", disable=not progress, dynamic_ncols=True):
+    values = {
+        "method": method or source.recipe or model.config.name,
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "num_samples": num_samples,
+        "seed": seed,
+        "split": split,
+        "dice_annotator": dice_annotator,
+        "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
+        "model": source,
+    }
+    provenance = Provenance.parse(values, where="the evaluation")
+    if reuse and (before := _same_evaluation(out, provenance, [dataset.cases[row]["case"] for row in rows])):
+        return before
+    shown = _choose_examples(dataset, rows.tolist(), num_examples)
+    table: list[dict[str, Any]] = []
+    examples: dict[int, CaseSamples] = {}
+    title = f"scoring {provenance.method}"
+    for case in tqdm(samples, title, len(rows), unit="case", disable=not progress, dynamic_ncols=True):
         annotations = torch.from_numpy(dataset.annotations(case.row))
         reference = None if dice_annotator == "all" else _annotation(dataset, case.row, dice_annotator)
         scores = score_case(*case.summary, annotations, reference=reference)
@@ -125,7 +123,7 @@ def evaluate(
         if case.row in shown:
             examples[case.row] = case
     cases = {column: [row[column] for row in table] for column in table[0]}
-    summary = Summary.of(cases, **provenance)
+    summary = Summary.of(cases, **dict(provenance))
     run = find_model(model_folder).parent / "metrics.jsonl"
     write_evaluation(
         out,
@@ -138,13 +136,27 @@ def evaluate(
     return summary
 
 
-def _same_evaluation(out: Path, provenance: dict[str, Any], cases: list[str]) -> Summary | None:
+def _model_ref(folder: Path, provenance: dict[str, Any]) -> ModelRef:
+    """Return where the model in `folder` came from; a recipe without a name counts as none."""
+    values = {
+        "recipe": provenance.get("recipe") or None,
+        "step": provenance.get("step"),
+        "annotator": provenance.get("annotator"),
+        "sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+    }
+    try:
+        return ModelRef.parse(values, where=f"{folder / 'config.json'}, provenance")
+    except ConfigError as error:
+        raise ModelError(f"{error}; copy the model folder again") from None
+
+
+def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Summary | None:
     """Return the summary of the evaluation in `out`, if there is one and it is of the same things."""
     try:
         before = read_evaluation(out)
     except DataError:
         return None
-    same = before.cases["case"] == cases and all(getattr(before.summary, k) == v for k, v in provenance.items())
+    same = before.cases["case"] == cases and all(getattr(before.summary, k) == v for k, v in provenance)
     return before.summary if same else None
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from phiseg.core.errors import DataError
-from phiseg.evaluation.results import METRICS, Evaluation, defined
+from phiseg.evaluation.results import Evaluation, defined
+from phiseg.metrics.case import SCORES
 from phiseg.metrics.significance import paired_t_test
 
 SIGNIFICANCE = 0.01
@@ -95,27 +96,36 @@ COLUMNS = (
 def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
     """Compare evaluations that were made on the same cases with the same number of samples.
 
+    Dice is shown, but not tested, where it was not taken against the same annotators everywhere.
+
     Raises:
         DataError: two of them cannot be compared; the message names both and the difference.
     """
     check_comparable(evaluations)
+    names = method_names(evaluations)
+    references = [str(evaluation.summary.dice_annotator) for evaluation in evaluations]
+    tested = [metric for metric in BETTER if metric != "dice" or len(set(references)) == 1]
     rows = []
-    for index, (name, own) in enumerate(zip(method_names(evaluations), evaluations, strict=True)):
+    for index, (name, own) in enumerate(zip(names, evaluations, strict=True)):
         others = [other for place, other in enumerate(evaluations) if place != index]
         excess = defined(excess_ged(own))
         summary = own.summary
         row = Row(
             method=name,
             num_parameters=summary.num_parameters,
-            **{metric: getattr(summary, metric) for metric in METRICS},
+            **{metric: getattr(summary, metric) for metric in SCORES},
             ged_excess=float(np.mean(excess)) if excess else None,
             num_cases=summary.num_cases,
             num_samples=summary.num_samples,
             intervals=summary.intervals,
-            best=frozenset(metric for metric in BETTER if _beats_all(own, others, metric)),
+            best=frozenset(metric for metric in tested if _beats_all(own, others, metric)),
         )
         rows.append(row)
-    return Table(tuple(rows), (_significance_note(rows), FLOOR_NOTE, *_undefined_notes(rows, evaluations)))
+    notes = [_significance_note(rows), FLOOR_NOTE, *_undefined_notes(rows, evaluations)]
+    if "dice" not in tested:
+        each = ", ".join(f"{name} {reference}" for name, reference in zip(names, references, strict=True))
+        notes.append(f"Dice is not compared, for it was taken against different annotators: {each}.")
+    return Table(tuple(rows), tuple(notes))
 
 
 def check_comparable(evaluations: Sequence[Evaluation]) -> None:
@@ -205,10 +215,10 @@ def to_csv(table: Table) -> str:
     """Write full-precision numbers, interval bounds and the marks; an undefined value is an empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    bounds = [f"{metric}_{side}" for metric in METRICS for side in ("low", "high")]
+    bounds = [f"{metric}_{side}" for metric in SCORES for side in ("low", "high")]
     writer.writerow([*(column.key for column in COLUMNS), *bounds, *(f"best_{metric}" for metric in BETTER)])
     for row in table.rows:
-        limits = [limit for metric in METRICS for limit in row.intervals.get(metric, (None, None))]
+        limits = [limit for metric in SCORES for limit in row.intervals.get(metric, (None, None))]
         marks = ["true" if metric in row.best else "false" for metric in BETTER]
         writer.writerow([*(getattr(row, column.key) for column in COLUMNS), *limits, *marks])
     return text.getvalue()

@@ -6,6 +6,9 @@ from phiseg.metrics.ged import energy_distance
 from phiseg.metrics.ncc import expected_cross_entropy, s_ncc
 from phiseg.metrics.overlap import dice
 
+SCORES = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
+"""The names of the scores; what else `score_case` returns explains them."""
+
 
 def score_case(
     labels: Tensor,
