@@ -18,7 +18,9 @@ def tiny_recipes():
     """Give the demo's two recipes networks that train in a second."""
     tiny = ["--model.channels=[4, 4, 8]", "--train.batch_size=4", "--train.recalibration_batches=2"]
 
-    def load(name, overrides):
+    def load(name, overrides=()):
+        if name not in METHODS:
+            return load_recipe(name)
         levels = ["--model.num_levels=2"] if name.startswith("phiseg") else []
         return load_recipe(name, [*overrides, *tiny, *levels])
 
@@ -67,6 +69,26 @@ def test_it_writes_runs_evaluations_a_table_and_a_report(finished):
     assert rows[0].keys() >= {"method", "ged", "ged_floor", "s_ncc", "dice"}
     assert "<html" in (folder / "report.html").read_text()
     assert len(table.rows) == 2
+
+
+def test_another_number_of_steps_is_refused(finished):
+    folder, _ = finished
+    before = times(folder, "**/*")
+    with pytest.raises(DataError, match=r"other settings \(steps 2\); choose another --out or remove it"):
+        run(folder, steps=4)
+    assert times(folder, "**/*") == before
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_training_is_validated_four_times_and_saved_at_least_as_often(tmp_path, monkeypatch):
+    recipes = []
+    monkeypatch.setattr(module, "train", lambda recipe, *_, **__: recipes.append(recipe))
+    monkeypatch.setattr(module, "evaluate", lambda *_, **__: None)
+    run(tmp_path / "demo", steps=500)
+    for recipe in recipes:
+        assert recipe.train.steps / recipe.train.validate_every == 4
+        assert recipe.train.checkpoint_every <= recipe.train.validate_every
+    assert len(recipes) == len(METHODS)
 
 
 def test_both_methods_have_the_same_budget(finished):
@@ -118,10 +140,12 @@ def _raise_after(_):
     raise Killed
 
 
-@pytest.mark.parametrize("changes", [{"size": 18}, {"num_cases": 11}, {"seed": 1}], ids=str)
-def test_a_folder_of_other_settings_is_refused(changes, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "found"), [({"size": 18}, "size 16"), ({"num_cases": 11}, "num_cases 10"), ({"seed": 1}, "seed 0")]
+)
+def test_a_folder_of_other_settings_is_refused(changes, found, tmp_path):
     module.prepare_phantom("lesion", tmp_path / "demo" / "data", size=16, num_cases=10, progress=False)
-    with pytest.raises(DataError, match="other settings"):
+    with pytest.raises(DataError, match=rf"demo was made with other settings \({found}\); choose another --out"):
         run(tmp_path / "demo", **changes)
     assert [path.name for path in (tmp_path / "demo").iterdir()] == ["data"]
 

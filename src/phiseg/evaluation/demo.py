@@ -1,6 +1,7 @@
 """The demo: PHiSeg against the Probabilistic U-Net on the embedded lesion phantom, from nothing to a report."""
 
 from pathlib import Path
+from typing import Any
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.phantom import prepare_phantom
@@ -45,18 +46,15 @@ def demo(
     overrides = [
         f"--train.steps={steps}",
         f"--train.seed={seed}",
-        f"--train.validate_every={max(1, steps // 2)}",
+        f"--train.validate_every={max(1, steps // 4)}",
         f"--train.checkpoint_every={max(1, steps // 5)}",
     ]
     recipes = {name: load_recipe(name, overrides) for name in METHODS}
     if num_samples < 1:
         raise ConfigError(f"num_samples is {num_samples}; give at least 1")
+    _check_settings(out, phantom="lesion", size=size, num_cases=num_cases, seed=seed, steps=steps)
     data = out / "data"
-    if data.exists():
-        info = Dataset.open(data).info
-        if info.seed != seed or info.size != (size, size) or info.arrays["images"].shape[0] != num_cases:
-            raise DataError(f"{data} was made with other settings; choose another folder, or remove it")
-    else:
+    if not data.exists():
         prepare_phantom("lesion", data, seed=seed, size=size, num_cases=num_cases, progress=progress)
     for name, recipe in recipes.items():
         train(recipe, data, out / name, resume=True, progress=progress)
@@ -71,3 +69,18 @@ def demo(
             progress=progress,
         )
     return compare([out / f"{name}-eval" for name in METHODS], out, overwrite=True, title="PHiSeg demo")
+
+
+def _check_settings(out: Path, **wanted: Any) -> None:
+    """Refuse a folder with the dataset or a run of a demo with other settings."""
+    found: dict[str, Any] = {}
+    if (out / "data").exists():
+        info = Dataset.open(out / "data").info
+        found = {"seed": info.seed, **{key: info.source.get(key) for key in ("phantom", "size", "num_cases")}}
+    for config in (out / name / "config.yaml" for name in METHODS):
+        if config.exists():
+            found["steps"] = load_recipe(str(config)).train.steps
+    if different := ", ".join(
+        f"{key} {found[key]}" for key in wanted if found.get(key, wanted[key]) != wanted[key]
+    ):
+        raise DataError(f"{out} was made with other settings ({different}); choose another --out or remove it")
