@@ -3,7 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 SOURCES := pyproject.toml constraints.txt
+
+# Pins what pip installs, and what it builds phiseg with: the first name is for pip before 25.3, the second from then on.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .PHONY: demo test test-slow lint clean
 
@@ -11,10 +16,10 @@ demo: $(VENV)/.installed
 	$(BIN)/phiseg demo --out runs/demo
 
 test: lint
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/pytest -m slow
+	$(PYTEST) -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -25,16 +30,17 @@ lint: $(VENV)/.installed-dev
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "phiseg needs Python 3.11 or newer; set one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "cannot make $(VENV); on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	@echo "installing phiseg and its pinned dependencies into $(VENV) (a few minutes, once)"
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python $(SOURCES)
 	@echo "installing phiseg and its development tools into $(VENV) (a few minutes, once)"
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 clean:
