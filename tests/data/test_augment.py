@@ -33,7 +33,9 @@ def warp(image, labels, matrices):
 
 
 def draw(batch_size, size=(16, 16), seed=0, **values):
-    return draw_augmentation(AugmentConfig(**{"flip_horizontal": False, **values}), batch_size, size=size, generator=generator(seed))
+    return draw_augmentation(
+        AugmentConfig(**{"flip_horizontal": False, **values}), batch_size, size=size, generator=generator(seed)
+    )
 
 
 def still(**values):

@@ -41,7 +41,7 @@ def save_model(
         "provenance": provenance,
     }
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    with atomic_folder(folder, overwrite=True) as new:
+    with atomic_folder(folder, overwrite=True, marker="config.json") as new:
         write_json(new / "config.json", config)
         write_json(new / "preprocessing.json", preprocessing)
         write_text(new / "README.md", card)

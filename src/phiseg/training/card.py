@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phiseg.data.store import Dataset
+from phiseg.metrics.case import SCORES
 from phiseg.training.recipe import Recipe
 
 
@@ -35,7 +36,7 @@ def model_card(recipe: Recipe, dataset: Dataset, step: int, scores: Mapping[str,
     rows = "\n".join(
         f"| {name} | {value:.4f} |"
         for name, value in scores.items()
-        if name in {"loss", "elbo", "ged", "ged_unbiased", "ged_floor", "s_ncc", "dice"} and value is not None
+        if name in {"loss", "elbo", *SCORES} and value is not None
     )
     return f"""---
 library_name: phiseg

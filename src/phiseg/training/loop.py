@@ -34,6 +34,7 @@ from phiseg.training.tracking import Tracker
 from phiseg.training.validation import validate
 
 MAY_CHANGE_ON_RESUME = {"steps", "accelerator", "devices", "num_nodes", "tensorboard"}
+"""Settings that change no step; but `steps` where the learning rate falls towards the last one."""
 CURE = (
     "lower train.learning_rate, use train.precision 32-true or raise model.min_std, "
     "and look for outliers in the images"
@@ -303,10 +304,11 @@ def _check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
     if not resume:
         raise OutputError(f"{out} holds a run already; pass --resume to go on with it, or choose another folder")
     before = load_recipe(str(config)).model_dump(mode="json")
+    may_change = MAY_CHANGE_ON_RESUME - ({"steps"} if recipe.train.schedule == "cosine" else set())
     for section, values in recipe.model_dump(mode="json", exclude={"name"}).items():
         for key, value in values.items():
             old = before[section].get(key)
-            if value != old and not (section == "train" and key in MAY_CHANGE_ON_RESUME):
+            if value != old and not (section == "train" and key in may_change):
                 raise ConfigError(
                     f"{out} was started with {section}.{key} = {old!r}, now it is {value!r}; "
                     "resume with the same recipe, or train into a new folder"

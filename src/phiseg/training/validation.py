@@ -10,12 +10,10 @@ from lightning_fabric import Fabric
 
 from phiseg.data.store import Dataset
 from phiseg.inference.sampling import sample_cases
-from phiseg.metrics.case import score_case
+from phiseg.metrics.case import SCORES, score_case
 from phiseg.models import Segmenter
 from phiseg.models.noise import seeded_generator
 from phiseg.training.recipe import TrainConfig
-
-SCORES = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
 
 
 @torch.inference_mode()
