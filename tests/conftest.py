@@ -1,5 +1,6 @@
 """Tiny datasets, recipes and runs that many tests share, and the two ways to call the command line."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from phiseg.cli.main import main
+from phiseg.data.npy import hash_array
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
@@ -133,6 +135,20 @@ def trained(make_recipe, lesions, tmp_path_factory):
 def copy(tmp_path):
     """Return a function that copies a folder, so that a test may damage it."""
     return lambda folder, name="copy": Path(shutil.copytree(folder, tmp_path / name))
+
+
+@pytest.fixture(scope="session")
+def replace_arrays():
+    """Return a function that changes arrays of a dataset, and what its manifest says of them."""
+
+    def replace(folder, **arrays):
+        info = json.loads((folder / "dataset.json").read_text())
+        for name, array in arrays.items():
+            np.save(folder / f"{name}.npy", array)
+            info["arrays"][name]["sha256"] = hash_array(array)
+        (folder / "dataset.json").write_text(json.dumps(info))
+
+    return replace
 
 
 @pytest.fixture

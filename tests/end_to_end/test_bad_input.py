@@ -188,11 +188,13 @@ def test_an_empty_split_is_refused(refuses, train_words, trained, lesions, copy,
             refuses(*train_words(data=data), says=says)
 
 
-def test_an_error_after_the_start_is_the_last_line(cli, train_words, trained, lesions, copy, tmp_path):
+def test_an_error_after_the_start_is_the_last_line(
+    cli, train_words, trained, lesions, copy, replace_arrays, tmp_path
+):
     data = copy(lesions, "nan")
     images = np.load(data / "images.npy")
     images[:, 0, 0, 0] = np.nan
-    np.save(data / "images.npy", images)
+    replace_arrays(data, images=images)
     for words in (
         train_words(data=data),
         ("evaluate", trained(), "--data", data, "--out", tmp_path / "out"),

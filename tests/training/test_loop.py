@@ -11,7 +11,6 @@ from lightning_fabric import Fabric
 
 from phiseg.core.errors import DataError, OutputError, TrainingError
 from phiseg.data.loader import TrainingStream
-from phiseg.data.npy import hash_array
 from phiseg.data.store import Dataset
 from phiseg.models import load_model, save_model
 from phiseg.training.loop import train
@@ -257,15 +256,6 @@ def test_it_trains_on_several_classes(zones, run):
     assert load_model(folder).config.num_classes == 3
 
 
-def replace_arrays(folder, **arrays):
-    """Change arrays of a dataset, and what its manifest says of them."""
-    info = json.loads((folder / "dataset.json").read_text())
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-        info["arrays"][name]["sha256"] = hash_array(array)
-    (folder / "dataset.json").write_text(json.dumps(info))
-
-
 def test_a_run_on_data_that_changed_is_refused(lesions, run, copy):
     data = copy(lesions)
     images = np.load(data / "images.npy")
@@ -296,7 +286,7 @@ def test_a_falling_learning_rate_changes_less(run):
     assert constant[2]["loss"] != cosine[2]["loss"]
 
 
-def test_a_run_with_one_annotator_never_sees_the_others(lesions, run, copy):
+def test_a_run_with_one_annotator_never_sees_the_others(lesions, run, copy, replace_arrays):
     other = copy(lesions)
     labels = np.load(other / "labels.npy")
     labels[:, 1:] = labels[:, 1:, ::-1]  # what the others drew upside down
@@ -307,7 +297,7 @@ def test_a_run_with_one_annotator_never_sees_the_others(lesions, run, copy):
     assert lines(run("third"), "train") != lines(run("fourth", data=other), "train")
 
 
-def test_an_annotator_who_saw_no_validation_case_is_refused(gaps, run, copy):
+def test_an_annotator_who_saw_no_validation_case_is_refused(gaps, run, copy, replace_arrays):
     data = copy(gaps)
     valid = np.load(data / "valid.npy")
     valid[Dataset.open(gaps).rows("val"), 0] = False

@@ -152,6 +152,7 @@ def test_every_model_resumes(model, run, trained, monkeypatch):
         {"norm_statistics": "both"},
         {"norm_statistics": "running"},
         {"precision": "bf16-mixed"},
+        {"schedule": "cosine"},
         {"settings": {"norm": "group"}},
     ],
     ids=str,
@@ -215,6 +216,15 @@ def test_more_steps_extend_a_run(run, trained, copy):
     copy(trained(), "run")
     assert_same_run(run(resume=True, steps=9), run("whole", steps=9))
     assert [line["step"] for line in lines(run(resume=True, steps=9), "val")] == [3, 6, 9]
+
+
+def test_a_run_whose_learning_rate_falls_to_its_last_step_is_not_extended(run):
+    folder = run(steps=2, schedule="cosine")
+    before = contents(folder)
+    with pytest.raises(ConfigError, match=r"was started with train\.steps = 2, now it is 4"):
+        run(resume=True, steps=4, schedule="cosine")
+    run(resume=True, steps=2, schedule="cosine")
+    assert contents(folder) == before
 
 
 def test_what_the_run_runs_on_may_change(run, trained, copy):
