@@ -5,11 +5,10 @@ Shapes: B batch, C channels, H W pixels of the level at hand.
 
 import itertools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed
-import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -46,8 +45,24 @@ class BatchNorm(nn.BatchNorm2d):
         return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
 
 
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum of a tensor over all processes; so is its gradient, as every process's loss depends on every part."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
+        total = value.clone()
+        torch.distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        total = gradient.clone()
+        torch.distributed.all_reduce(total)
+        return total
+
+
 def _mean_over_processes(value: Tensor) -> Tensor:
-    total: Tensor = torch.distributed.nn.functional.all_reduce(value)
+    total: Tensor = _SumOverProcesses.apply(value)  # type: ignore[no-untyped-call]
     return total / torch.distributed.get_world_size()
 
 
