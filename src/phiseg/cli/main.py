@@ -40,9 +40,6 @@ A first tour:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Threads that wait for each other sleep instead of spinning: on a machine that does other things too, a step
-    # of a training otherwise takes several times as long. It must be set before torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         sys.exit(_run(words))
     except PhisegError as error:
