@@ -19,7 +19,7 @@ class Demo:
 
     out: Path = Path("runs/demo")
     """Folder for everything."""
-    steps: int = 450
+    steps: int = 400
     """Training steps of each model."""
     size: int = 64
     """Height and width of the images."""

@@ -20,7 +20,7 @@ def demo(
     *,
     size: int = 64,
     num_cases: int = 500,
-    steps: int = 450,
+    steps: int = 400,
     num_samples: int = 100,
     seed: int = 0,
     progress: bool = True,
@@ -46,7 +46,7 @@ def demo(
     overrides = [
         f"--train.steps={steps}",
         f"--train.seed={seed}",
-        f"--train.validate_every={max(1, steps // 3)}",
+        f"--train.validate_every={-(-steps // 3)}",
         "--train.validation_samples=8",
         f"--train.checkpoint_every={max(1, steps // 5)}",
     ]
