@@ -32,7 +32,7 @@ class SampleSummary(NamedTuple):
 
 
 def most_probable(probs: Tensor, dim: int) -> Tensor:
-    """Return `probs.argmax(dim)` as uint8, the first of equals; class by class, which is faster for a few classes."""
+    """Return `probs.argmax(dim)` as uint8, the first of equals: class by class, which is faster for a few."""
     first, *others = probs.unbind(dim)
     best, labels = first, torch.zeros_like(first, dtype=torch.uint8)
     for number, candidate in enumerate(others, start=1):
