@@ -3,19 +3,13 @@
 RUN/  config.yaml  environment.json  metrics.jsonl  state/last.pt  model/ (the best so far)
 """
 
-import hashlib
-import json
-import platform
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, OutputError, TrainingError
@@ -29,12 +23,11 @@ from phiseg.models.pretrained import load_weights
 from phiseg.training.card import model_card, preprocessing, provenance
 from phiseg.training.checkpoints import TrainingState, load_state, save_state
 from phiseg.training.normalisation import follow_sampling_path, recalibrate
-from phiseg.training.recipe import BEST, Recipe, TrainConfig, load_recipe
+from phiseg.training.recipe import BEST, Recipe
+from phiseg.training.setup import check_folder, dataset_identity, describe_environment, make_fabric
 from phiseg.training.tracking import Tracker
 from phiseg.training.validation import validate
 
-MAY_CHANGE_ON_RESUME = {"steps", "accelerator", "devices", "num_nodes", "tensorboard"}
-"""Settings that change no step; but `steps` where the learning rate falls towards the last one."""
 CURE = (
     "lower train.learning_rate, use train.precision 32-true or raise model.min_std, "
     "and look for outliers in the images"
@@ -56,7 +49,7 @@ def train(recipe: Recipe, data: Path, out: Path, *, resume: bool = False, progre
     """
     dataset = Dataset.open(data)
     recipe = recipe.for_dataset(dataset)
-    _check_folder(out, recipe, resume=resume)
+    check_folder(out, recipe, resume=resume)
     return _Training(recipe, dataset, out, resume=resume, progress=progress).run()
 
 
@@ -69,8 +62,8 @@ class _Training:
     def __init__(self, recipe: Recipe, dataset: Dataset, out: Path, *, resume: bool, progress: bool):
         self.recipe, self.settings = recipe, recipe.train
         self.dataset, self.out, self.progress = dataset, out, progress
-        self.identity = _identity(dataset)
-        self.fabric = _fabric(self.settings)
+        self.identity = dataset_identity(dataset)
+        self.fabric = make_fabric(self.settings)
         rows = self._stream("train").rows
         if self.settings.select_by in ("loss", "elbo"):
             self._stream("val")  # refused if the annotator saw none of it
@@ -133,7 +126,7 @@ class _Training:
         if self.step < self.settings.steps:
             write_text(self.out / "config.yaml", self.recipe.to_yaml())
         if self.step == 0:
-            write_json(self.out / "environment.json", _environment(self.fabric, self.dataset))
+            write_json(self.out / "environment.json", describe_environment(self.fabric, self.dataset))
         self.tracker = Tracker(self.out, start=self.step, tensorboard=self.settings.tensorboard)
 
     def _stream(self, split: str, *, rank: int = 0) -> TrainingStream:
@@ -290,74 +283,6 @@ class _Training:
     def _everywhere(self, flag: torch.Tensor) -> bool:
         """Return whether `flag` holds in every process."""
         return bool(self.fabric.all_reduce(flag.float(), reduce_op="mean") == 1)
-
-
-def _check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
-    """Refuse to overwrite a run, or to resume one with another recipe."""
-    config = out / "config.yaml"
-    if not config.is_file():
-        if out.exists() and not out.is_dir():
-            raise OutputError(f"{out} is a file; choose another folder")
-        if (out / "state").exists() or (out / "model").exists():
-            raise OutputError(f"{out} holds part of a run, but no config.yaml; restore it or choose another folder")
-        return
-    if not resume:
-        raise OutputError(f"{out} holds a run already; pass --resume to go on with it, or choose another folder")
-    before = load_recipe(str(config)).model_dump(mode="json")
-    may_change = MAY_CHANGE_ON_RESUME - ({"steps"} if recipe.train.schedule == "cosine" else set())
-    for section, values in recipe.model_dump(mode="json", exclude={"name"}).items():
-        for key, value in values.items():
-            old = before[section].get(key)
-            if value != old and not (section == "train" and key in may_change):
-                raise ConfigError(
-                    f"{out} was started with {section}.{key} = {old!r}, now it is {value!r}; "
-                    "resume with the same recipe, or train into a new folder"
-                )
-
-
-def _fabric(settings: TrainConfig) -> Fabric:
-    """Return Lightning Fabric for the recipe's devices; further processes start with its `launch`.
-
-    Raises:
-        ConfigError: this machine has no such devices.
-    """
-    try:
-        fabric = Fabric(
-            accelerator=settings.accelerator,
-            devices=settings.devices,
-            num_nodes=settings.num_nodes,
-            precision=settings.precision,
-            strategy="ddp" if settings.devices * settings.num_nodes > 1 else "auto",
-        )
-    except (MisconfigurationException, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split()).partition(". ")[0]
-        raise ConfigError(
-            f"cannot train with train.accelerator {settings.accelerator}, train.devices {settings.devices} and "
-            f"train.precision {settings.precision} ({reason}); use what this machine has"
-        ) from None
-    if settings.precision == "16-mixed" and fabric.device.type == "cpu":
-        raise ConfigError("train.precision 16-mixed needs a GPU; use bf16-mixed or 32-true")
-    return fabric
-
-
-def _identity(dataset: Dataset) -> str:
-    """Return a hash of what a training sees: the pixels, and which cases are trained and validated on."""
-    seen = [[dataset.cases[row]["case"] for row in dataset.rows(split)] for split in ("train", "val")]
-    return hashlib.sha256(json.dumps([dataset.fingerprint, seen]).encode()).hexdigest()
-
-
-def _environment(fabric: Fabric, dataset: Dataset) -> dict[str, Any]:
-    """Return what a later reader needs to repeat the run; no time and no path of this machine."""
-    packages = ("phiseg", "torch", "lightning-fabric", "numpy")
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: version(name) for name in packages},
-        "device": fabric.device.type,
-        "processes": fabric.world_size,
-        "threads": torch.get_num_threads(),
-        "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
-    }
 
 
 def _in_short(values: dict[str, float | None]) -> dict[str, str]:

@@ -1,0 +1,87 @@
+"""What a run needs before its first step: a folder that may be used, Fabric, and a record of where it runs."""
+
+import hashlib
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from phiseg.core.errors import ConfigError, OutputError
+from phiseg.data.store import Dataset
+from phiseg.training.recipe import Recipe, TrainConfig, load_recipe
+
+MAY_CHANGE_ON_RESUME = {"steps", "accelerator", "devices", "num_nodes", "tensorboard"}
+"""Settings that change no step; but `steps` where the learning rate falls towards the last one."""
+
+
+def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
+    """Refuse to overwrite a run, or to resume one with another recipe."""
+    config = out / "config.yaml"
+    if not config.is_file():
+        if out.exists() and not out.is_dir():
+            raise OutputError(f"{out} is a file; choose another folder")
+        if (out / "state").exists() or (out / "model").exists():
+            raise OutputError(f"{out} holds part of a run, but no config.yaml; restore it or choose another folder")
+        return
+    if not resume:
+        raise OutputError(f"{out} holds a run already; pass --resume to go on with it, or choose another folder")
+    before = load_recipe(str(config)).model_dump(mode="json")
+    may_change = MAY_CHANGE_ON_RESUME - ({"steps"} if recipe.train.schedule == "cosine" else set())
+    for section, values in recipe.model_dump(mode="json", exclude={"name"}).items():
+        for key, value in values.items():
+            old = before[section].get(key)
+            if value != old and not (section == "train" and key in may_change):
+                raise ConfigError(
+                    f"{out} was started with {section}.{key} = {old!r}, now it is {value!r}; "
+                    "resume with the same recipe, or train into a new folder"
+                )
+
+
+def make_fabric(settings: TrainConfig) -> Fabric:
+    """Return Lightning Fabric for the recipe's devices; further processes start with its `launch`.
+
+    Raises:
+        ConfigError: this machine has no such devices.
+    """
+    try:
+        fabric = Fabric(
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            num_nodes=settings.num_nodes,
+            precision=settings.precision,
+            strategy="ddp" if settings.devices * settings.num_nodes > 1 else "auto",
+        )
+    except (MisconfigurationException, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise ConfigError(
+            f"cannot train with train.accelerator {settings.accelerator}, train.devices {settings.devices} and "
+            f"train.precision {settings.precision} ({reason}); use what this machine has"
+        ) from None
+    if settings.precision == "16-mixed" and fabric.device.type == "cpu":
+        raise ConfigError("train.precision 16-mixed needs a GPU; use bf16-mixed or 32-true")
+    return fabric
+
+
+def dataset_identity(dataset: Dataset) -> str:
+    """Return a hash of what a training sees: the pixels, and which cases are trained and validated on."""
+    seen = [[dataset.cases[row]["case"] for row in dataset.rows(split)] for split in ("train", "val")]
+    return hashlib.sha256(json.dumps([dataset.fingerprint, seen]).encode()).hexdigest()
+
+
+def describe_environment(fabric: Fabric, dataset: Dataset) -> dict[str, Any]:
+    """Return what a later reader needs to repeat the run; no time and no path of this machine."""
+    packages = ("phiseg", "torch", "lightning-fabric", "numpy")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version(name) for name in packages},
+        "device": fabric.device.type,
+        "processes": fabric.world_size,
+        "threads": torch.get_num_threads(),
+        "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
+    }
