@@ -13,6 +13,13 @@ from phiseg.core.errors import PhisegError, nearest
 
 COMMANDS = {
     "prepare phantom": ("prepare_phantom", "Make a dataset from nothing: lesions or zones with known annotators."),
+    "prepare lidc": ("prepare_lidc", "LIDC-IDRI as the archive ships it: DICOM with the readers' XML."),
+    "prepare nifti": ("prepare_nifti", "NIfTI images with one label file per rater, slice by slice."),
+    "prepare arrays": ("prepare_arrays", "One .npz file with images and masks."),
+    "prepare legacy": ("prepare_legacy", "LIDC files that others made: data_lidc.hdf5, data_lidc.pickle, PNG crops."),
+    "data check": ("data_check", "Check a dataset: hashes, labels, leaks between splits; how annotators agree."),
+    "data show": ("data_show", "Draw a contact sheet of a dataset with every annotator's outline."),
+    "data split": ("data_split", "Split a dataset's patients anew into train, val and test."),
     "train": ("train", "Train a model on a prepared dataset; resumes bit for bit."),
     "evaluate": ("evaluate", "Score a model's samples on a split: GED and its floor, S_NCC, Dice."),
     "compare": ("compare", "Put evaluations into one table with significance, figures and a report."),

@@ -1,6 +1,5 @@
 """`phiseg prepare phantom`."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from phiseg.cli.parsing import parse
+from phiseg.cli.prepared import command_line, tell
 
 
 @dataclass
@@ -49,8 +49,6 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         size=command.size,
         num_cases=command.num_cases,
         overwrite=command.overwrite,
-        command=shlex.join([*prog.split(), *arguments]),
+        command=command_line(prog, arguments),
     )
-    counts = ", ".join(f"{len(dataset.rows(split))} {split}" for split in dataset.splits)
-    print(f"{command.out}: {dataset.num_cases} cases ({counts}), {dataset.info.num_annotators} annotators")
-    print(f"next: phiseg train phiseg-small --data {command.out} --out runs/phiseg")
+    tell(dataset)

@@ -1,0 +1,30 @@
+"""What every `phiseg prepare` command has in common."""
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from phiseg.data.store import Dataset
+
+
+def command_line(prog: str, arguments: Sequence[str]) -> str:
+    """Return the command as it was typed, for the dataset's record."""
+    return shlex.join([*prog.split(), *arguments])
+
+
+def tell(dataset: "Dataset") -> None:
+    """Print what a dataset holds, and what one does with it next."""
+    counts = ", ".join(
+        f"{sum(case['patient'] in part for case in dataset.cases)} {name}"
+        for name, part in ((name, set(members)) for name, members in dataset.splits.items())
+    )
+    patients = len({case["patient"] for case in dataset.cases})
+    height, width = dataset.info.size
+    print(
+        f"{dataset.path}: {dataset.num_cases} cases of {patients} patients ({counts}), "
+        f"{dataset.info.num_annotators} annotators, {height} x {width} pixels"
+    )
+    print(f"look:  phiseg data show {dataset.path} --out sheet.png")
+    print(f"check: phiseg data check {dataset.path}")
+    print(f"next:  phiseg train phiseg-small --data {dataset.path} --out runs/phiseg")
