@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,9 +71,9 @@ class NpyStream:
         npy_format.write_array_header_1_0(self._file, description)
 
 
-def hash_array(array: NDArray[Any]) -> str:
+def hash_array(rows: Iterable[NDArray[Any]]) -> str:
     """Return the SHA-256 of an array's bytes in C order, row by row, as `NpyStream` computes it."""
     digest = hashlib.sha256()
-    for row in array:
+    for row in rows:
         digest.update(np.ascontiguousarray(row).tobytes())
     return digest.hexdigest()

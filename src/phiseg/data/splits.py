@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.files import write_json
 from phiseg.core.random import derive_seed
 
 SPLIT_NAMES = ("train", "val", "test")
@@ -25,11 +27,14 @@ def split_patients(
     Args:
         patients: identifiers, repeated or not.
         seed: the split's seed.
-        fractions: shares of train, val and test.
+        fractions: shares of train, val and test, which sum to 1, or percentages, which sum to 100.
 
     Raises:
-        ConfigError: the fractions are not three shares that sum to 1, with some left for training.
+        ConfigError: the fractions are not three such numbers, with some left for training.
     """
+    given = tuple(fractions)
+    if math.isclose(sum(fractions), 100, abs_tol=1e-6):
+        fractions = [share / 100 for share in fractions]
     if (
         len(fractions) != len(SPLIT_NAMES)
         or not all(0 <= share <= 1 for share in fractions)
@@ -37,8 +42,8 @@ def split_patients(
         or fractions[0] == 0
     ):
         raise ConfigError(
-            f"split fractions {tuple(fractions)} must be three numbers for train, val and test, "
-            "each in [0, 1], summing to 1, with train above 0, such as 0.6 0.2 0.2"
+            f"split fractions {given} must be three numbers for train, val and test, none below 0, "
+            "summing to 1 or to 100, with train above 0, such as 60,20,20"
         )
     unique = sorted(set(patients))
     order = np.random.default_rng(derive_seed(seed, "split")).permutation(len(unique))
@@ -47,6 +52,26 @@ def split_patients(
         name: sorted(unique[i] for i in order[start:stop])
         for name, start, stop in zip(SPLIT_NAMES, bounds, bounds[1:], strict=False)
     }
+
+
+def parse_fractions(text: str) -> tuple[float, ...]:
+    """Read what the command line gives as fractions; `split_patients` says whether they make sense.
+
+    >>> parse_fractions("60,20,20")
+    (60.0, 20.0, 20.0)
+
+    Raises:
+        ConfigError: a part is no number.
+    """
+    try:
+        return tuple(float(word) for word in text.replace(",", " ").split())
+    except ValueError:
+        raise ConfigError(f"split fractions '{text}' are not numbers; give three, such as 60,20,20") from None
+
+
+def write_splits(path: Path, splits: Mapping[str, Sequence[str]], *, seed: int) -> None:
+    """Write splits.json, atomically."""
+    write_json(path, {"seed": seed, **{name: [*members] for name, members in splits.items()}})
 
 
 def check_splits(splits: Mapping[str, Sequence[str]], patients: Iterable[str], *, where: str) -> None:

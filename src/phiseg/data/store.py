@@ -18,12 +18,13 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, JsonValue, model_validator
+from tqdm import tqdm
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, nearest
 from phiseg.data.intensity import Intensity, normalise
 from phiseg.data.npy import hash_array
-from phiseg.data.splits import check_splits
+from phiseg.data.splits import check_splits, split_patients, write_splits
 
 MISSING = 255
 """Fills the labels of an annotator who did not look at the image."""
@@ -110,6 +111,26 @@ class Dataset:
             raise DataError(f"{path / 'valid.npy'}: case '{cases[row]['case']}' has no annotator; {_CURE}")
         return cls(path, info, images, labels, valid, cases, splits)
 
+    def resplit(self, *, seed: int, fractions: Sequence[float]) -> Self:
+        """Split the patients anew, replace splits.json, and return the dataset with its new splits.
+
+        Args:
+            seed: the split's seed.
+            fractions: shares of train, val and test, or percentages.
+
+        Raises:
+            ConfigError: the fractions are not three shares, or there are too few patients to train on one.
+            OutputError: splits.json cannot be written.
+        """
+        patients = {case["patient"] for case in self.cases}
+        splits = split_patients(patients, seed=seed, fractions=fractions)
+        if not splits["train"]:
+            raise ConfigError(
+                f"of the {len(patients)} patients of {self.path} none would be in train; give train a larger share"
+            )
+        write_splits(self.path / "splits.json", splits, seed=seed)
+        return type(self).open(self.path)
+
     @property
     def num_cases(self) -> int:
         """N."""
@@ -167,20 +188,27 @@ class Dataset:
                 where = f"{self.path / 'labels.npy'}: case '{self.cases[row]['case']}', annotator {annotator}"
                 check_classes(self.labels[row, annotator], self.info.classes, where=where)
 
-    def verify(self) -> None:
+    def verify(self, *, progress: bool = False) -> None:
         """Read everything, and compare it with the hashes in the manifest.
 
+        Args:
+            progress: show a progress bar.
+
         Raises:
-            DataError: an array is not what was written.
+            DataError: arrays are not what was written, all of them by name.
         """
         arrays: dict[Literal["images", "labels", "valid"], NDArray[Any]] = {
             "images": self.images,
             "labels": self.labels,
             "valid": self.valid,
         }
+        changed = []
         for key, array in arrays.items():
-            if hash_array(array) != self.info.arrays[key].sha256:
-                raise DataError(f"{self.path / f'{key}.npy'} changed after it was written; {_CURE}")
+            rows = tqdm(array, f"hashing {key}", unit="case", disable=not progress, leave=False)
+            if hash_array(rows) != self.info.arrays[key].sha256:
+                changed.append(str(self.path / f"{key}.npy"))
+        if changed:
+            raise DataError(f"{' and '.join(changed)} changed after it was written; {_CURE}")
 
 
 def check_classes(labels: NDArray[Any], classes: Sequence[str], *, where: str) -> None:

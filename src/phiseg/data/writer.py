@@ -20,7 +20,7 @@ from phiseg.core.errors import DataError
 from phiseg.core.files import atomic_folder, write_json, write_text
 from phiseg.data.intensity import Intensity
 from phiseg.data.npy import NpyStream
-from phiseg.data.splits import check_splits, split_patients
+from phiseg.data.splits import check_splits, split_patients, write_splits
 from phiseg.data.store import MISSING, ArrayInfo, Dataset, DatasetInfo, check_classes
 
 
@@ -116,7 +116,7 @@ def write_dataset(
             splits = split_patients(patients, seed=seed, fractions=fractions)
         check_splits(splits, patients, where=str(out / "splits.json"))
         _write_table(folder / "cases.csv", list(table.values()))
-        write_json(folder / "splits.json", {"seed": seed, **{key: [*part] for key, part in splits.items()}})
+        write_splits(folder / "splits.json", splits, seed=seed)
         info = DatasetInfo(
             name=name,
             classes=tuple(classes),
