@@ -104,6 +104,21 @@ def check_replaceable(path: Path, *, overwrite: bool = False, marker: str | None
         raise _cannot_write(path, error) from error
 
 
+def check_new_file(path: Path, *, overwrite: bool = False) -> None:
+    """Refuse a file that may not be written, before any work is done.
+
+    Raises:
+        OutputError: `path` is a folder, it exists and `overwrite` is not set, or nothing can be written there.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder; give the name of a file")
+    if path.exists() and not overwrite:
+        raise OutputError(f"{path} exists already; choose another name or pass --overwrite")
+    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise OutputError(f"cannot write {path}: {parent} is no folder that can be written to; choose another")
+
+
 def _beside(path: Path, suffix: str) -> Path:
     """Return this process's own name for what it writes, or keeps, in the place of `path`."""
     return path.parent / f".{path.name}.{os.getpid()}.{suffix}"

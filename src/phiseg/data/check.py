@@ -1,0 +1,261 @@
+"""Check a prepared dataset, and tell what it says about its annotators: problems, notes and figures.
+
+Everything is read case by case, so a dataset larger than memory is checked too. Problems are collected, not raised.
+
+A annotators, K classes, H x W pixels.
+"""
+
+import hashlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from phiseg.core.config import StrictConfig
+from phiseg.core.errors import DataError
+from phiseg.data.store import Dataset
+from phiseg.metrics.ged import ged_floor
+from phiseg.metrics.overlap import pairwise_iou
+
+FLOOR_SAMPLES = (16, 100)
+"""The numbers of samples whose GED floor is told: those of the paper's figures."""
+
+NO_SPLIT = "no split"
+
+
+class Count(StrictConfig):
+    """What lies in one split."""
+
+    patients: int
+    cases: int
+
+
+class Annotator(StrictConfig):
+    """What one annotator did."""
+
+    looked: int
+    """Cases the annotator looked at."""
+    missing: int
+    """Cases the annotator did not look at."""
+    empty: int
+    """Cases the annotator looked at and drew nothing in."""
+
+
+class ClassShare(StrictConfig):
+    """How common a class is."""
+
+    pixels: float
+    """Share of all annotated pixels."""
+    annotations: float
+    """Share of the annotations that have it at all."""
+
+
+class Agreement(StrictConfig):
+    """How far two annotators of one case agree: IoU over the foreground classes, two empty masks count 1."""
+
+    pairs: int
+    iou: float | None
+    """Mean over all pairs; None where no case has two annotators."""
+    pairs_who_both_drew: int
+    iou_who_both_drew: float | None
+    """Mean over the pairs of which both drew something."""
+    ged_floor: dict[int, float | None]
+    """The mean GED of a perfect model, by its number of samples."""
+
+
+class Report(StrictConfig):
+    """All that a check found."""
+
+    dataset: str
+    cases: int
+    patients: int
+    problems: tuple[str, ...]
+    """What must be mended before this dataset is trained on."""
+    notes: tuple[str, ...]
+    """What is worth knowing."""
+    splits: dict[str, Count]
+    """The dataset's splits; patients of none are counted under "no split"."""
+    drew: dict[int, int]
+    """Cases by the number of annotators who drew something, from 0 to A."""
+    annotators: tuple[Annotator, ...]
+    classes: dict[str, ClassShare]
+    agreement: Agreement
+    spacing_mm: tuple[float, float] | None
+    """The smallest and the largest pixel spacing of the cases, where they are known."""
+
+
+def check_dataset(dataset: Dataset, *, progress: bool = True) -> Report:
+    """Read a dataset from end to end and report on it.
+
+    Args:
+        dataset: opened, which checks what needs no pixels: files, shapes, patients in two splits.
+        progress: show progress bars.
+    """
+    problems = []
+    try:
+        dataset.verify(progress=progress)
+    except DataError as error:
+        problems.append(str(error))
+    tally = _Tally(dataset)
+    for row in tqdm(range(dataset.num_cases), "checking", unit="case", disable=not progress, leave=False):
+        problems += tally.add(row)
+    homes = {patient: name for name, members in dataset.splits.items() for patient in members}
+    leaks, copies = _duplicates(dataset, tally.rows_of_image, homes)
+    return tally.report(
+        problems=[*problems, *leaks],
+        notes=[*_few("images are constant", tally.constant), *copies],
+        splits=_count_splits(dataset, homes),
+    )
+
+
+@dataclass
+class _Mean:
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, *values: float) -> None:
+        self.total += float(sum(values))
+        self.count += len(values)
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+class _Tally:
+    """Sums over the cases that were read so far."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.rows_of_image: dict[bytes, list[int]] = defaultdict(list)
+        self.constant: list[str] = []
+        self.drew: Counter[int] = Counter()
+        self.empty = np.zeros(dataset.info.num_annotators, dtype=np.int64)
+        self.pixels = np.zeros(len(dataset.info.classes), dtype=np.int64)
+        self.holding = np.zeros(len(dataset.info.classes), dtype=np.int64)
+        self.num_annotations = 0
+        self.overlap, self.overlap_who_both_drew = _Mean(), _Mean()
+        self.floors = {number: _Mean() for number in FLOOR_SAMPLES}
+
+    def add(self, row: int) -> Iterator[str]:
+        """Read one case, and yield its problems."""
+        try:
+            self._add_image(row)
+        except DataError as error:
+            yield str(error)
+        try:
+            self.dataset.check_labels([row])
+        except DataError as error:
+            yield str(error)
+        else:
+            self._add_labels(row)
+
+    def _add_image(self, row: int) -> None:
+        self.dataset.image(row)  # refuses NaN
+        stored = np.ascontiguousarray(self.dataset.images[row])
+        if (stored == stored.flat[0]).all():
+            self.constant.append(self.dataset.cases[row]["case"])
+        else:
+            self.rows_of_image[hashlib.sha256(stored.tobytes()).digest()].append(row)
+
+    def _add_labels(self, row: int) -> None:
+        annotations = self.dataset.annotations(row)  # (A, H, W) of those who looked
+        counts = np.stack([np.bincount(drawn.ravel(), minlength=len(self.pixels)) for drawn in annotations])
+        has_drawn = counts[:, 1:].sum(axis=1) > 0  # (A,)
+        self.pixels += counts.sum(axis=0)
+        self.holding += (counts > 0).sum(axis=0)
+        self.num_annotations += len(annotations)
+        self.drew[int(has_drawn.sum())] += 1
+        self.empty[np.flatnonzero(self.dataset.valid[row])[~has_drawn]] += 1
+
+        masks, num_classes = torch.from_numpy(annotations), len(self.dataset.info.classes)
+        one, other = np.triu_indices(len(masks), k=1)
+        overlaps = pairwise_iou(masks, masks, num_classes=num_classes).numpy()[one, other]  # (pairs,)
+        self.overlap.add(*overlaps)
+        self.overlap_who_both_drew.add(*overlaps[has_drawn[one] & has_drawn[other]])
+        for number, mean in self.floors.items():
+            floor = ged_floor(masks, number, num_classes=num_classes)
+            if floor is not None:
+                mean.add(floor)
+
+    def report(self, *, problems: Sequence[str], notes: Sequence[str], splits: dict[str, Count]) -> Report:
+        info, valid = self.dataset.info, self.dataset.valid
+        return Report(
+            dataset=info.name,
+            cases=self.dataset.num_cases,
+            patients=sum(count.patients for count in splits.values()),
+            problems=tuple(problems),
+            notes=tuple(notes),
+            splits=splits,
+            drew={number: self.drew[number] for number in range(info.num_annotators + 1)},
+            annotators=tuple(
+                Annotator(looked=int(looked), missing=len(valid) - int(looked), empty=int(empty))
+                for looked, empty in zip(valid.sum(axis=0), self.empty, strict=True)
+            ),
+            classes={
+                name: ClassShare(
+                    pixels=int(pixels) / max(1, int(self.pixels.sum())),
+                    annotations=int(holding) / max(1, self.num_annotations),
+                )
+                for name, pixels, holding in zip(info.classes, self.pixels, self.holding, strict=True)
+            },
+            agreement=Agreement(
+                pairs=self.overlap.count,
+                iou=self.overlap.value,
+                pairs_who_both_drew=self.overlap_who_both_drew.count,
+                iou_who_both_drew=self.overlap_who_both_drew.value,
+                ged_floor={number: mean.value for number, mean in self.floors.items()},
+            ),
+            spacing_mm=_spacing_range(self.dataset),
+        )
+
+
+def _duplicates(
+    dataset: Dataset, rows_of_image: dict[bytes, list[int]], homes: dict[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return the leaks, which are images that lie in two splits, and notes on all other copies."""
+    leaks, between_patients, within_patient = [], [], []
+    for rows in rows_of_image.values():
+        if len(rows) == 1:
+            continue
+        names = " = ".join(dataset.cases[row]["case"] for row in rows)
+        patients = {dataset.cases[row]["patient"] for row in rows}
+        splits = {homes[patient] for patient in patients if patient in homes}
+        if len(splits) > 1:
+            leaks.append(
+                f"{dataset.path / 'images.npy'}: {names} are the same image, in splits "
+                f"{' and '.join(sorted(splits))}; keep one of them, or give them the same patient"
+            )
+        elif len(patients) > 1:
+            between_patients.append(names)
+        else:
+            within_patient.append(names)
+    return leaks, [
+        *_few("images stand under more than one patient", between_patients),
+        *_few("images stand more than once under one patient", within_patient),
+    ]
+
+
+def _few(what: str, names: Sequence[str]) -> list[str]:
+    """Return one note that counts the names and shows the first of them, or none."""
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return [f"{len(names)} {what}: {shown}"] if names else []
+
+
+def _count_splits(dataset: Dataset, homes: dict[str, str]) -> dict[str, Count]:
+    cases = Counter(homes.get(case["patient"], NO_SPLIT) for case in dataset.cases)
+    patients = Counter(homes.get(patient, NO_SPLIT) for patient in {case["patient"] for case in dataset.cases})
+    names = [*dataset.splits, *([NO_SPLIT] if cases[NO_SPLIT] else [])]
+    return {name: Count(patients=patients[name], cases=cases[name]) for name in names}
+
+
+def _spacing_range(dataset: Dataset) -> tuple[float, float] | None:
+    """Return the range of the cases' own spacing, or else that of the manifest."""
+    texts = " ".join(case.get("spacing_mm", "") for case in dataset.cases)
+    spacings = [float(number) for number in re.findall(r"\d+(?:\.\d*)?(?:e[-+]?\d+)?", texts)]
+    spacings = spacings or list(dataset.info.spacing_mm or ())
+    return (min(spacings), max(spacings)) if spacings else None
