@@ -81,8 +81,13 @@ def _model(folder: Path) -> str:
         ("provenance", model.provenance),
         ("parameters", {part: f"{count:,}" for part, count in _parameters(model).items()}),
     ):
-        lines += [f"{title}:", *(f"  {key}: {value}" for key, value in values.items())]
+        lines += [f"{title}:", *(f"  {key}: {_short(value)}" for key, value in values.items())]
     return "\n".join(lines)
+
+
+def _short(value: object) -> object:
+    """Return a value, or how many there are where a list would fill the screen."""
+    return f"{len(value)} values" if isinstance(value, list) and len(value) > 16 else value
 
 
 def _dataset(folder: Path) -> str:

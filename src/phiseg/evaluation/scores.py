@@ -1,7 +1,9 @@
 """Evaluate a model on a split of a dataset: one row of scores per case."""
 
 import hashlib
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +29,7 @@ from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.pretrained import find_model
+from phiseg.training.card import patient_tokens
 from phiseg.training.tracking import read_metrics
 
 NUM_SHOWN = 8
@@ -82,6 +85,7 @@ def evaluate(
     dataset = Dataset.open(data)
     rows = dataset.rows(split)
     dataset.check_labels(rows)
+    _warn_of_leak(model, dataset, split)
     source = _model_ref(find_model(model_folder), model.provenance)
     if dice_annotator is None:
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
@@ -150,6 +154,18 @@ def _model_ref(folder: Path, provenance: dict[str, Any]) -> ModelRef:
         raise ModelError(f"{error}; copy the model folder again") from None
 
 
+def _warn_of_leak(model: Segmenter, dataset: Dataset, split: str) -> None:
+    """Say on stderr if the model was trained on patients of the split, as after `phiseg data split`."""
+    tokens = set(patient_tokens(dataset, split))
+    seen = tokens.intersection(map(str, model.provenance.get("train_patients") or ()))
+    if seen:
+        print(
+            f"phiseg: warning: leak: {len(seen)} of the {len(tokens)} patients in split '{split}' were trained on, "
+            "so these scores are no test of the model",
+            file=sys.stderr,
+        )
+
+
 def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Summary | None:
     """Return the summary of the evaluation in `out`, if there is one and it is of the same things."""
     try:
@@ -166,17 +182,18 @@ def _annotation(dataset: Dataset, row: int, annotator: int) -> torch.Tensor:
     return torch.from_numpy(dataset.labels[row, chosen])
 
 
+def disagreement(dataset: Dataset, row: int) -> float:
+    """Return how far the annotators of one case differ: its GED floor with one sample, 0 for a single annotator."""
+    annotations = torch.from_numpy(dataset.annotations(row))
+    return ged_floor(annotations, 1, num_classes=len(dataset.info.classes)) or 0.0
+
+
 def _choose_examples(dataset: Dataset, rows: Sequence[int], number: int) -> list[int]:
     """Return rows from the most disputed case to the least, evenly spread over the upper three quarters.
 
     Only the annotators' disagreement counts, so that every method shows the same cases.
     """
-    num_classes = len(dataset.info.classes)
-
-    def disagreement(row: int) -> float:
-        return ged_floor(torch.from_numpy(dataset.annotations(row)), 1, num_classes=num_classes) or 0.0
-
-    ranked = sorted(rows, key=disagreement, reverse=True)
+    ranked = sorted(rows, key=partial(disagreement, dataset), reverse=True)
     places = np.linspace(0, 0.75 * (len(ranked) - 1), min(number, len(ranked))).round().astype(int)
     return [ranked[place] for place in dict.fromkeys(places.tolist())]
 

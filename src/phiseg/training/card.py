@@ -1,5 +1,6 @@
 """What a model folder says about its model: how to prepare images for it, and the model card."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,9 +22,25 @@ def preprocessing(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def provenance(recipe: Recipe, step: int) -> dict[str, Any]:
-    """Return where the weights come from: the recipe, the step, and whose annotations were learned."""
-    return {"recipe": recipe.name, "step": step, "annotator": recipe.train.annotator}
+def provenance(recipe: Recipe, dataset: Dataset, step: int) -> dict[str, Any]:
+    """Return where the weights come from: the recipe, the step, whose annotations were learned, and of whom."""
+    return {
+        "recipe": recipe.name,
+        "step": step,
+        "annotator": recipe.train.annotator,
+        "train_patients": patient_tokens(dataset, "train"),
+    }
+
+
+def patient_tokens(dataset: Dataset, split: str) -> list[str]:
+    """Return one token for every patient who has a case in the split.
+
+    A token hashes the patient's name with the dataset's fingerprint: a model folder can say whom it was trained on
+    without their names, and patients of two datasets who happen to be called alike are told apart.
+    """
+    patients = {dataset.cases[row]["patient"] for row in dataset.rows(split)}
+    salt = dataset.fingerprint
+    return sorted(hashlib.sha256(f"{salt}/{patient}".encode()).hexdigest()[:16] for patient in patients)
 
 
 def model_card(recipe: Recipe, dataset: Dataset, step: int, scores: Mapping[str, float | None]) -> str:

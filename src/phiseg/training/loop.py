@@ -220,7 +220,7 @@ class _Training:
                     self.out / "model",
                     self.model,
                     preprocessing=preprocessing(self.dataset),
-                    provenance=provenance(self.recipe, self.step),
+                    provenance=provenance(self.recipe, self.dataset, self.step),
                     card=model_card(self.recipe, self.dataset, self.step, values),
                 )
             )
