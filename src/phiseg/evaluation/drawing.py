@@ -65,15 +65,18 @@ class PictureGrid:
         spaces: inches above every row; the titles of a row take 0.25.
         left: inches for the rows' labels.
         num_classes: K, the background included.
+        panel: inches of one picture.
     """
 
-    def __init__(self, columns: int, spaces: Sequence[float], *, left: float, num_classes: int) -> None:
-        self.left = left
-        self.tops = np.cumsum(spaces) + PANEL * np.arange(len(spaces))  # from the figure's top
-        self.width = left + columns * PANEL + 0.1
+    def __init__(
+        self, columns: int, spaces: Sequence[float], *, left: float, num_classes: int, panel: float = PANEL
+    ) -> None:
+        self.left, self.panel = left, panel
+        self.tops = np.cumsum(spaces) + panel * np.arange(len(spaces))  # from the figure's top
+        self.width = left + columns * panel + 0.1
         named = num_classes - 1 if num_classes > 2 else 0
         ncols = max(1, min(named, int(self.width / 0.8)))
-        self.height = float(self.tops[-1]) + PANEL + 0.5 + 0.16 * -(-named // ncols)
+        self.height = float(self.tops[-1]) + panel + 0.5 + 0.16 * -(-named // ncols)
         self.figure = Figure(figsize=(self.width, self.height))
         if named:
             lines = [Line2D([], [], color=class_colour(k), label=f"class {k}") for k in range(1, num_classes)]
@@ -88,16 +91,17 @@ class PictureGrid:
 
     def picture(self, row: int, column: int) -> Axes:
         """Add the axes of one picture."""
-        return self._axes(self.left + column * PANEL, float(self.tops[row]), PANEL, PANEL)
+        return self._axes(self.left + column * self.panel, float(self.tops[row]), self.panel, self.panel)
 
     def label(self, row: int, text: str) -> None:
         """Write `text` to the left of a row."""
-        x, y = self.left - 0.1, self.height - self.tops[row] - PANEL / 2
+        x, y = self.left - 0.1, self.height - self.tops[row] - self.panel / 2
         self.figure.text(x / self.width, y / self.height, text, ha="right", va="center", linespacing=1.4)
 
     def colour_bar(self, drawn: AxesImage, column: int, label: str, *, span: int = 1) -> None:
         """Add a colour bar below the last row, from `column` on, as wide as `span` pictures."""
-        axes = self._axes(self.left + column * PANEL, float(self.tops[-1]) + PANEL + 0.02, span * PANEL, 0.12)
+        x, y = self.left + column * self.panel, float(self.tops[-1]) + self.panel + 0.02
+        axes = self._axes(x, y, span * self.panel, 0.12)
         bar = self.figure.colorbar(drawn, cax=axes, orientation="horizontal", ticks=MaxNLocator(2 + span))
         bar.outline.set_visible(False)
         axes.tick_params(length=2, width=0.5, pad=1.5)
@@ -181,15 +185,19 @@ def show_image(axes: Axes, image: np.ndarray, *, title: str) -> AxesImage:
 
 def outline(axes: Axes, labels: np.ndarray, num_classes: int) -> None:
     """Draw the outline of every foreground class of `labels` (H, W); a mask without any says so."""
-    height, width = labels.shape
     for k in range(1, num_classes):
-        mask = np.pad(labels == k, 1)  # closes outlines at the picture's edge
-        if mask.any():
-            x, y = np.arange(-1, width + 1), np.arange(-1, height + 1)
-            axes.contour(x, y, mask, levels=[0.5], colors=[class_colour(k)], linewidths=1.1)
+        outline_mask(axes, labels == k, class_colour(k))
     if not ((labels > 0) & (labels < num_classes)).any():
         axes.text(0.05, 0.05, "empty", transform=axes.transAxes, fontsize=6.5, color="white")
-    axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
+
+
+def outline_mask(axes: Axes, mask: np.ndarray, colour: str, *, width: float = 1.1) -> None:
+    """Draw the outline of a mask (H, W), closed at the picture's edge; an empty one has none."""
+    rows, columns = mask.shape
+    if mask.any():
+        x, y = np.arange(-1, columns + 1), np.arange(-1, rows + 1)
+        axes.contour(x, y, np.pad(mask, 1), levels=[0.5], colors=[colour], linewidths=width)
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
 
 
 def overlay(axes: Axes, probs: np.ndarray) -> None:
