@@ -25,7 +25,7 @@ class Frame:
     def centred(
         cls, centre: tuple[float, float], size: tuple[int, int], step: tuple[float, float] = (1.0, 1.0)
     ) -> Self:
-        """Return the frame with its middle at `centre`; along an axis of step 1 its pixels are pixels of the slice."""
+        """Return the frame with its middle at `centre`; where the step is 1, its pixels are those of the slice."""
         corner = [c - s * (n - 1) / 2 for c, s, n in zip(centre, step, size, strict=True)]
         row, column = (float(np.floor(o)) if s == 1 else o for o, s in zip(corner, step, strict=True))
         return cls((row, column), step, size)

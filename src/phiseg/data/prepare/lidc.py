@@ -1,0 +1,304 @@
+"""LIDC-IDRI as the archive ships it: folders of DICOM slices, and the readers' outlines as XML.
+
+    phiseg prepare lidc SRC DATA
+
+`lidc_series` turns one series into crops. Here the files of one folder are one job, done by one of several
+processes and kept in a work folder beside DATA, so that memory is bounded by one series and an interrupted
+preparation goes on where it was. At the end the series are put together in the order of patients: the result does
+not depend on which process did what, or when.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from pydicom.misc import is_dicom
+from tqdm import tqdm
+
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.files import atomic_file, check_replaceable, write_json
+from phiseg.data.intensity import Intensity
+from phiseg.data.prepare.lidc_series import LidcOptions, crop_series
+from phiseg.data.store import Dataset
+from phiseg.data.writer import Case, write_dataset
+from phiseg.imaging.dicom import Series, read_folder
+from phiseg.imaging.lidc_xml import read_lidc_xml, read_series_uid
+from phiseg.imaging.outlines import MAX_READERS
+
+
+class _Found(NamedTuple):
+    """What lies in the source."""
+
+    folders: list[list[Path]]
+    """Files that may be DICOM, by folder."""
+    readings: dict[str, Path]
+    """The readers' XML of every CT series that has one."""
+    counts: Counter[str]
+    problems: list[str]
+
+
+class _Job(NamedTuple):
+    """The DICOM files of one folder, and what to do with them."""
+
+    files: list[Path]
+    readings: Mapping[str, Path]
+    options: LidcOptions
+    result: Path
+    """Where the outcome is kept; the crops of its series go beside it."""
+
+
+class _Outcome(NamedTuple):
+    """What became of a job."""
+
+    counts: dict[str, int]
+    problems: list[str]
+    """One line for everything that was left out."""
+    seen: list[str]
+    """All series of the folder."""
+    series: list[tuple[str, str, str]]
+    """Patient, series and file of crops."""
+
+
+def prepare_lidc(
+    src: Path,
+    out: Path,
+    *,
+    options: LidcOptions | None = None,
+    window: tuple[float, float] = (-1000, 400),
+    seed: int = 0,
+    fractions: Sequence[float] = (0.6, 0.2, 0.2),
+    workers: int | None = None,
+    overwrite: bool = False,
+    command: str = "",
+    progress: bool = True,
+) -> Dataset:
+    """Make a dataset of lung nodules with four readers.
+
+    What is wrong with a series is printed to stderr and counted in the manifest's `source`; the others go on.
+
+    Args:
+        src: folder of DICOM and XML files in any arrangement, with the slices of a series in one folder.
+        out: folder to make.
+        options: how the crops are cut.
+        window: Hounsfield units that become -0.5 and 0.5 for the network; the stored values are HU.
+        seed: seed of the split.
+        fractions: shares of train, val and test, by patient.
+        workers: processes; one per core by default.
+        overwrite: replace an existing dataset.
+        command: the command line, for the record.
+        progress: show progress bars.
+
+    Raises:
+        ConfigError: an option is out of range.
+        DataError: `src` has no series that could be used.
+        OutputError: `out` exists, or cannot be written.
+    """
+    options = options or LidcOptions()
+    _check(options, window, workers)
+    check_replaceable(out, overwrite=overwrite, marker="dataset.json")
+    found = _find(src)
+    place = Path(os.path.realpath(out))
+    work = place.with_name(f".{place.name}.work")
+    outcomes = _run(list(_jobs(found, options, work)), workers or os.cpu_count() or 1, progress=progress)
+    outcome = _gather(found, outcomes)
+    if not outcome.series:
+        counted = ", ".join(f"{number} {what}" for what, number in outcome.counts.items()) or "no DICOM file"
+        raise DataError(f"{src} has no usable nodule ({counted}); give the folder with LIDC-IDRI's patients")
+    dataset = write_dataset(
+        out,
+        name="lidc",
+        classes=("background", "nodule"),
+        num_annotators=MAX_READERS,
+        image_shape=(1, options.size, options.size),
+        image_dtype=np.int16,
+        intensity=Intensity(kind="window", low=window[0], high=window[1]),
+        cases=_cases(tqdm(outcome.series, desc="writing", unit="series", disable=not progress), work),
+        seed=seed,
+        fractions=fractions,
+        spacing_mm=(options.spacing_mm, options.spacing_mm) if options.spacing_mm else None,
+        source={
+            "kind": "lidc",
+            "plane": "axial",
+            "centred_on": "nodule",
+            **asdict(options),
+            "counts": {**outcome.counts},
+            "left_out": [*outcome.problems],
+        },
+        command=command,
+        overwrite=overwrite,
+    )
+    shutil.rmtree(work, ignore_errors=True)
+    return dataset
+
+
+def _check(options: LidcOptions, window: tuple[float, float], workers: int | None) -> None:
+    if options.size < 1:
+        raise ConfigError(f"size {options.size} must be at least 1, such as 128")
+    if options.spacing_mm is not None and not 0 < options.spacing_mm < np.inf:
+        raise ConfigError(f"spacing {options.spacing_mm} must be above 0 mm, such as 0.5")
+    if not -np.inf < window[0] < window[1] < np.inf:
+        raise ConfigError(f"window {window} must be two numbers, the lower one first, such as -1000 400")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers {workers} must be at least 1")
+
+
+def _find(src: Path) -> _Found:
+    """Walk through the source; of XML files only the beginning is read, of others nothing."""
+    if not src.is_dir():
+        raise DataError(f"{src} is not a folder; give the folder that holds LIDC-IDRI's patients")
+    found = _Found([], {}, Counter(), [])
+    for folder, subfolders, names in os.walk(src):
+        subfolders.sort()
+        paths = [Path(folder, name) for name in sorted(names)]
+        for path in paths:
+            if path.suffix.lower() == ".xml":
+                _find_reading(path, found)
+        images = [path for path in paths if path.suffix.lower() in {".dcm", ".ima", ""} and path.name != "DICOMDIR"]
+        if images:
+            found.folders.append(images)
+    return found
+
+
+def _find_reading(path: Path, found: _Found) -> None:
+    try:
+        uid = read_series_uid(path)
+    except DataError as error:
+        found.problems.append(str(error))
+        found.counts["broken XML files"] += 1
+        print(f"left out: {error}", file=sys.stderr)
+        return
+    if uid is None:
+        found.counts["chest radiograph XML files"] += 1
+    else:
+        found.readings.setdefault(uid, path)
+
+
+def _jobs(found: _Found, options: LidcOptions, work: Path) -> Iterator[_Job]:
+    """Yield one job per folder; the result's name stands for everything that the result depends on."""
+    readings = {uid: _stamp(path) for uid, path in found.readings.items()}
+    known = hashlib.sha256(json.dumps([asdict(options), readings], sort_keys=True).encode())
+    for files in found.folders:
+        key = known.copy()
+        key.update(json.dumps([_stamp(path) for path in files]).encode())
+        yield _Job(files, found.readings, options, work / f"{key.hexdigest()[:32]}.json")
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    status = path.stat(follow_symlinks=True) if path.exists() else os.stat_result([-1] * 10)
+    return str(path), status.st_size, status.st_mtime_ns
+
+
+def _run(jobs: list[_Job], workers: int, *, progress: bool) -> list[_Outcome]:
+    """Do the jobs in several processes; print what is left out as it comes."""
+    outcomes = []
+    with (
+        tqdm(total=len(jobs), desc="reading", unit="folder", disable=not progress) as bar,
+        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
+    ):
+        try:
+            for future in as_completed([pool.submit(_do, job) for job in jobs]):
+                outcomes.append(outcome := future.result())
+                for line in outcome.problems:
+                    bar.write(f"left out: {line}", file=sys.stderr)
+                bar.update()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return outcomes
+
+
+def _do(job: _Job) -> _Outcome:
+    """Make the crops of every CT series in a folder, or find them made."""
+    if job.result.exists():
+        counts, problems, seen, crops = json.loads(job.result.read_text(encoding="utf-8"))
+        return _Outcome(counts, problems, seen, [(patient, uid, name) for patient, uid, name in crops])
+    return _do_folder(job)
+
+
+def _do_folder(job: _Job) -> _Outcome:
+    counts: Counter[str] = Counter()
+    folder = read_folder([path for path in job.files if path.suffix or is_dicom(path)])
+    problems = list(folder.problems)
+    counts["unreadable DICOM files"] += len(problems)
+    crops: list[tuple[str, str, str]] = []
+    for series in folder.series:
+        if series.modality != "CT":
+            counts["series that are not CT"] += 1
+        elif series.uid not in job.readings:
+            counts["CT series without XML"] += 1
+            problems.append(f"{job.files[0].parent}: no XML is about CT series {series.uid}; put its XML beside it")
+        else:
+            try:
+                lost = _do_series(series, job, counts, crops)
+            except DataError as error:
+                lost = [str(error)]
+                counts["broken series"] += 1
+            problems += lost
+    outcome = _Outcome(+counts, problems, [series.uid for series in folder.series], crops)
+    if not problems:  # otherwise the next run tries again
+        write_json(job.result, outcome)
+    return outcome
+
+
+def _do_series(
+    series: Series, job: _Job, counts: Counter[str], series_done: list[tuple[str, str, str]]
+) -> list[str]:
+    """Make the crops of one series and keep them in a file; return a line for every slice that was left out."""
+    reading = read_lidc_xml(job.readings[series.uid])
+    if not reading.annotations:
+        counts["CT series without an outlined nodule"] += 1
+        return []
+    crops, problems = crop_series(series, reading, job.options)
+    counts["outlined slices without a readable image"] += len(problems)
+    if not crops:
+        raise DataError(f"{series.slices[0].path.parent}: none of the outlined slices of {series.uid} can be read")
+    if not series.patient:
+        raise DataError(f"{series.slices[0].path} has no PatientID, which splits are made by; fetch it again")
+    counts["series"] += 1
+    counts["nodules"] += len({crop.columns["nodule"] for crop in crops})
+    path = job.result.with_name(f"{job.result.stem}-{len(series_done)}.npz")
+    with atomic_file(path) as file:
+        np.savez(
+            file,
+            images=np.stack([crop.image for crop in crops]),
+            labels=np.stack([crop.labels for crop in crops]),
+            columns=json.dumps([crop.columns for crop in crops]),
+        )
+    series_done.append((series.patient, series.uid, path.name))
+    return problems
+
+
+def _gather(found: _Found, outcomes: list[_Outcome]) -> _Outcome:
+    """Add up what became of all jobs; of a series that lies in two folders, the first is taken."""
+    counts = found.counts.copy()
+    problems = list(found.problems)
+    series: dict[str, tuple[str, str, str]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.series):
+        counts.update(outcome.counts)
+        problems += outcome.problems
+        for entry in outcome.series:
+            counts["copies of a series"] += entry[1] in series
+            series.setdefault(entry[1], entry)
+    seen = {uid for outcome in outcomes for uid in outcome.seen}
+    counts["XML files without their CT series"] += len(found.readings.keys() - seen)
+    return _Outcome(dict(+counts), sorted(problems), sorted(seen), sorted(series.values()))
+
+
+def _cases(series: Iterable[tuple[str, str, str]], work: Path) -> Iterator[Case]:
+    valid = np.ones(MAX_READERS, dtype=np.bool_)  # all readers saw the whole scan
+    for patient, uid, name in series:
+        with np.load(work / name, allow_pickle=False) as arrays:
+            images, labels, rows = arrays["images"], arrays["labels"], json.loads(str(arrays["columns"]))
+        for image, masks, columns in zip(images, labels, rows, strict=True):
+            case = f"{patient}-{uid[-5:]}-n{columns['nodule']}-s{columns['slice']}"
+            yield Case(case, patient, image[None], masks, valid, {"series_uid": uid, **columns})

@@ -1,0 +1,235 @@
+"""One CT series with its readers' outlines, turned into crops around its nodules.
+
+A annotation slots (4), H x W pixels of a crop. Places are (row, column) pixels of the full slice.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phiseg.core.errors import DataError
+from phiseg.imaging.dicom import Series, SliceHeader, read_values
+from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.lidc_xml import LidcReading, Outline
+from phiseg.imaging.outlines import MAX_READERS, cluster, rasterise
+
+AIR = -1024
+"""Hounsfield units of nothing: beyond the slice's edge, and in what scanners pad their round field of view with."""
+
+Z_TOLERANCE_MM = 0.1
+"""How far an outline may lie from a slice, where the image that it names is not there."""
+
+
+@dataclass(frozen=True)
+class LidcOptions:
+    """How crops are cut."""
+
+    size: int = 128
+    """Height and width in pixels."""
+    slices: Literal["all", "largest"] = "all"
+    """Every outlined slice of a nodule, or the one with the largest area summed over readers."""
+    spacing_mm: float | None = None
+    """Pixel spacing of the crops; none keeps the scan's pixels."""
+
+
+class Crop(NamedTuple):
+    """A nodule on one slice."""
+
+    image: NDArray[np.int16]
+    """(H, W) Hounsfield units."""
+    labels: NDArray[np.uint8]
+    """(A, H, W), 1 inside of the nodule; all 0 for a reader who did not outline it here."""
+    columns: dict[str, str | float | int]
+    """Where it comes from, for cases.csv."""
+
+
+class _Drawn(NamedTuple):
+    """An outline, and the number of the slice that it lies on."""
+
+    level: int
+    outline: Outline
+
+
+@dataclass(frozen=True)
+class _Nodule:
+    slots: list[list[_Drawn]]
+    """What is drawn in each of the A annotation slots."""
+    readers: list[str]
+    """The reading session behind each slot; empty for nobody."""
+
+    @property
+    def levels(self) -> list[int]:
+        """Numbers of the outlined slices."""
+        return sorted({drawn.level for slot in self.slots for drawn in slot})
+
+    @property
+    def box(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First and last pixel of the outlines on all slices."""
+        points = np.concatenate([drawn.outline.points for slot in self.slots for drawn in slot])
+        return points.min(axis=0), points.max(axis=0)
+
+    def masks(self, level: int, origin: tuple[int, int], size: tuple[int, int]) -> NDArray[np.bool_]:
+        """Fill the outlines on one slice, (A, H, W)."""
+        drawn = ([outline for k, outline in slot if k == level] for slot in self.slots)
+        return np.stack([rasterise(outlines, origin, size) for outlines in drawn])
+
+    def largest(self) -> int:
+        """Return the slice with the largest area, summed over readers."""
+        low, high = self.box
+        origin, size = (int(low[0]), int(low[1])), (int(high[0] - low[0]) + 1, int(high[1] - low[1]) + 1)
+        return max(self.levels, key=lambda level: int(self.masks(level, origin, size).sum()))
+
+
+def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> tuple[list[Crop], list[str]]:
+    """Cut out every nodule of a series, ordered by nodule and slice.
+
+    Args:
+        series: the slices.
+        reading: what the readers drew.
+        options: how to cut.
+
+    Returns:
+        The crops, and one line for every outlined slice whose image is missing or cannot be read.
+
+    Raises:
+        DataError: the slices are not axial.
+    """
+    levels = _levels(series)
+    annotations, problems = _locate(series, reading, levels)
+    drawn_on = {drawn.outline.sop_uid for _, slot in annotations for drawn in slot}
+    crops = {}
+    nodules = list(enumerate(_nodules(annotations, tolerance=_thickness(levels))))
+    wanted = [
+        (level, number, nodule)
+        for number, nodule in nodules
+        for level in (nodule.levels if options.slices == "all" else [nodule.largest()])
+    ]
+    for level, group in groupby(sorted(wanted, key=itemgetter(0, 1)), key=itemgetter(0)):
+        image = next((header for header in levels[level] if header.sop_uid in drawn_on), levels[level][0])
+        try:
+            values = read_values(image.path)
+        except DataError as error:
+            problems.append(f"{error} (an outlined slice)")
+            continue
+        for _, number, nodule in group:
+            crops[number, level] = _crop(image, values, level, number, nodule, options)
+    return [crops[key] for key in sorted(crops)], problems
+
+
+def _levels(series: Series) -> list[list[SliceHeader]]:
+    """Group slices by where they lie, from one end to the other; copies of a slice share a level."""
+    for header in series.slices:
+        if not header.is_axial:
+            raise DataError(
+                f"{header.path} is not an axial slice (its rows run along {header.along_row}, its columns along "
+                f"{header.along_column}), but the readers drew on axial ones; leave the series out or fetch it again"
+            )
+    return [list(group) for _, group in groupby(series.slices, key=lambda header: round(header.depth_mm, 3))]
+
+
+def _thickness(levels: list[list[SliceHeader]]) -> float:
+    """Return the slice thickness, or the slices' distance where the headers do not say."""
+    if levels[0][0].thickness_mm:
+        return levels[0][0].thickness_mm
+    places = [group[0].depth_mm for group in levels]
+    return float(np.median(np.diff(places))) if len(places) > 1 else 1.0
+
+
+def _locate(
+    series: Series, reading: LidcReading, levels: list[list[SliceHeader]]
+) -> tuple[list[tuple[int, list[_Drawn]]], list[str]]:
+    """Find the slice of every outline: by the image it names, or by its position.
+
+    Returns:
+        The reader of every annotation with what is drawn, and a line for every position without a slice.
+    """
+    by_uid = {header.sop_uid: level for level, group in enumerate(levels) for header in group}
+    places = np.array([group[0].position[2] for group in levels])
+    annotations, lost = [], set()
+    for annotation in reading.annotations:
+        slot = []
+        for outline in annotation.outlines:
+            distance = np.abs(places - outline.z_mm)
+            if outline.sop_uid in by_uid:
+                slot.append(_Drawn(by_uid[outline.sop_uid], outline))
+            elif distance.min() <= Z_TOLERANCE_MM:
+                slot.append(_Drawn(int(distance.argmin()), outline))
+            else:
+                lost.add(outline.z_mm)
+        if slot:
+            annotations.append((annotation.reader, slot))
+    folder = series.slices[0].path.parent
+    return annotations, [
+        f"{folder} has no image of the outlined slice at z = {z} mm; fetch it" for z in sorted(lost)
+    ]
+
+
+def _nodules(annotations: list[tuple[int, list[_Drawn]]], *, tolerance: float) -> list[_Nodule]:
+    """Group annotations into nodules, from one end of the scan to the other."""
+    points = [
+        np.concatenate([np.insert(outline.points, 2, level, axis=1) for level, outline in slot])
+        for _, slot in annotations
+    ]
+    groups = cluster(points, tolerance)
+    groups.sort(key=lambda members: np.mean([points[member][:, 2].mean() for member in members]))
+    return [_nodule([annotations[member] for member in members]) for members in groups]
+
+
+def _nodule(annotations: list[tuple[int, list[_Drawn]]]) -> _Nodule:
+    """Give annotations their slots: the reader's own, or a free one where a reader drew several.
+
+    More annotations than slots cannot all be of different readers; those of one reader then share a slot.
+    """
+    slots: list[list[_Drawn]] = [[] for _ in range(MAX_READERS)]
+    readers = [""] * MAX_READERS
+    share = len(annotations) > MAX_READERS
+    later = []
+    for reader, drawn in annotations:
+        slot = reader % MAX_READERS
+        if slots[slot] and not share:
+            later.append((reader, drawn))
+        else:
+            slots[slot] += drawn
+            readers[slot] = str(reader)
+    for reader, drawn in later:
+        slot = readers.index("")
+        slots[slot], readers[slot] = drawn, str(reader)
+    return _Nodule(slots, readers)
+
+
+def _crop(
+    header: SliceHeader,
+    values: NDArray[np.float64],
+    level: int,
+    number: int,
+    nodule: _Nodule,
+    options: LidcOptions,
+) -> Crop:
+    low, high = nodule.box
+    centre = (low + high) // 2
+    rows_mm, columns_mm = header.spacing_mm
+    wanted = options.spacing_mm
+    step = (wanted / rows_mm, wanted / columns_mm) if wanted else (1.0, 1.0)
+    frame = Frame.centred((int(centre[0]), int(centre[1])), (options.size, options.size), step)
+    hu = np.clip(np.rint(values), AIR, 2**15 - 1).astype(np.int16)
+    masks = nodule.masks(level, (0, 0), hu.shape).astype(np.uint8)
+    row, column = frame.origin
+    return Crop(
+        image=cut(hu, frame, fill=AIR, interpolation="linear"),
+        labels=cut(masks, frame, interpolation="nearest"),
+        columns={
+            "nodule": number,
+            "slice": level,
+            "slice_z_mm": header.position[2],
+            "origin_x": int(column) if frame.copies_pixels else column,
+            "origin_y": int(row) if frame.copies_pixels else row,
+            "spacing_mm": wanted or rows_mm,
+            "slice_thickness_mm": header.thickness_mm or "",
+            "readers": " ".join(reader or "-" for reader in nodule.readers),
+            "sop_uid": header.sop_uid,
+        },
+    )
