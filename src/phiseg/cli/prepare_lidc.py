@@ -1,5 +1,6 @@
 """`phiseg prepare lidc`."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class PrepareLidc:
     """Seed of the split by patient."""
     fractions: str = "60,20,20"
     """Shares of train, val and test, in percent or as parts of 1."""
-    workers: int | None = None
+    workers: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Processes; by default one per core."""
     overwrite: bool = False
     """Replace OUT if it is a dataset."""
@@ -62,7 +63,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         window=command.window,
         seed=command.seed,
         fractions=parse_fractions(command.fractions),
-        workers=command.workers,
+        workers=command.workers or os.cpu_count() or 1,
         overwrite=command.overwrite,
         command=command_line(prog, arguments),
     )

@@ -16,7 +16,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,26 @@ from phiseg.imaging.lidc_xml import read_lidc_xml, read_series_uid
 from phiseg.imaging.outlines import MAX_READERS
 
 
+@dataclass
+class _Outcome:
+    """What became of files: which crops were made, and a record of everything else."""
+
+    series: list[tuple[str, str, str]] = field(default_factory=list)
+    """Patient, series and file of crops."""
+    seen: list[str] = field(default_factory=list)
+    """All series, whatever became of them."""
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    """One line for everything that was left out."""
+
+    def add(self, other: "_Outcome") -> None:
+        """Add what became of other files."""
+        self.series += other.series
+        self.seen += other.seen
+        self.counts.update(other.counts)
+        self.problems += other.problems
+
+
 class _Found(NamedTuple):
     """What lies in the source."""
 
@@ -43,8 +64,7 @@ class _Found(NamedTuple):
     """Files that may be DICOM, by folder."""
     readings: dict[str, Path]
     """The readers' XML of every CT series that has one."""
-    counts: Counter[str]
-    problems: list[str]
+    outcome: _Outcome
 
 
 class _Job(NamedTuple):
@@ -57,18 +77,6 @@ class _Job(NamedTuple):
     """Where the outcome is kept; the crops of its series go beside it."""
 
 
-class _Outcome(NamedTuple):
-    """What became of a job."""
-
-    counts: dict[str, int]
-    problems: list[str]
-    """One line for everything that was left out."""
-    seen: list[str]
-    """All series of the folder."""
-    series: list[tuple[str, str, str]]
-    """Patient, series and file of crops."""
-
-
 def prepare_lidc(
     src: Path,
     out: Path,
@@ -77,7 +85,7 @@ def prepare_lidc(
     window: tuple[float, float] = (-1000, 400),
     seed: int = 0,
     fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    workers: int | None = None,
+    workers: int = 1,
     overwrite: bool = False,
     command: str = "",
     progress: bool = True,
@@ -93,7 +101,7 @@ def prepare_lidc(
         window: Hounsfield units that become -0.5 and 0.5 for the network; the stored values are HU.
         seed: seed of the split.
         fractions: shares of train, val and test, by patient.
-        workers: processes; one per core by default.
+        workers: processes; a script that asks for several needs an `if __name__ == "__main__":`.
         overwrite: replace an existing dataset.
         command: the command line, for the record.
         progress: show progress bars.
@@ -109,8 +117,8 @@ def prepare_lidc(
     found = _find(src)
     place = Path(os.path.realpath(out))
     work = place.with_name(f".{place.name}.work")
-    outcomes = _run(list(_jobs(found, options, work)), workers or os.cpu_count() or 1, progress=progress)
-    outcome = _gather(found, outcomes)
+    jobs = list(_jobs(found, options, work))
+    outcome = _gather(found, _run(jobs, min(workers, len(jobs)), progress=progress))
     if not outcome.series:
         counted = ", ".join(f"{number} {what}" for what, number in outcome.counts.items()) or "no DICOM file"
         raise DataError(f"{src} has no usable nodule ({counted}); give the folder with LIDC-IDRI's patients")
@@ -141,14 +149,14 @@ def prepare_lidc(
     return dataset
 
 
-def _check(options: LidcOptions, window: tuple[float, float], workers: int | None) -> None:
+def _check(options: LidcOptions, window: tuple[float, float], workers: int) -> None:
     if options.size < 1:
         raise ConfigError(f"size {options.size} must be at least 1, such as 128")
     if options.spacing_mm is not None and not 0 < options.spacing_mm < np.inf:
         raise ConfigError(f"spacing {options.spacing_mm} must be above 0 mm, such as 0.5")
     if not -np.inf < window[0] < window[1] < np.inf:
         raise ConfigError(f"window {window} must be two numbers, the lower one first, such as -1000 400")
-    if workers is not None and workers < 1:
+    if workers < 1:
         raise ConfigError(f"workers {workers} must be at least 1")
 
 
@@ -156,7 +164,7 @@ def _find(src: Path) -> _Found:
     """Walk through the source; of XML files only the beginning is read, of others nothing."""
     if not src.is_dir():
         raise DataError(f"{src} is not a folder; give the folder that holds LIDC-IDRI's patients")
-    found = _Found([], {}, Counter(), [])
+    found = _Found([], {}, _Outcome())
     for folder, subfolders, names in os.walk(src):
         subfolders.sort()
         paths = [Path(folder, name) for name in sorted(names)]
@@ -173,12 +181,12 @@ def _find_reading(path: Path, found: _Found) -> None:
     try:
         uid = read_series_uid(path)
     except DataError as error:
-        found.problems.append(str(error))
-        found.counts["broken XML files"] += 1
+        found.outcome.problems.append(str(error))
+        found.outcome.counts["broken XML files"] += 1
         print(f"left out: {error}", file=sys.stderr)
         return
     if uid is None:
-        found.counts["chest radiograph XML files"] += 1
+        found.outcome.counts["chest radiograph XML files"] += 1
     else:
         found.readings.setdefault(uid, path)
 
@@ -194,104 +202,97 @@ def _jobs(found: _Found, options: LidcOptions, work: Path) -> Iterator[_Job]:
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:
-    status = path.stat(follow_symlinks=True) if path.exists() else os.stat_result([-1] * 10)
+    status = path.lstat()
     return str(path), status.st_size, status.st_mtime_ns
 
 
-def _run(jobs: list[_Job], workers: int, *, progress: bool) -> list[_Outcome]:
-    """Do the jobs in several processes; print what is left out as it comes."""
-    outcomes = []
-    with (
-        tqdm(total=len(jobs), desc="reading", unit="folder", disable=not progress) as bar,
-        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
-    ):
+def _run(jobs: list[_Job], workers: int, *, progress: bool) -> Iterator[_Outcome]:
+    """Do the jobs, in several processes if there are several workers; print what is left out as it comes."""
+    with tqdm(total=len(jobs), desc="reading", unit="folder", disable=not progress) as bar:
+        for outcome in map(_do, jobs) if workers <= 1 else _run_parallel(jobs, workers):
+            for line in outcome.problems:
+                bar.write(f"left out: {line}", file=sys.stderr)
+            bar.update()
+            yield outcome
+
+
+def _run_parallel(jobs: list[_Job], workers: int) -> Iterator[_Outcome]:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         try:
             for future in as_completed([pool.submit(_do, job) for job in jobs]):
-                outcomes.append(outcome := future.result())
-                for line in outcome.problems:
-                    bar.write(f"left out: {line}", file=sys.stderr)
-                bar.update()
-        except BaseException:
+                yield future.result()
+        except BrokenProcessPool:
+            raise DataError("a worker died, perhaps for lack of memory; run again with fewer --workers") from None
+        finally:
             pool.shutdown(cancel_futures=True)
-            raise
-    return outcomes
 
 
 def _do(job: _Job) -> _Outcome:
-    """Make the crops of every CT series in a folder, or find them made."""
+    """Make the crops of every series in a folder, or find them made."""
     if job.result.exists():
-        counts, problems, seen, crops = json.loads(job.result.read_text(encoding="utf-8"))
-        return _Outcome(counts, problems, seen, [(patient, uid, name) for patient, uid, name in crops])
-    return _do_folder(job)
-
-
-def _do_folder(job: _Job) -> _Outcome:
-    counts: Counter[str] = Counter()
+        return _read_outcome(job.result)
     folder = read_folder([path for path in job.files if path.suffix or is_dicom(path)])
-    problems = list(folder.problems)
-    counts["unreadable DICOM files"] += len(problems)
-    crops: list[tuple[str, str, str]] = []
-    for series in folder.series:
-        if series.modality != "CT":
-            counts["series that are not CT"] += 1
-        elif series.uid not in job.readings:
-            counts["CT series without XML"] += 1
-            problems.append(f"{job.files[0].parent}: no XML is about CT series {series.uid}; put its XML beside it")
-        else:
-            try:
-                lost = _do_series(series, job, counts, crops)
-            except DataError as error:
-                lost = [str(error)]
-                counts["broken series"] += 1
-            problems += lost
-    outcome = _Outcome(+counts, problems, [series.uid for series in folder.series], crops)
-    if not problems:  # otherwise the next run tries again
-        write_json(job.result, outcome)
+    outcome = _Outcome(problems=[*folder.problems])
+    outcome.counts["unreadable DICOM files"] += len(folder.problems)
+    for number, series in enumerate(folder.series):
+        try:
+            outcome.add(_do_series(series, job, job.result.with_name(f"{job.result.stem}-{number}.npz")))
+        except DataError as error:
+            outcome.add(_Outcome(seen=[series.uid], counts=Counter({"broken series": 1}), problems=[str(error)]))
+    if not outcome.problems:  # else the next run tries again
+        write_json(job.result, vars(outcome))
     return outcome
 
 
-def _do_series(
-    series: Series, job: _Job, counts: Counter[str], series_done: list[tuple[str, str, str]]
-) -> list[str]:
-    """Make the crops of one series and keep them in a file; return a line for every slice that was left out."""
+def _read_outcome(path: Path) -> _Outcome:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    series = [(patient, uid, name) for patient, uid, name in values["series"]]
+    return _Outcome(series, values["seen"], Counter(values["counts"]), values["problems"])
+
+
+def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
+    """Make the crops of one series and keep them in a file."""
+    outcome = _Outcome(seen=[series.uid])
+    folder = job.files[0].parent
+    if series.modality != "CT":
+        outcome.counts["series that are not CT"] += 1
+        return outcome
+    if series.uid not in job.readings:
+        outcome.counts["CT series without XML"] += 1
+        outcome.problems.append(f"{folder}: no XML file is about CT series {series.uid}; put it beside the slices")
+        return outcome
+    if not series.patient:
+        raise DataError(f"{folder}: CT series {series.uid} has no PatientID, which splits go by; fetch it again")
     reading = read_lidc_xml(job.readings[series.uid])
     if not reading.annotations:
-        counts["CT series without an outlined nodule"] += 1
-        return []
-    crops, problems = crop_series(series, reading, job.options)
-    counts["outlined slices without a readable image"] += len(problems)
+        outcome.counts["CT series without an outlined nodule"] += 1
+        return outcome
+    crops, outcome.problems = crop_series(series, reading, job.options)
+    outcome.counts["outlined slices without a readable image"] += len(outcome.problems)
     if not crops:
-        raise DataError(f"{series.slices[0].path.parent}: none of the outlined slices of {series.uid} can be read")
-    if not series.patient:
-        raise DataError(f"{series.slices[0].path} has no PatientID, which splits are made by; fetch it again")
-    counts["series"] += 1
-    counts["nodules"] += len({crop.columns["nodule"] for crop in crops})
-    path = job.result.with_name(f"{job.result.stem}-{len(series_done)}.npz")
-    with atomic_file(path) as file:
+        raise DataError(f"{folder}: CT series {series.uid} has no readable image of its nodules; fetch it again")
+    with atomic_file(crops_file) as file:
         np.savez(
             file,
             images=np.stack([crop.image for crop in crops]),
             labels=np.stack([crop.labels for crop in crops]),
             columns=json.dumps([crop.columns for crop in crops]),
         )
-    series_done.append((series.patient, series.uid, path.name))
-    return problems
+    outcome.series.append((series.patient, series.uid, crops_file.name))
+    outcome.counts["series"] += 1
+    outcome.counts["nodules"] += len({crop.columns["nodule"] for crop in crops})
+    return outcome
 
 
-def _gather(found: _Found, outcomes: list[_Outcome]) -> _Outcome:
-    """Add up what became of all jobs; of a series that lies in two folders, the first is taken."""
-    counts = found.counts.copy()
-    problems = list(found.problems)
-    series: dict[str, tuple[str, str, str]] = {}
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.series):
-        counts.update(outcome.counts)
-        problems += outcome.problems
-        for entry in outcome.series:
-            counts["copies of a series"] += entry[1] in series
-            series.setdefault(entry[1], entry)
-    seen = {uid for outcome in outcomes for uid in outcome.seen}
-    counts["XML files without their CT series"] += len(found.readings.keys() - seen)
-    return _Outcome(dict(+counts), sorted(problems), sorted(seen), sorted(series.values()))
+def _gather(found: _Found, outcomes: Iterable[_Outcome]) -> _Outcome:
+    """Add up what became of all jobs, in the order of patients; a series that lies in two folders is taken once."""
+    total = found.outcome
+    for outcome in outcomes:
+        total.add(outcome)
+    once = {uid: (patient, uid, name) for patient, uid, name in sorted(total.series, reverse=True)}
+    total.counts["copies of a series"] += len(total.series) - len(once)
+    total.counts["XML files without their CT series"] += len(found.readings.keys() - set(total.seen))
+    return _Outcome(sorted(once.values()), sorted(total.seen), +total.counts, sorted(total.problems))
 
 
 def _cases(series: Iterable[tuple[str, str, str]], work: Path) -> Iterator[Case]:

@@ -126,7 +126,7 @@ def _levels(series: Series) -> list[list[SliceHeader]]:
         if not header.is_axial:
             raise DataError(
                 f"{header.path} is not an axial slice (its rows run along {header.along_row}, its columns along "
-                f"{header.along_column}), but the readers drew on axial ones; leave the series out or fetch it again"
+                f"{header.along_column}), but the readers drew on axial ones; fetch the series again"
             )
     return [list(group) for _, group in groupby(series.slices, key=lambda header: round(header.depth_mm, 3))]
 
