@@ -107,7 +107,7 @@ def check_dataset(dataset: Dataset, *, progress: bool = True) -> Report:
     leaks, copies = _duplicates(dataset, tally.rows_of_image, homes)
     return tally.report(
         problems=[*problems, *leaks],
-        notes=[*_few("images are constant", tally.constant), *copies],
+        notes=[*_few("constant images", tally.constant), *copies],
         splits=_count_splits(dataset, homes),
     )
 
@@ -235,15 +235,15 @@ def _duplicates(
         else:
             within_patient.append(names)
     return leaks, [
-        *_few("images stand under more than one patient", between_patients),
-        *_few("images stand more than once under one patient", within_patient),
+        *_few("images under more than one patient", between_patients),
+        *_few("images more than once under one patient", within_patient),
     ]
 
 
 def _few(what: str, names: Sequence[str]) -> list[str]:
     """Return one note that counts the names and shows the first of them, or none."""
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return [f"{len(names)} {what}: {shown}"] if names else []
+    return [f"{what}: {len(names)} ({shown})"] if names else []
 
 
 def _count_splits(dataset: Dataset, homes: dict[str, str]) -> dict[str, Count]:

@@ -1,0 +1,163 @@
+"""`phiseg data check`, `data show` and `data split` as a user meets them."""
+
+import json
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from phiseg.core.errors import TrainingError
+from phiseg.data.store import Dataset
+from phiseg.training.loop import train
+
+
+def test_check_prints_a_report_and_writes_it_as_json(cli, gaps, tmp_path):
+    done = cli("data", "check", gaps, "--json", tmp_path / "report.json")
+    assert done.code == 0
+    for text in ("15 cases of 15 patients", "GED of a perfect model", "no problem found", "lesion"):
+        assert text in done.out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["problems"] == []
+    assert f"over all {report['agreement']['pairs']} pairs: {report['agreement']['iou']:.3f}" in done.out
+    again = cli("data", "check", gaps, "--json", tmp_path / "report.json")
+    assert (again.code, again.out) == (2, "")
+    assert again.err.strip().endswith("exists already; choose another name or pass --overwrite")
+    assert cli("data", "check", gaps, "--json", tmp_path / "report.json", "--overwrite").code == 0
+
+
+def test_check_lists_every_problem_and_ends_with_one_line(cli, copy, lesions, replace_arrays, tmp_path):
+    folder = copy(lesions)
+    labels = np.load(folder / "labels.npy")
+    labels[[2, 5], 1, 0, 0] = 9
+    replace_arrays(folder, labels=labels)
+    done = cli("data", "check", folder, "--json", tmp_path / "report.json")
+    assert done.code == 2
+    assert done.out.count("problem: ") == done.out.count("label 9 is none of the classes") == 2
+    assert done.err.splitlines()[-1] == f"phiseg: error: 2 problems in {folder}; mend what is listed above"
+    assert len(json.loads((tmp_path / "report.json").read_text())["problems"]) == 2
+
+
+def test_show_writes_a_picture_once(cli, zones, tmp_path):
+    out = tmp_path / "sheets" / "sheet.png"
+    done = cli("data", "show", zones, "--out", out, "--num", "3", "--order", "disagreement")
+    assert (done.code, done.out) == (0, f"{out}: 3 of 10 cases\n")
+    assert min(imread(out).shape[:2]) > 300
+    before = out.read_bytes()
+    refused = cli("data", "show", zones, "--out", out)
+    assert refused.code == 2
+    assert refused.err == f"phiseg: error: {out} exists already; choose another name or pass --overwrite\n"
+    assert out.read_bytes() == before
+    assert cli("data", "show", zones, "--out", out, "--num", "1", "--overwrite").code == 0
+    assert out.read_bytes() != before
+    assert [path.name for path in out.parent.iterdir()] == ["sheet.png"]
+
+
+def test_show_refuses_what_it_cannot_do(cli, lesions, tmp_path):
+    (tmp_path / "folder.png").mkdir()
+    for out, problem in (
+        (tmp_path / "sheet.pdf", "let it end in .png"),
+        (tmp_path / "folder.png", "is a folder; give the name of a file"),
+        (lesions / "dataset.json" / "sheet.png", "is no folder that can be written to"),
+    ):
+        done = cli("data", "show", lesions, "--out", out)
+        assert done.code == 2
+        assert problem in done.err
+        assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("fractions", ["40,20,40", "0.4,0.2,0.4", "0.4 0.2 0.4"])
+def test_split_replaces_the_split_and_tells_the_counts(fractions, cli, copy, lesions):
+    folder = copy(lesions)
+    manifest = (folder / "dataset.json").read_bytes()
+    done = cli("data", "split", folder, "--seed", "3", "--fractions", fractions)
+    assert done.code == 0
+    assert done.out.splitlines() == [
+        "before: train 9 cases of 9 patients, val 3 cases of 3 patients, test 3 cases of 3 patients",
+        "after:  train 6 cases of 6 patients, val 3 cases of 3 patients, test 6 cases of 6 patients",
+    ]
+    assert done.err == (
+        "phiseg: warning: models trained on the old split have seen other patients; train them again\n"
+    )
+    dataset = Dataset.open(folder)
+    assert (folder / "dataset.json").read_bytes() == manifest
+    assert json.loads((folder / "splits.json").read_text())["seed"] == 3
+    assert sorted(patient for part in dataset.splits.values() for patient in part) == sorted(
+        case["patient"] for case in dataset.cases
+    )
+    again = cli("data", "split", folder, "--seed", "3", "--fractions", fractions)
+    assert "the split is the same as before" in again.out
+    assert again.err == ""
+
+
+@pytest.mark.parametrize(
+    ("fractions", "problem"),
+    [
+        ("0,50,50", "with train above 0"),
+        ("60,20", "must be three numbers"),
+        ("60,20,30", "summing to 1 or to 100"),
+        ("most,some,few", "'most,some,few' are not numbers"),
+        ("-20,60,60", "none below 0"),
+    ],
+)
+def test_split_refuses_fractions_without_meaning(fractions, problem, cli, copy, lesions):
+    folder = copy(lesions)
+    before = (folder / "splits.json").read_bytes()
+    done = cli("data", "split", folder, f"--fractions={fractions}")
+    assert done.code == 2
+    assert problem in done.err
+    assert done.err.count("\n") == 1
+    assert (folder / "splits.json").read_bytes() == before
+
+
+def test_split_refuses_to_leave_training_without_a_patient(cli, copy, lesions):
+    folder = copy(lesions)
+    table = (folder / "cases.csv").read_text().splitlines()
+    rows = [line.split(",") for line in table[1:]]
+    one_patient = [",".join([name, "someone", *rest]) for name, _, *rest in rows]
+    (folder / "cases.csv").write_text("\n".join([table[0], *one_patient]))
+    (folder / "splits.json").write_text('{"train": ["someone"]}')
+    done = cli("data", "split", folder, "--fractions", "10,80,10")
+    assert done.code == 2
+    assert "of the 1 patients" in done.err
+    assert "none would be in train" in done.err
+    assert Dataset.open(folder).splits == {"train": ["someone"]}
+
+
+def test_a_model_of_the_old_split_is_not_resumed_and_its_evaluation_warns(
+    cli, copy, lesions, trained, make_recipe, tmp_path
+):
+    folder = copy(lesions, "data")
+    run = copy(trained(), "run")
+    words = ("evaluate", run, "--data", folder, "--num-samples", "2")
+    assert "leak" not in cli(*words, "--out", tmp_path / "before").err
+    seen = set(Dataset.open(folder).splits["train"])
+    assert cli("data", "split", folder, "--seed", "3").code == 0
+    tested = Dataset.open(folder).splits["test"]
+    leaked = len(seen.intersection(tested))
+    assert leaked > 0
+    warnings = [line for line in cli(*words, "--out", tmp_path / "after").err.splitlines() if "leak" in line]
+    assert warnings == [
+        f"phiseg: warning: leak: {leaked} of the {len(tested)} patients in split 'test' were trained on, "
+        "so these scores are no test of the model"
+    ]
+    with pytest.raises(TrainingError, match="another split"):
+        train(make_recipe(steps=9), folder, run, resume=True, progress=False)
+
+
+def test_the_patients_of_another_dataset_are_not_taken_for_those_trained_on(cli, gaps, trained, tmp_path):
+    """The gaps have the names of the lesions' patients; other labels make it another dataset."""
+    done = cli(
+        "evaluate", trained(), "--data", gaps, "--split", "train", "--num-samples", "2", "--out", tmp_path / "e"
+    )
+    assert done.code == 0
+    assert "leak" not in done.err
+    names = Dataset.open(gaps).splits["train"]
+    config = (trained() / "model" / "config.json").read_text()
+    assert not any(name in config for name in names)
+
+
+@pytest.mark.parametrize("command", ["check", "show", "split"])
+def test_help_teaches_with_an_example(command, cli):
+    done = cli("data", command, "--help")
+    assert done.code == 0
+    assert f"phiseg data {command} data" in done.out
