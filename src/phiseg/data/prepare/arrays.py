@@ -1,0 +1,214 @@
+"""Anybody's arrays: one .npz file with images and masks.
+
+    phiseg prepare arrays FILE.npz DATA
+
+| key | shape | what |
+|---|---|---|
+| `images` | (N, H, W) or (N, H, W, C) | any numbers |
+| `masks` | (N, A, H, W), or (N, H, W) of one annotator | class indices |
+| `valid` | (N, A) | false where that annotator did not look at that image; by default all looked |
+| `case_ids` | (N,) | the patient; by default every row is a patient of its own |
+| `split` | (N,) | name of the split; by default patients are split by a seed |
+| `pixel_spacing_mm` | a number, (N,) or (N, 2) | vertical and horizontal |
+
+Every other array (N,), or (N, M) with a small M, becomes a column, or M of them, of cases.csv.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phiseg.core.errors import DataError
+from phiseg.core.files import check_replaceable
+from phiseg.data.prepare.npz import Npz
+from phiseg.data.prepare.stack import Item, StackOptions, tell, text_of, write_stack
+from phiseg.data.store import Dataset
+from phiseg.data.writer import Case
+
+MAX_COLUMNS = 16
+"""An array (N, M) becomes M columns only up to this M."""
+
+_KNOWN = ("images", "masks", "valid", "case_ids", "split", "pixel_spacing_mm")
+_TAKEN = ("case", "patient", "spacing_mm")
+_TABLE_KINDS = "biufSU"
+
+
+def prepare_arrays(
+    path: Path,
+    out: Path,
+    options: StackOptions | None = None,
+    *,
+    overwrite: bool = False,
+    command: str = "",
+    progress: bool = True,
+) -> Dataset:
+    """Write an .npz file as a prepared dataset, reading it row by row.
+
+    Args:
+        path: the .npz file; nothing in it is unpickled.
+        out: folder to make.
+        options: what the user decides.
+        overwrite: replace a dataset that is there.
+        command: the command line, for the record.
+        progress: show progress bars.
+
+    Raises:
+        DataError: the file is damaged, or its arrays do not fit together, in one line with the cure.
+        OutputError: `out` exists and may not be replaced, or cannot be written.
+    """
+    check_replaceable(out, overwrite=overwrite, marker="dataset.json")
+    with Npz(path) as npz:
+        return write_stack(
+            out,
+            ArraysSource(npz),
+            options or StackOptions(),
+            provenance={"kind": "arrays", "file": path.name, "sha256": sha256_of(path)},
+            overwrite=overwrite,
+            command=command,
+            progress=progress,
+        )
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class ArraysSource:
+    """The rows of an .npz file; only `images` and `masks` stay on the disk."""
+
+    def __init__(self, npz: Npz) -> None:
+        self.path = npz.path
+        self._npz = npz
+        images, masks = npz.header("images"), npz.header("masks")
+        self._check("images", len(images.shape) in (3, 4) and 0 not in images.shape, "(N, H, W) or (N, H, W, C)")
+        num_rows, *size = images.shape[:3]
+        self._num_rows = num_rows
+        self._check(
+            "masks",
+            len(masks.shape) in (3, 4) and masks.shape[0] == num_rows and [*masks.shape[-2:]] == size,
+            f"({num_rows}, A, {size[0]}, {size[1]}) to go with images {images.shape}",
+        )
+        self._num_annotators = masks.shape[1] if len(masks.shape) == 4 else 1
+        self._check("masks", self._num_annotators > 0, "at least one annotator")
+        self._valid = self._read_valid()
+        self._patients = self._read_names("case_ids")
+        self._splits = self._read_names("split")
+        if self._splits and ({"", "seed"} & {*self._splits}):
+            raise DataError(f"{self.path}: 'split' has an empty name or 'seed'; use train, val and test")
+        spacing = self._read_spacing()
+        self.spacing_mm = self._shared(spacing)
+        self._columns = self._spacing_columns(spacing) | self._read_columns()
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __iter__(self) -> Iterator[Item]:
+        pairs = zip(self._npz.rows("images"), self._npz.rows("masks"), strict=True)
+        for row, (image, masks) in enumerate(pairs):
+            patient = self._patients[row] if self._patients else f"row-{row:05d}"
+            case = Case(
+                case=f"{patient}-{row:05d}" if self._patients else patient,
+                patient=patient,
+                image=np.moveaxis(image, -1, 0) if image.ndim == 3 else image[None],  # (C, H, W)
+                labels=masks if masks.ndim == 3 else masks[None],  # (A, H, W)
+                valid=self._valid[row],
+                columns={name: column[row] for name, column in self._columns.items()},
+            )
+            yield Item(case, self._splits[row] if self._splits else None)
+
+    def _check(self, key: str, fits: bool, expected: str) -> None:
+        if not fits:
+            shape = self._npz.header(key).shape
+            raise DataError(f"{self.path}: '{key}' has shape {shape}, it must have {expected}; reshape it")
+
+    def _read_valid(self) -> NDArray[np.bool_]:
+        shape = (self._num_rows, self._num_annotators)
+        if not self._has("valid"):
+            return np.ones(shape, dtype=np.bool_)
+        header = self._npz.header("valid")
+        self._check("valid", header.shape == shape, f"{shape} to go with the masks")
+        valid = self._npz.read("valid")
+        if valid.dtype.kind not in "biuf" or not np.isin(valid, (0, 1)).all():
+            raise DataError(
+                f"{self.path}: 'valid' must hold only 0 and 1: 1 where that annotator looked at that row"
+            )
+        return valid.astype(np.bool_)
+
+    def _read_names(self, key: str) -> list[str]:
+        """Return one name a row, or nothing where the file has no such key."""
+        if not self._has(key):
+            return []
+        header = self._npz.header(key)
+        self._check(key, header.shape == (self._num_rows,), f"({self._num_rows},), one name a row")
+        if header.dtype.kind not in "iuSU":
+            raise DataError(f"{self.path}: '{key}' is {header.dtype}; save it as text or whole numbers")
+        return self._texts(key, self._npz.read(key))
+
+    def _read_spacing(self) -> NDArray[np.float64] | None:
+        """Return (N, 2): vertical and horizontal; None where the file has none."""
+        if not self._has("pixel_spacing_mm"):
+            return None
+        header = self._npz.header("pixel_spacing_mm")
+        shapes = ((), (1,), (self._num_rows,), (self._num_rows, 2))
+        self._check("pixel_spacing_mm", header.shape in shapes, f"({self._num_rows},) or ({self._num_rows}, 2)")
+        if header.dtype.kind not in "iuf":
+            raise DataError(f"{self.path}: 'pixel_spacing_mm' is {header.dtype}; save it as numbers")
+        spacing = self._npz.read("pixel_spacing_mm").astype(np.str_).astype(np.float64)  # 0.7 of float32 stays 0.7
+        if not (np.isfinite(spacing) & (spacing > 0)).all():
+            raise DataError(
+                f"{self.path}: 'pixel_spacing_mm' must hold finite numbers above 0; correct or remove it"
+            )
+        if spacing.size == 1:
+            spacing = spacing.reshape(1)
+        return np.broadcast_to(spacing if spacing.ndim == 2 else spacing[:, None], (self._num_rows, 2))
+
+    def _shared(self, spacing: NDArray[np.float64] | None) -> tuple[float, float] | None:
+        if spacing is None or (spacing != spacing[0]).any():
+            return None
+        return float(spacing[0, 0]), float(spacing[0, 1])
+
+    def _spacing_columns(self, spacing: NDArray[np.float64] | None) -> dict[str, list[str]]:
+        if spacing is None:
+            return {}
+        if (spacing[:, 0] == spacing[:, 1]).all():
+            return {"spacing_mm": self._texts("pixel_spacing_mm", spacing[:, 0])}
+        return {f"spacing_mm_{axis}": self._texts("pixel_spacing_mm", spacing[:, axis]) for axis in (0, 1)}
+
+    def _read_columns(self) -> dict[str, list[str]]:
+        """Return every further column of the table, and tell which arrays are none."""
+        columns: dict[str, list[str]] = {}
+        ignored = list(self._npz.unreadable)
+        for key, (shape, dtype, *_) in self._npz.headers.items():
+            if key in _KNOWN:
+                continue
+            fits = shape[:1] == (self._num_rows,) and (
+                len(shape) == 1 or (len(shape) == 2 and shape[1] <= MAX_COLUMNS)
+            )
+            if not fits or key in _TAKEN or not key.isprintable() or dtype.kind not in _TABLE_KINDS:
+                ignored.append(key)
+                continue
+            values = self._npz.read(key)
+            if values.ndim == 1:
+                columns[key] = self._texts(key, values)
+            else:
+                columns |= {f"{key}_{i}": self._texts(key, values[:, i]) for i in range(shape[1])}
+        if ignored:
+            names = ", ".join(f"'{key}'" if key.isprintable() else repr(key) for key in sorted(ignored))
+            tell(f"{self.path}: ignored {names}: no column of one value a row")
+        return columns
+
+    def _texts(self, key: str, values: NDArray[Any]) -> list[str]:
+        where = f"{self.path}: '{key}'"
+        try:
+            return [text_of(value, where=where) for value in values]
+        except ValueError as error:  # text that is no Unicode
+            raise DataError(f"{where} holds text that cannot be read ({error}); save it again") from None
+
+    def _has(self, key: str) -> bool:
+        return key in self._npz.headers or key in self._npz.unreadable

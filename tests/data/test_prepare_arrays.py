@@ -1,0 +1,400 @@
+"""`phiseg prepare arrays`: what goes in comes out, row by row, and damaged files end in one line."""
+
+import io
+import tracemalloc
+import zipfile
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.data.prepare import npz
+from phiseg.data.prepare.arrays import prepare_arrays
+from phiseg.data.prepare.stack import StackOptions
+from phiseg.data.store import Dataset
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+def some_arrays(num_rows=6, annotators=3, size=(8, 10), seed=0):
+    random = np.random.default_rng(seed)
+    return {
+        "images": random.integers(-1000, 400, (num_rows, *size)).astype(np.int16),
+        "masks": random.integers(0, 2, (num_rows, annotators, *size)).astype(np.uint8),
+    }
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    """Return a function that saves arrays and prepares them."""
+
+    def run(arrays, **options):
+        path = tmp_path / "source.npz"
+        np.savez_compressed(path, **arrays)
+        return prepare_arrays(path, tmp_path / "out", StackOptions(**options), progress=False, overwrite=True)
+
+    return run
+
+
+@given(
+    images=hnp.arrays(
+        st.sampled_from([np.uint8, np.int16, np.uint16, np.float16, np.float32, ">i2", ">f4"]),
+        hnp.array_shapes(min_dims=3, max_dims=4, max_side=5),
+        elements={"allow_nan": False, "allow_infinity": False},
+    ),
+    annotators=st.integers(1, 4),
+    data=st.data(),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_row_comes_out_as_it_went_in(prepare, images, annotators, data):
+    num_rows, height, width = images.shape[:3]
+    masks = data.draw(hnp.arrays(np.uint8, (num_rows, annotators, height, width), elements=st.integers(0, 4)))
+    valid = data.draw(hnp.arrays(np.bool_, (num_rows, annotators)))
+    valid[0, 0] = True
+    dataset = prepare({"images": images, "masks": masks, "valid": valid}, window=(0, 1))
+    kept = np.flatnonzero(valid.any(axis=1))
+    assert [case["case"] for case in dataset.cases] == [f"row-{row:05d}" for row in kept]
+    assert dataset.images.dtype == images.dtype.newbyteorder("=")
+    for place, row in enumerate(kept):
+        expected = images[row].transpose(2, 0, 1) if images.ndim == 4 else images[row][None]
+        np.testing.assert_array_equal(dataset.images[place], expected)
+        np.testing.assert_array_equal(dataset.annotations(place), masks[row][valid[row]])
+    largest = max(int(masks[row][valid[row]].max()) for row in kept)
+    assert len(dataset.info.classes) == max(largest, 1) + 1
+
+
+def test_patients_split_spacing_and_columns_are_carried_over(prepare):
+    arrays = some_arrays() | {
+        "case_ids": np.array(["b", "a", "a", "c", "b", "c"]),
+        "split": np.array(["val", "train", "train", "train", "val", "train"]),
+        "pixel_spacing_mm": np.array([0.7, 0.8, 0.8, 0.7, 0.7, 0.6], dtype=np.float32),
+        "slice_z": np.arange(6) * 2.5,
+        "origin": np.arange(12).reshape(6, 2),
+    }
+    dataset = prepare(arrays, window=(-1000, 400), classes=("background", "nodule"), name="mine")
+    assert dataset.splits == {"train": ["a", "c"], "val": ["b"]}
+    assert [case["patient"] for case in dataset.cases] == [*arrays["case_ids"]]
+    assert [case["spacing_mm"] for case in dataset.cases] == ["0.7", "0.8", "0.8", "0.7", "0.7", "0.6"]
+    assert [float(case["slice_z"]) for case in dataset.cases] == [*arrays["slice_z"]]
+    assert [case["origin_1"] for case in dataset.cases] == ["1", "3", "5", "7", "9", "11"]
+    assert (dataset.info.name, dataset.info.classes) == ("mine", ("background", "nodule"))
+    assert dataset.info.spacing_mm is None
+
+
+@pytest.mark.parametrize(
+    ("spacing", "shared"), [(0.5, (0.5, 0.5)), ([0.5] * 6, (0.5, 0.5)), ([[0.5, 2]] * 6, (0.5, 2.0))]
+)
+def test_a_spacing_that_all_rows_share_is_the_datasets(prepare, spacing, shared):
+    dataset = prepare(some_arrays() | {"pixel_spacing_mm": np.array(spacing)}, window=(0, 1))
+    assert dataset.info.spacing_mm == shared
+
+
+def test_masks_without_the_axis_of_annotators_are_of_one(prepare):
+    arrays = some_arrays(annotators=1)
+    dataset = prepare(arrays | {"masks": arrays["masks"][:, 0]}, window=(0, 1))
+    np.testing.assert_array_equal(dataset.labels, arrays["masks"])
+
+
+def test_without_a_split_patients_are_split_by_the_seed(prepare):
+    arrays = some_arrays(num_rows=20) | {"case_ids": np.arange(20) // 2}
+    first = prepare(arrays, window=(0, 1), seed=1, fractions=(0.6, 0.2, 0.2)).splits
+    assert {name: len(part) for name, part in first.items()} == {"train": 6, "val": 2, "test": 2}
+    assert prepare(arrays, window=(0, 1), seed=1, fractions=(0.6, 0.2, 0.2)).splits == first
+    assert prepare(arrays, window=(0, 1), seed=2, fractions=(0.6, 0.2, 0.2)).splits != first
+
+
+def test_a_patient_in_two_splits_is_an_error_that_resplit_cures(prepare):
+    arrays = some_arrays(num_rows=4)
+    arrays |= {"case_ids": np.array(["a", "b", "b", "c"]), "split": np.array(["train", "train", "val", "test"])}
+    with pytest.raises(DataError, match=r"patient 'b' is in split 'train' and again in 'val'.*--resplit"):
+        prepare(arrays)
+    dataset = prepare(arrays, resplit=True, fractions=(0.6, 0.2, 0.2))
+    assert sorted(chain(*dataset.splits.values())) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("images", "low", "high", "stored"),
+    [
+        (np.full((2, 4, 4), 9, dtype=np.uint8), 0, 255, np.uint8),
+        (np.linspace(0, 1, 32).reshape(2, 4, 4), 0, 1, np.float32),
+        (np.linspace(-0.5, 0.5, 32).reshape(2, 4, 4), -0.5, 0.5, np.float32),
+        (np.eye(4, dtype=bool)[None].repeat(2, 0), 0, 1, np.uint8),
+    ],
+)
+def test_the_window_follows_from_type_and_range(prepare, capfd, images, low, high, stored):
+    dataset = prepare({"images": images, "masks": np.zeros((2, 1, 4, 4), dtype=bool)})
+    assert (dataset.info.intensity.low, dataset.info.intensity.high) == (low, high)
+    assert dataset.images.dtype == stored
+    np.testing.assert_array_equal(dataset.images[:, 0], images.astype(stored))
+    assert "chose" not in capfd.readouterr().err
+
+
+def test_other_images_get_the_percentiles_of_the_training_rows_and_the_user_is_told(prepare, capfd):
+    arrays = some_arrays(num_rows=40, size=(16, 16))
+    arrays["images"][::2] = 30000
+    arrays["split"] = np.array(["val", "train"] * 20)
+    dataset = prepare(arrays)
+    low, high = np.percentile(arrays["images"][1::2], [0.5, 99.5])
+    assert dataset.info.intensity.low == pytest.approx(low, rel=1e-4)
+    assert dataset.info.intensity.high == pytest.approx(high, rel=1e-4)
+    assert f"chose --window {dataset.info.intensity.low:g}" in capfd.readouterr().err
+
+
+def test_zscore_gives_every_image_and_channel_mean_0_and_deviation_1(prepare):
+    random = np.random.default_rng(0)
+    images = random.normal(300, 40, (3, 8, 8, 2)).astype(np.float32)
+    images[2, ..., 1] = 7
+    dataset = prepare({"images": images, "masks": np.zeros((3, 1, 8, 8), dtype=np.uint8)}, zscore=True)
+    flat = dataset.images.reshape(6, -1)
+    np.testing.assert_allclose(flat.mean(axis=1), 0, atol=1e-5)
+    np.testing.assert_allclose(flat[:5].std(axis=1), 1, rtol=1e-5)
+    assert (flat[5] == 0).all()
+    assert dataset.info.intensity.kind == "zscore"
+
+
+@pytest.mark.parametrize("size", [4, 5, 12, 9])
+def test_size_cuts_and_pads_around_the_middle(prepare, size):
+    arrays = some_arrays(size=(8, 10))
+    dataset = prepare(arrays, window=(-1000, 400), size=size)
+    big = 40
+    image = np.full((6, big, big), -1000, dtype=np.int16)
+    masks = np.zeros((6, 3, big, big), dtype=np.uint8)
+    image[:, 16:24, 15:25], masks[:, :, 16:24, 15:25] = arrays["images"], arrays["masks"]
+    start = (big - size) // 2
+    part = slice(start, start + size)
+    np.testing.assert_array_equal(dataset.images[:, 0], image[:, part, part])
+    np.testing.assert_array_equal(dataset.labels, masks[:, :, part, part])
+
+
+def test_what_is_no_column_is_ignored_and_named(prepare, capfd):
+    arrays = some_arrays() | {"volume": np.zeros((6, 8, 10)), "patient": np.arange(6), "note": np.array(["x"])}
+    arrays["objects"] = np.array([{}] * 6, dtype=object)
+    dataset = prepare(arrays, window=(0, 1))
+    assert "ignored 'note', 'objects', 'patient', 'volume'" in capfd.readouterr().err
+    assert list(dataset.cases[0]) == ["case", "patient"]
+
+
+def test_rows_without_a_reader_are_left_out_with_a_count(prepare, capfd):
+    valid = np.ones((6, 3), dtype=np.uint8)
+    valid[[1, 4]] = 0
+    dataset = prepare(some_arrays() | {"valid": valid}, window=(0, 1))
+    assert dataset.num_cases == 4
+    assert "left out 2 images that no annotator looked at" in capfd.readouterr().err
+    with pytest.raises(DataError, match="no case that an annotator looked at"):
+        prepare(some_arrays() | {"valid": valid * 0})
+
+
+def with_pixel(value):
+    arrays = some_arrays()
+    arrays["images"] = arrays["images"].astype(np.float64)
+    arrays["images"][2, 3, 3] = value
+    return arrays
+
+
+BAD = {
+    "no images": ({"masks": np.zeros((2, 1, 3, 3))}, "no array 'images' \\(it holds masks\\)"),
+    "no masks": ({"images": np.zeros((2, 3, 3))}, "no array 'masks'"),
+    "flat images": (some_arrays() | {"images": np.zeros((6, 8))}, "'images' has shape \\(6, 8\\)"),
+    "no rows": (some_arrays() | {"images": np.zeros((0, 8, 10))}, "'images' has shape \\(0, 8, 10\\)"),
+    "other rows": (some_arrays() | {"masks": np.zeros((5, 3, 8, 10))}, "'masks' has shape \\(5, 3, 8, 10\\)"),
+    "other size": (some_arrays() | {"masks": np.zeros((6, 3, 10, 8))}, "'masks' has shape \\(6, 3, 10, 8\\)"),
+    "no annotator": (some_arrays() | {"masks": np.zeros((6, 0, 8, 10))}, "at least one annotator"),
+    "valid of another shape": (some_arrays() | {"valid": np.ones((6, 2))}, "'valid' has shape \\(6, 2\\)"),
+    "valid of other values": (some_arrays() | {"valid": np.full((6, 3), 2)}, "'valid' must hold only 0 and 1"),
+    "too few patients": (some_arrays() | {"case_ids": np.arange(5)}, "'case_ids' has shape \\(5,\\)"),
+    "patients as fractions": (some_arrays() | {"case_ids": np.arange(6) / 2}, "'case_ids' is float64"),
+    "empty split": (some_arrays() | {"split": np.array([""] * 6)}, "'split' has an empty name"),
+    "unprintable patient": (some_arrays() | {"case_ids": np.array(["a\nb"] * 6)}, "cannot be printed"),
+    "surrogate": (some_arrays() | {"note": np.array(["\udc80"] * 6)}, "cannot be printed"),
+    "spacing 0": (some_arrays() | {"pixel_spacing_mm": np.array(0.0)}, "above 0"),
+    "objects": (some_arrays() | {"images": np.array([None] * 6)}, "'images' holds Python objects"),
+    "text": (some_arrays() | {"images": np.full((6, 8, 10), "x")}, "pixels are <U1"),
+    "NaN": (with_pixel(np.nan), "case 'row-00002': NaN or infinite pixels"),
+    "too large for float32": (with_pixel(1e300), "case 'row-00002': NaN or infinite pixels as float32"),
+    "label 255": (some_arrays() | {"masks": np.full((6, 1, 8, 10), 255)}, "label 255 is no class"),
+    "label -1": (some_arrays() | {"masks": np.full((6, 1, 8, 10), -1)}, "label -1 is no class"),
+    "half a label": (some_arrays() | {"masks": np.full((6, 1, 8, 10), 0.5)}, "masks hold NaN or fractions"),
+    "Fortran order": (some_arrays() | {"images": np.asfortranarray(np.zeros((6, 8, 10)))}, "ascontiguousarray"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_arrays_that_do_not_fit_are_one_line_with_the_cure(prepare, tmp_path, name):
+    arrays, cause = BAD[name]
+    with pytest.raises(DataError, match=cause) as caught:
+        prepare(arrays)
+    assert str(tmp_path / "source.npz") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_label_beyond_the_classes_names_the_case(prepare):
+    arrays = some_arrays()
+    arrays["masks"][3, 1, 0, 0] = 2
+    with pytest.raises(DataError, match=r"case 'row-00003'.*label 2 is none of the classes \(0 bg, 1 cell\)"):
+        prepare(arrays, classes=("bg", "cell"))
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"window": (0, 1), "zscore": True}, "exclude each other"),
+        ({"window": (1, 0)}, "low < high"),
+        ({"size": 0}, "--size 0"),
+        ({"classes": ("a", "a")}, "two or more different names"),
+        ({"fractions": (1, 1, 1)}, "split fractions"),
+    ],
+)
+def test_wrong_options_are_refused(prepare, options, cause):
+    with pytest.raises(ConfigError, match=cause):
+        prepare(some_arrays(), **options)
+
+
+def npz_with_header(path, shape, descr="'<i2'", payload=b"\0" * 960):
+    """Write a file whose `images` claim a shape."""
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    good = io.BytesIO()
+    np.save(good, some_arrays()["masks"])
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("images.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + payload)
+        file.writestr("masks.npy", good.getvalue())
+
+
+@pytest.mark.parametrize("shape", ["(6, 8000000, 10000000)", "(6, 8, 9)", "(-6, 8, 10)", "(10**9,)", "(6, 8, 'a')"])
+def test_a_header_that_lies_takes_no_memory(tmp_path, shape):
+    npz_with_header(tmp_path / "lie.npz", shape)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="images"):
+        prepare_arrays(tmp_path / "lie.npz", tmp_path / "out", progress=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
+
+
+def test_a_single_row_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(npz, "MAX_ROW_BYTES", 2**12)
+    images = np.zeros((1, 2**6, 2**6 + 1), dtype=np.uint8)
+    np.savez_compressed(tmp_path / "bomb.npz", images=images, masks=images)
+    with pytest.raises(DataError, match="larger than 1 GiB"):
+        prepare_arrays(tmp_path / "bomb.npz", tmp_path / "out", progress=False)
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    np.savez_compressed(
+        tmp_path / "long.npz",
+        images=np.zeros((1000, 64, 64), dtype=np.float32),  # 16 MB
+        masks=np.zeros((1000, 4, 64, 64), dtype=np.uint8),  # 16 MB
+    )
+    tracemalloc.start()
+    prepare_arrays(tmp_path / "long.npz", tmp_path / "out", progress=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
+
+
+def whole_npz():
+    file = io.BytesIO()
+    np.savez_compressed(file, **some_arrays(), case_ids=np.array([*"aabbcc"]), split=np.array(["train"] * 6))
+    return file.getvalue()
+
+
+WHOLE = whole_npz()
+
+
+@given(
+    damage=st.one_of(
+        st.integers(0, len(WHOLE) - 1).map(lambda end: WHOLE[:end]),
+        st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=8).map(
+            lambda changes: bytes(dict(changes).get(place, byte) for place, byte in enumerate(WHOLE))
+        ),
+        st.binary(max_size=100),
+    )
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_file_is_a_dataset_or_one_line(tmp_path, damage):
+    path = tmp_path / "damaged.npz"
+    path.write_bytes(damage)
+    complaint = str(path)
+    try:
+        prepare_arrays(path, tmp_path / "out", progress=False, overwrite=True)
+    except DataError as error:
+        complaint = str(error)
+    assert str(path) in complaint
+    assert "\n" not in complaint
+
+
+def test_an_encrypted_zip_is_one_line(tmp_path):
+    data = bytearray(WHOLE)
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = data.find(signature)
+        while start >= 0:
+            data[start + place] |= 1
+            start = data.find(signature, start + 1)
+    (tmp_path / "secret.npz").write_bytes(data)
+    with pytest.raises(DataError, match="encrypted"):
+        prepare_arrays(tmp_path / "secret.npz", tmp_path / "out", progress=False)
+
+
+def test_what_is_no_npz_says_so(tmp_path):
+    (tmp_path / "text.npz").write_text("hello")
+    with pytest.raises(DataError, match=r"no readable \.npz file"):
+        prepare_arrays(tmp_path / "text.npz", tmp_path / "out", progress=False)
+    with pytest.raises(DataError, match="does not exist"):
+        prepare_arrays(tmp_path / "nowhere.npz", tmp_path / "out", progress=False)
+    with pytest.raises(DataError, match="directory"):
+        prepare_arrays(tmp_path, tmp_path / "out", progress=False)
+
+
+def test_an_existing_folder_stays_without_overwrite(prepare, tmp_path):
+    prepare(some_arrays(), window=(0, 1))
+    before = (tmp_path / "out" / "dataset.json").read_bytes()
+    with pytest.raises(OutputError, match="--overwrite"):
+        prepare_arrays(tmp_path / "source.npz", tmp_path / "out", progress=False)
+    assert (tmp_path / "out" / "dataset.json").read_bytes() == before
+
+
+def test_the_command_prepares_and_tells(cli, tmp_path):
+    np.savez(tmp_path / "a.npz", **some_arrays(num_rows=10))
+    result = cli("prepare", "arrays", tmp_path / "a.npz", tmp_path / "out", "--classes", "background", "cell")
+    assert result.code == 0, result.err
+    assert "10 cases of 10 patients" in result.out
+    assert "chose --window" in result.err
+    assert "--classes background cell" in Dataset.open(tmp_path / "out").info.command
+
+
+def shared_file(name):
+    if not (SHARED / name).is_file():
+        pytest.skip(f"../shared/data/{name} is not there")
+    return SHARED / name
+
+
+def test_the_lung_crops_keep_pixels_splits_and_provenance(tmp_path):
+    path = shared_file("lidc_maxslice71.npz")
+    options = StackOptions(window=(-1000, 400), classes=("background", "nodule"))
+    dataset = prepare_arrays(path, tmp_path / "out", options, progress=False)
+    with np.load(path) as source:
+        np.testing.assert_array_equal(dataset.images[:, 0], source["images"])
+        np.testing.assert_array_equal(dataset.labels, source["masks"])
+        assert dataset.images.dtype == np.int16
+        for name in ("train", "val"):
+            np.testing.assert_array_equal(dataset.rows(name), np.flatnonzero(source["split"] == name))
+        assert [case["series_uid"] for case in dataset.cases] == [*source["series_uid"]]
+        origins = [[int(case["crop_origin_xy_0"]), int(case["crop_origin_xy_1"])] for case in dataset.cases]
+        np.testing.assert_array_equal(origins, source["crop_origin_xy"])
+    assert list(dataset.splits) == ["train", "val"]
+    assert dataset.valid.all()
+
+
+def test_the_cells_keep_their_missing_readers(tmp_path):
+    path = shared_file("bubil_cells128.npz")
+    dataset = prepare_arrays(path, tmp_path / "out", progress=False)
+    with np.load(path) as source:
+        np.testing.assert_array_equal(dataset.valid, source["valid"] == 1)
+        np.testing.assert_array_equal(dataset.labels[dataset.valid], source["masks"][source["valid"] == 1])
+    assert not dataset.valid.all()
+    assert (dataset.info.intensity.low, dataset.info.intensity.high) == (0, 1)
