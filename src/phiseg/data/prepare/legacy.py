@@ -1,0 +1,357 @@
+"""LIDC crops that others made, in the three forms in which they go around.
+
+    phiseg prepare legacy FILE DATA
+
+- `data_lidc.hdf5` of PHiSeg: groups train, val and test, each with `images` (N, H, W), `labels` (N, H, W, A) and
+  `uids` (N,), one for each series;
+- `data_lidc.pickle` of Knegt: a dict of dicts with `image` (H, W), `masks` (A, H, W) and `series_uid`, not split;
+- a folder of PNGs as Kohl published it: `{train,val,test}/images/PATIENT/NAME.png` with
+  `{train,val,test}/gt/PATIENT/NAME_l0.png` and further readers, or the same without the splits.
+
+What a FILE is, its content says. Nothing in it is trusted: pickles are read by `safe_pickle`, and an HDF5 file may
+not lead to other files. The series, or Kohl's folder, is the patient.
+"""
+
+import re
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from phiseg.core.errors import DataError
+from phiseg.core.files import check_replaceable
+from phiseg.data.prepare import safe_pickle
+from phiseg.data.prepare.arrays import sha256_of
+from phiseg.data.prepare.safe_pickle import PickledArray
+from phiseg.data.prepare.stack import Item, Source, StackOptions, tell, text_of, write_stack
+from phiseg.data.splits import SPLIT_NAMES
+from phiseg.data.store import Dataset
+from phiseg.data.writer import Case
+
+CLASSES = ("background", "nodule")
+
+_FORMS = "PHiSeg's data_lidc.hdf5, Knegt's data_lidc.pickle or a folder of PNGs with images/ and gt/"
+_LISTED = 20
+_BLOCK_BYTES = 2**24
+_BEST_COMPRESSION = 1100
+"""HDF5's compression makes nothing smaller by more than this."""
+
+
+def prepare_legacy(
+    path: Path,
+    out: Path,
+    options: StackOptions,
+    *,
+    overwrite: bool = False,
+    command: str = "",
+    progress: bool = True,
+) -> Dataset:
+    """Write crops that others made as a prepared dataset.
+
+    Args:
+        path: the HDF5 file, the pickle (which is held in memory, 2 GB for all of LIDC) or the folder of PNGs.
+        out: folder to make.
+        options: what the user decides.
+        overwrite: replace a dataset that is there.
+        command: the command line, for the record.
+        progress: show progress bars.
+
+    Raises:
+        DataError: the source is damaged or none of these, or a patient is in two splits.
+        OutputError: `out` exists and may not be replaced, or cannot be written.
+    """
+    check_replaceable(out, overwrite=overwrite, marker="dataset.json")
+    kind, source = _open(path)
+    provenance = {"kind": kind, "file": path.resolve().name}
+    if not path.is_dir():
+        provenance["sha256"] = sha256_of(path)
+    try:
+        return write_stack(
+            out, source, options, provenance=provenance, overwrite=overwrite, command=command, progress=progress
+        )
+    finally:
+        if isinstance(source, PngFolder):
+            source.tell_problems()
+
+
+def _open(path: Path) -> tuple[str, Source]:
+    """Recognise a source by its content."""
+    if path.is_dir():
+        return "Kohl's PNGs", PngFolder(path)
+    try:
+        with path.open("rb") as file:
+            start = file.read(2)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; give {_FORMS}") from None
+    if h5py.is_hdf5(path):
+        return "PHiSeg's HDF5", Hdf5File(path)
+    if start[:1] in (b"\x80", b"(", b"}") and (start[:1] != b"\x80" or start[1:] <= b"\x05"):
+        return "Knegt's pickle", PickleFile(path)
+    raise DataError(f"{path} is neither HDF5 nor a pickle nor a folder; give {_FORMS}")
+
+
+class Hdf5File:
+    """PHiSeg's data_lidc.hdf5, read a few rows at a time."""
+
+    spacing_mm = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._open() as groups:
+            self._num_rows = sum(len(group["images"]) for group in groups.values())
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __iter__(self) -> Iterator[Item]:
+        with self._open() as groups:
+            for split, arrays in groups.items():
+                yield from self._items(split, arrays)
+
+    def _items(self, split: str, arrays: dict[str, Any]) -> Iterator[Item]:
+        for row, (image, labels, uid) in enumerate(zip(*map(_rows, arrays.values()), strict=True)):
+            series = text_of(uid, where=f"{self.path}: {split}/uids")
+            valid = np.ones(labels.shape[-1], dtype=np.bool_)
+            name = f"{split}-{row:05d}"
+            yield Item(Case(name, series, image[None], np.moveaxis(labels, -1, 0), valid), split)
+
+    @contextmanager
+    def _open(self) -> Iterator[dict[str, dict[str, Any]]]:
+        """Open the file and yield the checked arrays of every split."""
+        try:
+            with h5py.File(self.path, "r") as file:
+                found = [split for split in SPLIT_NAMES if file.id.links.exists(split.encode())]
+                if not found:
+                    raise DataError(f"{self.path} has none of the groups {', '.join(SPLIT_NAMES)}; give {_FORMS}")
+                yield {split: self._group(file, split) for split in found}
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            OverflowError,
+            MemoryError,
+        ) as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise DataError(f"{self.path} is damaged ({reason}); download or make it again") from None
+
+    def _group(self, file: Any, split: str) -> dict[str, Any]:
+        group = self._own(file, split, h5py.Group)
+        images, labels, uids = (self._own(group, key, h5py.Dataset) for key in ("images", "labels", "uids"))
+        num_rows = images.shape[0] if images.shape else 0
+        if (
+            len(images.shape or ()) != 3
+            or len(labels.shape or ()) != 4
+            or labels.shape[:3] != images.shape
+            or uids.shape != (num_rows,)
+            or 0 in (*images.shape[1:], *labels.shape[1:])
+        ):
+            raise DataError(
+                f"{self.path}: '{split}' has images {images.shape}, labels {labels.shape} and uids {uids.shape}; "
+                "they must have (N, H, W), (N, H, W, A) and (N,), so make the file again"
+            )
+        if images.dtype.kind not in "biuf" or labels.dtype.kind not in "biuf":
+            raise DataError(
+                f"{self.path}: images and labels of group '{split}' must be numbers; make the file again"
+            )
+        if uids.dtype.kind not in "iuSU" and h5py.check_string_dtype(uids.dtype) is None:
+            raise DataError(
+                f"{self.path}: uids of group '{split}' must be text or whole numbers; make the file again"
+            )
+        return {"images": images, "labels": labels, "uids": uids}
+
+    def _own(self, group: Any, name: str, kind: type) -> Any:
+        """Return a member that lies in this very file: nothing may lead to files of the one who opens it."""
+        place = f"{group.name.strip('/')}/{name}".strip("/")
+        links = group.id.links  # asks for the link itself, and does not follow it
+        if not links.exists(name.encode()):
+            raise DataError(f"{self.path} has no '{place}'; give {_FORMS}")
+        if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+            raise DataError(
+                f"{self.path}: '{place}' is a link, which may lead to another file; copy the data into it"
+            )
+        member = group[name]
+        if not isinstance(member, kind):
+            raise DataError(f"{self.path}: '{place}' is no {kind.__name__.lower()}; give {_FORMS}")
+        if isinstance(member, h5py.Dataset):
+            if member.external or member.is_virtual:
+                raise DataError(
+                    f"{self.path}: '{place}' keeps its values in other files; copy the data into this one"
+                )
+            if member.nbytes > _BEST_COMPRESSION * member.id.get_storage_size() + _BLOCK_BYTES:
+                raise DataError(
+                    f"{self.path}: '{place}' says {member.shape} but holds far less; make the file again"
+                )
+        return member
+
+
+def _rows(dataset: Any) -> Iterator[Any]:
+    """Yield the rows of an HDF5 dataset, reading a block of them at a time."""
+    length = max(1, _BLOCK_BYTES // max(1, dataset.nbytes // max(1, len(dataset))))
+    for start in range(0, len(dataset), length):
+        yield from dataset[start : start + length]
+
+
+class PickleFile:
+    """Knegt's data_lidc.pickle, which is in memory as a whole."""
+
+    spacing_mm = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        size = path.stat().st_size
+        if size > 2**28:
+            tell(f"{path}: reading {size / 2**30:.1f} GB into memory")
+        self._entries = safe_pickle.load(path)
+        if not isinstance(self._entries, dict):
+            raise DataError(f"{path} holds no dict of crops; give {_FORMS}")
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Item]:
+        for key, entry in self._entries.items():
+            name = text_of(key, where=str(self.path))
+            where = f"{self.path}: crop '{name}'"
+            if not isinstance(entry, dict) or not {"image", "masks", "series_uid"} <= entry.keys():
+                raise DataError(f"{where} lacks its image, its masks or its series_uid; give {_FORMS}")
+            if not isinstance(entry["series_uid"], str | bytes | int):
+                raise DataError(f"{where}: its series_uid is no text; give {_FORMS}")
+            series = text_of(entry["series_uid"], where=where)
+            image, masks = _plane(entry["image"], where), _planes(entry["masks"], where)
+            yield Item(Case(name, series, image[None], masks, np.ones(len(masks), dtype=np.bool_)), None)
+
+
+def _plane(value: Any, where: str) -> NDArray[Any]:
+    if not isinstance(value, PickledArray) or value.values.ndim != 2 or not value.values.size:
+        raise DataError(f"{where}: its image, or one of its masks, is no array (H, W); give {_FORMS}")
+    return value.values
+
+
+def _planes(value: Any, where: str) -> NDArray[Any]:
+    """Return masks (A, H, W) that came as one array, or as one for each reader."""
+    if isinstance(value, PickledArray) and value.values.ndim == 3 and value.values.size:
+        return value.values
+    planes = [_plane(plane, where) for plane in value] if isinstance(value, list | tuple) else []
+    if not planes or len({plane.shape for plane in planes}) > 1 or any(p.dtype.kind not in "biuf" for p in planes):
+        raise DataError(f"{where}: its masks are not one array (H, W) for each reader; give {_FORMS}")
+    return np.stack(planes)
+
+
+class _Crop(NamedTuple):
+    split: str | None
+    patient: str
+    image: Path
+    masks: dict[int, Path]
+    """The readers who have a file."""
+
+
+class PngFolder:
+    """Kohl's crops: a broken file leaves out its case, a file that is not there marks the reader as missing."""
+
+    spacing_mm = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._crops = list(_find_crops(path))
+        if not self._crops:
+            raise DataError(
+                f"{path} has no images/PATIENT/NAME.png, with or without train, val, test; give {_FORMS}"
+            )
+        self._num_readers = 1 + max((reader for crop in self._crops for reader in crop.masks), default=0)
+        self._problems: dict[Path, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._crops)
+
+    def __iter__(self) -> Iterator[Item]:
+        for crop in self._crops:
+            if crop.image in self._problems:
+                continue
+            try:
+                yield Item(self._case(crop), crop.split)
+            except DataError as error:
+                self._problems[crop.image] = str(error)
+
+    def tell_problems(self) -> None:
+        """Write what was left out or missing to stderr, with its number."""
+        for problem in [*self._problems.values()][:_LISTED]:
+            tell(f"left out: {problem}")
+        if self._problems:
+            tell(f"{self.path}: left out {len(self._problems)} of {len(self)} crops with a broken file")
+        missing = sum(self._num_readers - len(crop.masks) for crop in self._crops)
+        if missing:
+            tell(f"{self.path}: {missing} masks have no file; their readers are marked as missing")
+
+    def _case(self, crop: _Crop) -> Case:
+        image = _read_png(crop.image)
+        labels = np.zeros((self._num_readers, *image.shape), dtype=np.uint8)
+        for reader, path in crop.masks.items():
+            mask = _read_png(path)
+            if mask.shape != image.shape:
+                raise DataError(f"{path} has {mask.shape} pixels, its image {image.shape}; download it again")
+            labels[reader] = mask > 0
+        valid = np.isin(np.arange(self._num_readers), list(crop.masks))
+        return Case(f"{crop.patient}/{crop.image.stem}", crop.patient, image[None], labels, valid)
+
+
+def _find_crops(root: Path) -> Iterator[_Crop]:
+    """Find the crops of every split, also where each split's archive was unpacked into a folder of its own."""
+    parts = (
+        [(None, root)]
+        if (root / "images").is_dir()
+        else [
+            (split, folder)
+            for split in SPLIT_NAMES
+            for folder in (root / split, root / f"lidc_crops_{split}" / split)
+            if (folder / "images").is_dir()
+        ]
+    )
+    for split, folder in parts:
+        for patient in sorted(path for path in (folder / "images").iterdir() if path.is_dir()):
+            masks: dict[str, dict[int, Path]] = {}
+            for path in sorted((folder / "gt" / patient.name).glob("*.png")):
+                if match := re.fullmatch(r"(.+)_l(\d)", path.stem):
+                    masks.setdefault(match[1], {})[int(match[2])] = path
+            for image in sorted(patient.glob("*.png")):
+                yield _Crop(split, patient.name, image, masks.get(image.stem, {}))
+
+
+def _read_png(path: Path) -> NDArray[Any]:
+    """Return a grey PNG (H, W) of 8 or 16 bits."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=["PNG"]) as image:
+                if image.mode not in ("L", "1", "I;16", "I;16B", "I"):
+                    raise ValueError(f"its pixels are {image.mode}, not grey")
+                pixels = np.asarray(image)
+    except (
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+        OSError,
+        SyntaxError,  # Pillow's, on a broken chunk
+        ValueError,
+        TypeError,
+        IndexError,
+        KeyError,
+        OverflowError,
+        RuntimeError,
+        MemoryError,
+        EOFError,
+        struct.error,
+        zlib.error,
+    ) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{path} cannot be read as a grey PNG ({reason})") from None
+    return pixels.astype({"b": np.uint8, "i": np.uint16}.get(pixels.dtype.kind, pixels.dtype))
