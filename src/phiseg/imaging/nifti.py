@@ -1,0 +1,145 @@
+"""NIfTI files: read with every doubt turned into an error that names the file, and written atomically."""
+
+import gzip
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import nibabel
+import numpy as np
+from nibabel.filebasedimages import ImageFileError
+from nibabel.imageglobals import LoggingOutputSuppressor
+from nibabel.spatialimages import HeaderDataError
+
+from phiseg.core.errors import DataError
+from phiseg.core.files import atomic_file
+from phiseg.imaging.volume import Volume
+
+SUFFIXES = (".nii", ".nii.gz")
+
+_DAMAGE = (ImageFileError, HeaderDataError, OSError, EOFError, zlib.error, ValueError, TypeError, OverflowError)
+"""What nibabel and gzip raise on a file that is truncated, or not NIfTI at all."""
+_MOST_COMPRESSION = 1032
+"""Bytes that one byte of deflate can stand for."""
+_LABEL_TOLERANCE = 1e-3
+"""A scaled file stores class 1 as 0.99999."""
+_MAX_LABEL = 1 << 30
+
+
+def read_nifti(path: Path, *, channels: bool = False) -> Volume:
+    """Read a volume, with the values' scaling applied.
+
+    Args:
+        path: a .nii or .nii.gz file of three dimensions; further ones of length 1 are dropped.
+        channels: take a fourth dimension as channels; the values are then (I, J, K, C), with C = 1 without one.
+
+    Raises:
+        DataError: the file is missing, damaged or of another kind, or has NaN or infinite voxels.
+    """
+    expected = read_nifti_header(path, channels=channels)
+    with _naming(path), _opened(path) as stream:
+        kind: Any = type(nibabel.load(path))  # of version 1 or 2
+        image = kind.from_stream(stream)
+        values = np.asanyarray(image.dataobj)
+        while isinstance(stream, gzip.GzipFile) and stream.read(1 << 20):
+            pass  # to the end, where gzip compares its checksum
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise DataError(f"{path} has NaN or infinite voxels; repair the image or leave it out")
+    native = values.dtype.newbyteorder("=")
+    return Volume(np.asarray(values, dtype=native).reshape(expected.values.shape), expected.affine)
+
+
+def read_nifti_labels(path: Path) -> Volume:
+    """Read class indices, whichever type they are stored with; they become int32.
+
+    Raises:
+        DataError: see `read_nifti`, or a value is not a whole number.
+    """
+    volume = read_nifti(path)
+    labels = np.rint(volume.values) if volume.values.dtype.kind == "f" else volume.values
+    wrong = (np.abs(volume.values - labels) > _LABEL_TOLERANCE) | (labels < -_MAX_LABEL) | (labels > _MAX_LABEL)
+    if wrong.any():
+        raise DataError(
+            f"{path} holds {volume.values[wrong][0]:g}, which is no class index; labels are whole numbers, "
+            "so give the file before it was resampled or turned into probabilities"
+        )
+    return Volume(labels.astype(np.int32), volume.affine)
+
+
+def read_nifti_header(path: Path, *, channels: bool = False) -> Volume:
+    """Read what the header tells: a volume of the right shape, type and place whose voxels are all zero.
+
+    It takes no memory, however large the volume is.
+
+    Raises:
+        DataError: see `read_nifti`; or the file is too short for what its header promises.
+    """
+    with _naming(path):
+        image = nibabel.load(path)
+        if not isinstance(image, nibabel.Nifti1Image):
+            raise DataError(f"{path} is no NIfTI file of one piece; convert it to .nii.gz")
+        data: Any = image.dataobj
+        shape, stored, offset = image.shape, np.dtype(data.dtype), int(data.offset)
+        scaled = (data.slope, data.inter) != (1, 0)
+        affine = np.asarray(image.affine, dtype=np.float64)
+        size = path.stat().st_size
+    if stored.kind not in "iuf":
+        raise DataError(f"{path} has voxels of type {stored}, not numbers; convert it to integers or floats")
+    promised = max(offset, 0) + math.prod(shape) * stored.itemsize
+    if min(shape, default=0) < 1 or promised > size * (_MOST_COMPRESSION if path.suffix == ".gz" else 1):
+        raise DataError(
+            f"{path} is damaged: {size} bytes cannot hold the {shape} voxels of its header; copy it again"
+        )
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-12:
+        raise DataError(f"{path} has no valid position and spacing (sform, qform, pixdim); repair its header")
+    dtype = np.dtype(np.float64) if scaled else stored.newbyteorder("=")
+    return Volume(np.broadcast_to(np.zeros((), dtype), _fitted(shape, path, channels=channels)), affine)
+
+
+def write_nifti(path: Path, volume: Volume) -> None:
+    """Write a volume with its own type (bool as uint8) to a .nii or .nii.gz file, atomically."""
+    assert path.name.endswith(SUFFIXES), path
+    values = volume.values.astype(np.uint8) if volume.values.dtype == np.bool_ else volume.values
+    image: Any = nibabel.Nifti1Image(values, volume.affine, dtype=values.dtype)
+    image.set_sform(volume.affine, code="scanner")
+    image.set_qform(volume.affine, code="scanner")
+    image.header.set_xyzt_units("mm")
+    with atomic_file(path) as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(
+                filename="", mode="wb", fileobj=file, mtime=0
+            ) as stream:  # no name, no time: same bytes
+                image.to_stream(stream)
+        else:
+            image.to_stream(file)
+
+
+def _fitted(shape: tuple[int, ...], path: Path, *, channels: bool) -> tuple[int, ...]:
+    """Return the shape with exactly three dimensions, or four with channels."""
+    wanted = 4 if channels else 3
+    if math.prod(shape[wanted:]) > 1:
+        cure = (
+            "split it into files of three dimensions" if not channels else "give channels as the fourth dimension"
+        )
+        raise DataError(f"{path} has {len(shape)} dimensions {shape}, more than {wanted}; {cure}")
+    return (*shape, 1, 1, 1)[:wanted]
+
+
+def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong while a file is read into an error with its name."""
+    try:
+        with LoggingOutputSuppressor():
+            yield
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; check the name") from None
+    except _DAMAGE as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path} cannot be read as NIfTI ({reason}); copy or convert it again") from None

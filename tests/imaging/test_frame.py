@@ -1,0 +1,129 @@
+"""Cutting a frame out of a slice, against loops over pixels that know nothing of SimpleITK."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phiseg.imaging.frame import Frame, cut
+
+SIZES = st.tuples(st.integers(1, 9), st.integers(1, 9))
+STEPS = st.tuples(*[st.sampled_from([0.37, 0.6, 1.0, 1.3, 2.1])] * 2)
+PLACES = st.tuples(*[st.floats(-6, 9).map(lambda place: round(place, 2) + 0.003)] * 2)  # never halfway
+WHOLE = st.tuples(st.integers(-12, 12), st.integers(-12, 12))
+
+
+def naive_cut(image, frame, fill, interpolation):
+    """A slice ends half a pixel beyond the middle of its last one; in that margin its border goes on."""
+    out = np.full(frame.size, fill, dtype=np.float64)
+    for r in range(frame.size[0]):
+        for c in range(frame.size[1]):
+            y, x = frame.origin[0] + frame.step[0] * r, frame.origin[1] + frame.step[1] * c
+            if not (-0.5 <= y < image.shape[0] - 0.5 and -0.5 <= x < image.shape[1] - 0.5):
+                continue
+            if interpolation == "nearest":
+                out[r, c] = image[round(y), round(x)]
+                continue
+            y, x = min(max(y, 0), image.shape[0] - 1), min(max(x, 0), image.shape[1] - 1)
+            top, left = int(y), int(x)
+            bottom, right = min(top + 1, image.shape[0] - 1), min(left + 1, image.shape[1] - 1)
+            down, over = y - top, x - left
+            upper = (1 - over) * image[top, left] + over * image[top, right]
+            lower = (1 - over) * image[bottom, left] + over * image[bottom, right]
+            out[r, c] = (1 - down) * upper + down * lower
+    return out
+
+
+def picture(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 200, size).astype(np.float64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, PLACES, STEPS, SIZES)
+def test_cut_interpolates_as_a_loop_over_pixels_does(size, origin, step, out_size):
+    image, frame = picture(size), Frame(origin, step, out_size)
+    expected = naive_cut(image, frame, -7, "linear")
+    np.testing.assert_allclose(cut(image, frame, fill=-7, interpolation="linear"), expected, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, PLACES, STEPS, SIZES)
+def test_cut_takes_the_nearest_label_as_a_loop_over_pixels_does(size, origin, step, out_size):
+    labels, frame = picture(size).astype(np.uint8), Frame(origin, step, out_size)
+    found = cut(labels, frame, fill=255, interpolation="nearest")
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, naive_cut(labels, frame, 255, "nearest"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, WHOLE, SIZES, st.sampled_from(["linear", "nearest"]))
+def test_whole_pixels_are_copied(size, origin, out_size, interpolation):
+    image, frame = picture(size), Frame((float(origin[0]), float(origin[1])), (1.0, 1.0), out_size)
+    assert frame.copies_pixels
+    expected = naive_cut(image, frame, -7, "nearest")
+    np.testing.assert_array_equal(cut(image, frame, fill=-7, interpolation=interpolation), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PLACES | WHOLE, STEPS, SIZES, st.tuples(st.integers(0, 5), st.integers(0, 5)))
+def test_cutting_a_shifted_slice_is_a_shifted_cut(origin, step, out_size, shift):
+    image = picture((7, 8))
+    wide = np.full((7 + shift[0], 8 + shift[1]), 0.0)
+    wide[shift[0] :, shift[1] :] = image
+    frame = Frame(origin, step, out_size)
+    shifted = Frame((origin[0] + shift[0], origin[1] + shift[1]), step, out_size)
+    inside = cut(np.ones_like(image), frame, fill=0, interpolation="nearest") > 0
+    found = cut(wide, shifted, interpolation="nearest")
+    np.testing.assert_array_equal(found, cut(image, frame, interpolation="nearest"))
+    assert not found[~inside].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(WHOLE, SIZES)
+def test_what_is_cut_out_goes_back_to_its_place(origin, out_size):
+    image = picture((7, 8))
+    frame = Frame((float(origin[0]), float(origin[1])), (1.0, 1.0), out_size)
+    back = frame.inverse(image.shape)
+    seen = cut(np.ones(out_size), back, interpolation="nearest") > 0
+    returned = cut(cut(image, frame, fill=-7, interpolation="nearest"), back, fill=-7, interpolation="nearest")
+    np.testing.assert_array_equal(returned, np.where(seen, image, -7))
+
+
+@given(PLACES, STEPS, SIZES, SIZES)
+def test_inverse_names_the_same_places_from_the_other_side(origin, step, size, slice_size):
+    frame = Frame(origin, step, size)
+    back = frame.inverse(slice_size)
+    assert back.size == slice_size
+    for pixel in (0, 3):
+        there = [o + s * pixel for o, s in zip(frame.origin, frame.step, strict=True)]
+        again = [o + s * place for o, s, place in zip(back.origin, back.step, there, strict=True)]
+        assert again == pytest.approx([pixel, pixel], abs=1e-9)
+    assert back.inverse(size).origin == pytest.approx(frame.origin)
+
+
+@pytest.mark.parametrize(
+    ("centre", "size", "step", "origin"),
+    [
+        ((3.5, 3.5), (4, 4), (1.0, 1.0), (2.0, 2.0)),
+        ((3.0, 3.0), (4, 4), (1.0, 1.0), (1.0, 1.0)),  # no middle pixel: the one more goes to the top and left
+        ((2.0, 2.0), (9, 5), (1.0, 1.0), (-2.0, 0.0)),
+        ((9.5, 4.0), (5, 5), (2.0, 0.5), (5.5, 3.0)),
+    ],
+)
+def test_a_centred_frame_has_its_middle_at_the_centre(centre, size, step, origin):
+    assert Frame.centred(centre, size, step).origin == origin
+
+
+def test_many_slices_are_cut_like_one():
+    stack = np.random.default_rng(0).normal(size=(2, 3, 6, 7))
+    frame = Frame((0.3, 1.2), (0.7, 1.1), (5, 4))
+    found = cut(stack, frame, interpolation="linear")
+    assert found.shape == (2, 3, 5, 4)
+    np.testing.assert_array_equal(found[1, 2], cut(stack[1, 2], frame, interpolation="linear"))
+
+
+def test_integers_are_rounded_not_cut_off():
+    image = np.array([[-3, 0, 4]], dtype=np.int16)
+    found = cut(image, Frame((0.0, 0.3), (1.0, 1.0), (1, 2)), interpolation="linear")
+    assert found.dtype == np.int16
+    assert found.tolist() == [[-2, 1]]  # -2.1 and 1.2

@@ -1,0 +1,185 @@
+"""NIfTI files: what is written comes back, and whatever is wrong with a file is told with its name."""
+
+import gzip
+import logging
+import struct
+
+import nibabel
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from phiseg.core.errors import DataError
+from phiseg.imaging.nifti import read_nifti, read_nifti_header, read_nifti_labels, write_nifti
+from phiseg.imaging.volume import Volume
+
+AFFINE = np.array([[-0.6, 0.1, 0, 30.0], [0.1, 0.6, 0.2, -20], [0, -0.1, 3.0, 7], [0, 0, 0, 1]])
+
+
+def save(path, values, affine=AFFINE, *, slope=None, inter=0.0, kind=nibabel.Nifti1Image):
+    image = kind(values, affine, dtype=values.dtype)
+    if slope is not None:
+        image.header.set_slope_inter(slope, inter)
+    nibabel.save(image, path)
+    return path
+
+
+def ramp(shape=(3, 4, 5), dtype=np.int16):
+    return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 5, 2)])
+def test_a_volume_comes_back_as_it_was_written(tmp_path, name, dtype, shape):
+    volume = Volume(ramp(shape, dtype), AFFINE)
+    write_nifti(tmp_path / name, volume)
+    back = read_nifti(tmp_path / name, channels=len(shape) == 4)
+    assert back.values.dtype == dtype
+    np.testing.assert_array_equal(back.values, volume.values)
+    np.testing.assert_allclose(back.affine, AFFINE, atol=1e-6)  # NIfTI keeps single precision
+    header = nibabel.load(tmp_path / name).header
+    assert (header["sform_code"], header["qform_code"]) == (1, 1)
+    assert header.get_xyzt_units()[0] == "mm"
+
+
+def test_the_same_volume_gives_the_same_bytes_and_no_leftovers(tmp_path):
+    for name in ("a.nii.gz", "b.nii.gz"):
+        write_nifti(tmp_path / name, Volume(ramp(dtype=bool), AFFINE))
+    assert (tmp_path / "a.nii.gz").read_bytes() == (tmp_path / "b.nii.gz").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.nii.gz", "b.nii.gz"]
+    assert read_nifti(tmp_path / "a.nii.gz").values.dtype == np.uint8
+
+
+def test_scaling_is_applied(tmp_path):
+    path = save(tmp_path / "ct.nii.gz", ramp(), slope=2.0, inter=-1024.0)
+    np.testing.assert_array_equal(read_nifti(path).values, ramp() * 2.0 - 1024)
+    assert read_nifti_header(path).values.dtype == np.float64
+
+
+def test_version_2_and_swapped_bytes_are_read(tmp_path):
+    save(tmp_path / "two.nii.gz", ramp(), kind=nibabel.Nifti2Image)
+    np.testing.assert_array_equal(read_nifti(tmp_path / "two.nii.gz").values, ramp())
+    header = nibabel.Nifti1Header(endianness=">")
+    header.set_data_dtype(">i2")
+    nibabel.save(nibabel.Nifti1Image(ramp(), AFFINE, header), tmp_path / "big.nii")
+    found = read_nifti(tmp_path / "big.nii").values
+    np.testing.assert_array_equal(found, ramp())
+    assert found.dtype.isnative
+
+
+def test_further_dimensions_of_length_one_are_dropped_and_a_flat_image_gets_one(tmp_path):
+    assert read_nifti(save(tmp_path / "a.nii", ramp((3, 4, 5, 1)))).values.shape == (3, 4, 5)
+    assert read_nifti(save(tmp_path / "b.nii", ramp((3, 4)))).values.shape == (3, 4, 1)
+    assert read_nifti(save(tmp_path / "c.nii", ramp((3, 4, 5))), channels=True).values.shape == (3, 4, 5, 1)
+    assert read_nifti(save(tmp_path / "d.nii", ramp((3, 4, 5, 2, 1))), channels=True).values.shape == (3, 4, 5, 2)
+
+
+def test_time_points_are_an_error_unless_they_are_channels(tmp_path):
+    path = save(tmp_path / "four.nii.gz", ramp((3, 4, 5, 2)))
+    with pytest.raises(DataError, match=r"four\.nii\.gz has 4 dimensions .*split it into files of three"):
+        read_nifti(path)
+    path = save(tmp_path / "five.nii.gz", ramp((3, 4, 5, 1, 2)))
+    with pytest.raises(DataError, match=r"five\.nii\.gz has 5 dimensions .*give channels as the fourth dimension"):
+        read_nifti(path, channels=True)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_voxels_that_are_no_numbers_are_an_error(tmp_path, bad):
+    values = ramp(dtype=np.float32)
+    values[1, 2, 3] = bad
+    with pytest.raises(DataError, match=r"a\.nii has NaN or infinite voxels"):
+        read_nifti(save(tmp_path / "a.nii", values))
+
+
+def test_labels_may_be_integers_floats_or_scaled(tmp_path):
+    labels = ramp() % 4
+    for name, values, slope in (("i", labels, None), ("f", labels.astype("f4"), None), ("s", labels * 3, 1 / 3)):
+        found = read_nifti_labels(save(tmp_path / f"{name}.nii.gz", values, slope=slope)).values
+        np.testing.assert_array_equal(found, labels)
+        assert found.dtype == np.int32
+
+
+@pytest.mark.parametrize("value", [0.5, -1.25, 1e12])
+def test_a_label_that_is_no_whole_number_is_named(tmp_path, value):
+    labels = (ramp() % 4).astype(np.float64)
+    labels[0, 0, 3] = value
+    with pytest.raises(DataError, match=rf"l\.nii holds {value:g}, which is no class index".replace("+", r"\+")):
+        read_nifti_labels(save(tmp_path / "l.nii", labels))
+
+
+@pytest.mark.parametrize("name", ["huge.nii", "huge.nii.gz"])
+def test_a_header_that_promises_terabytes_is_an_error_not_an_allocation(tmp_path, name):
+    content = bytearray(nibabel.Nifti1Image(ramp(), AFFINE).to_bytes())
+    content[40:56] = struct.pack("<8h", 3, 30000, 30000, 30000, 1, 1, 1, 1)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(DataError, match=rf"{name} is damaged: \d+ bytes cannot hold the \(30000, 30000, 30000\)"):
+        read_nifti(tmp_path / name)
+
+
+def test_a_header_alone_takes_no_memory_and_tells_shape_type_and_place(tmp_path):
+    found = read_nifti_header(save(tmp_path / "a.nii.gz", np.zeros((300, 300, 100), np.int16)))
+    assert found.values.shape == (300, 300, 100)
+    assert found.values.dtype == np.int16
+    assert found.values.strides == (0, 0, 0)
+    np.testing.assert_allclose(found.affine, AFFINE, atol=1e-6)
+
+
+def test_voxels_without_a_place_are_an_error(tmp_path):
+    content = bytearray(nibabel.Nifti1Image(ramp(), AFFINE).to_bytes())
+    content[280:328] = bytes(48)  # the three rows of the sform
+    (tmp_path / "a.nii").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.nii has no valid position and spacing"):
+        read_nifti(tmp_path / "a.nii")
+
+
+def test_colours_are_an_error(tmp_path):
+    colours = np.zeros((3, 4, 5), dtype=[("R", "u1"), ("G", "u1"), ("B", "u1")])
+    nibabel.save(nibabel.Nifti1Image(colours, AFFINE), tmp_path / "rgb.nii")
+    with pytest.raises(DataError, match=r"rgb\.nii has voxels of type .*not numbers"):
+        read_nifti(tmp_path / "rgb.nii")
+
+
+def test_a_missing_file_and_another_format_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"no\.nii\.gz does not exist"):
+        read_nifti(tmp_path / "no.nii.gz")
+    nibabel.save(nibabel.MGHImage(ramp(dtype=np.int32), AFFINE), tmp_path / "a.mgz")
+    with pytest.raises(DataError, match=r"a\.mgz is no NIfTI file"):
+        read_nifti(tmp_path / "a.mgz")
+
+
+def test_a_wrong_checksum_of_gzip_is_found(tmp_path):
+    path = save(tmp_path / "a.nii.gz", ramp((30, 40, 5)))
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.nii\.gz cannot be read as NIfTI \(CRC"):
+        read_nifti(path)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    gzipped=st.sampled_from(["inside", "outside", "no"]),
+    cut=st.integers(0, 600),
+    changes=st.lists(st.tuples(st.integers(0, 471), st.integers(0, 255)), max_size=4),
+)
+def test_a_damaged_file_is_read_or_refused_in_one_line_and_never_anything_else(
+    tmp_path, capfd, gzipped, cut, changes
+):
+    content = bytearray(nibabel.Nifti1Image(ramp(), AFFINE).to_bytes())
+    if gzipped == "outside":  # the damage is in the compressed bytes
+        content = bytearray(gzip.compress(content))
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    content = content[: cut if cut < len(content) else None]
+    path = tmp_path / ("a.nii" if gzipped == "no" else "a.nii.gz")
+    path.write_bytes(gzip.compress(content) if gzipped == "inside" else content)
+    told = None
+    try:
+        assert read_nifti(path).values.size <= 60
+    except DataError as error:
+        told = str(error)
+    assert told is None or (str(path) in told and "\n" not in told)
+    assert not logging.getLogger("nibabel.global").disabled
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,147 @@
+"""Volumes keep every voxel where it is in the world, whichever way their axes are turned."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phiseg.imaging.volume import PLANES, Volume, coarsest_plane, difference_of_grids, from_slices, to_slices
+
+ORIENTATIONS = [
+    "".join(letters)
+    for order in permutations(("LR", "PA", "IS"))
+    for letters in product(*order)
+]  # fmt: skip
+TOWARDS = {"R": (1, 0, 0), "L": (-1, 0, 0), "A": (0, 1, 0), "P": (0, -1, 0), "S": (0, 0, 1), "I": (0, 0, -1)}
+
+
+def turn(angles):
+    """Rotation about x, then y, then z."""
+    matrix = np.eye(3)
+    for axis, angle in enumerate(angles):
+        one, other = (axis + 1) % 3, (axis + 2) % 3
+        step = np.eye(3)
+        step[[one, one, other, other], [one, other, one, other]] = (
+            np.cos(angle),
+            -np.sin(angle),
+            np.sin(angle),
+            np.cos(angle),
+        )
+        matrix = step @ matrix
+    return matrix
+
+
+def volume_towards(codes, *, angles=(0, 0, 0), spacing=(0.7, 1.1, 3.0), shape=(3, 4, 5), channels=()):
+    """A volume whose voxels all differ; its axes go towards `codes`, and are then turned by `angles`."""
+    affine = np.eye(4)
+    affine[:3, :3] = turn(angles) @ np.array([TOWARDS[code] for code in codes]).T * spacing
+    affine[:3, 3] = (-31.0, 12.5, 100.25)
+    return Volume(np.arange(np.prod([*shape, *channels])).reshape(*shape, *channels), affine)
+
+
+def places(volume):
+    """World coordinates by value: the first channel's values are unique."""
+    values = volume.values.reshape(*volume.grid, -1)[..., 0]
+    return {int(values[index]): volume.affine @ [*index, 1] for index in np.ndindex(volume.grid)}
+
+
+volumes = st.builds(
+    volume_towards,
+    st.sampled_from(ORIENTATIONS),
+    angles=st.tuples(*[st.floats(-0.9, 0.9)] * 3),
+    shape=st.tuples(*[st.integers(1, 4)] * 3),
+    channels=st.sampled_from([(), (2,)]),
+)
+
+
+def test_there_are_48_orientations():
+    assert len(set(ORIENTATIONS)) == 48
+
+
+@settings(max_examples=80, deadline=None)
+@given(volumes, st.sampled_from(list(PLANES)))
+def test_slices_go_back_onto_the_grid_they_came_from(volume, plane):
+    stack = to_slices(volume, plane)
+    back = from_slices(stack.values, plane, like=volume)
+    np.testing.assert_array_equal(back.values, volume.values)
+    np.testing.assert_array_equal(back.affine, volume.affine)
+
+
+@settings(max_examples=80, deadline=None)
+@given(volumes, st.sampled_from(list(PLANES)))
+def test_a_voxel_stays_where_it_is(volume, plane):
+    before, after = places(volume), places(to_slices(volume, plane))
+    assert before.keys() == after.keys()
+    for value, place in before.items():
+        np.testing.assert_allclose(after[value], place, atol=1e-9)
+
+
+@pytest.mark.parametrize("codes", ORIENTATIONS)
+def test_axes_go_where_the_plane_says(codes):
+    volume = volume_towards(codes, angles=(0.2, -0.1, 0.15))
+    assert volume.reoriented("LPS").grid == tuple(
+        volume.grid[next(i for i, code in enumerate(codes) if code in pair)] for pair in ("LR", "PA", "IS")
+    )
+    for plane, expected in {"axial": "SPL", "coronal": "PIL", "sagittal": "LIP"}.items():
+        directions = to_slices(volume, plane).affine[:3, :3].T
+        assert "".join(max(TOWARDS, key=lambda code: d @ TOWARDS[code]) for d in directions) == expected
+
+
+def test_slices_of_a_volume_in_lps_are_its_planes_as_radiologists_see_them():
+    volume = volume_towards("LPS")
+    np.testing.assert_array_equal(to_slices(volume, "axial").values[2], volume.values[:, :, 2].T)
+    np.testing.assert_array_equal(to_slices(volume, "coronal").values[2], volume.values[:, 2, ::-1].T)
+    np.testing.assert_array_equal(to_slices(volume, "sagittal").values[2], volume.values[2, :, ::-1].T)
+
+
+@settings(max_examples=80, deadline=None)
+@given(volumes, st.sampled_from(ORIENTATIONS))
+def test_another_order_of_the_axes_is_undone_by_the_likeness_to_the_first(volume, codes):
+    turned = volume.reoriented(codes)
+    like = turned.reoriented_like(volume)
+    assert difference_of_grids(volume, like) is None
+    np.testing.assert_array_equal(like.values, volume.values)
+
+
+def test_an_oblique_grid_at_45_degrees_has_no_closest_axis_and_is_still_told_from_its_order():
+    volume = volume_towards("RAS", angles=(0, 0, np.pi / 4), spacing=(1, 1, 1))
+    turned = Volume(
+        volume.values[::-1].transpose(1, 0, 2),
+        volume.affine @ np.array([[0, -1, 0, 2], [1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]]),
+    )
+    np.testing.assert_array_equal(turned.reoriented_like(volume).values, volume.values)
+
+
+@pytest.mark.parametrize(
+    ("spacing", "plane"),
+    [
+        ((1, 1, 3), "axial"),
+        ((1, 3, 1), "coronal"),
+        ((3, 1, 1), "sagittal"),
+        ((1, 1, 1), "axial"),
+        ((1, 1.0001, 1), "axial"),
+        ((3, 3, 1), "coronal"),
+    ],
+)
+def test_the_coarsest_axis_tells_the_plane(spacing, plane):
+    assert coarsest_plane(volume_towards("RAS", spacing=spacing, angles=(0.1, 0.1, 0))) == plane
+
+
+def test_spacing_is_the_length_of_a_step():
+    assert volume_towards("PIL", angles=(0.4, 0.2, 0.1)).spacing_mm == pytest.approx((0.7, 1.1, 3.0))
+
+
+def test_grids_that_differ_are_told_apart():
+    volume = volume_towards("RAS")
+    shifted, tilted = volume.affine.copy(), volume.affine.copy()
+    shifted[0, 3] += 2.5
+    tilted[2, 1] += 0.2
+    assert (
+        difference_of_grids(volume, Volume(volume.values[:2], volume.affine))
+        == "3 x 4 x 5 against 2 x 4 x 5 voxels"
+    )
+    assert difference_of_grids(volume, Volume(volume.values, shifted)) == "voxels up to 2.5 mm apart"
+    assert difference_of_grids(volume, Volume(volume.values, tilted)) == "voxels up to 0.6 mm apart"
+    assert difference_of_grids(volume, Volume(volume.values, volume.affine + 1e-4)) is None
