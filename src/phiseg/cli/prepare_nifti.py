@@ -1,0 +1,117 @@
+"""`phiseg prepare nifti`."""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from phiseg.cli.parsing import parse
+from phiseg.cli.prepared import command_line, tell
+from phiseg.core.errors import ConfigError
+
+
+@dataclass
+class PrepareNifti:
+    """Make a dataset of slices from NIfTI volumes with one label file per rater.
+
+    SRC holds a folder per case: <case>/image.nii.gz (a fourth dimension gives channels) and
+    <case>/rater-<name>.nii.gz. Or it is nnU-Net's raw folder: imagesTr/<case>_0000.nii.gz (_0001 and so on give
+    further channels) and a folder of labels per rater, such as labelsTr_anna/<case>.nii.gz; dataset.json gives the
+    names of the classes. A case is a patient of its own, unless SRC/patients.csv (case,patient) says otherwise.
+
+    A rater without a file for a case counts as missing there. Image and labels may have their axes in different
+    orders, but must lie on one grid. A case that cannot be used is reported, left out and counted at the end.
+
+    Example, the protocol of the paper's prostate data:
+    phiseg prepare nifti SRC OUT --spacing 0.6 --size 192 --merge 3:0 --classes background tz pz
+    """
+
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
+    """Folder with the volumes."""
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """Folder to make."""
+    plane: Literal["axial", "coronal", "sagittal", "auto"] = "axial"
+    """Plane of the slices, closest to the volume's own axes; auto takes the one that each volume was scanned in."""
+    spacing: Annotated[float | None, tyro.conf.arg(metavar="MM")] = None
+    """Resample slices to square pixels of so many millimetres; by default pixels stay as they are."""
+    size: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="H [W]")] = None
+    """Crop or pad slices around their middle, to a square or to H x W; by default to the largest slice of all."""
+    window: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
+    """Map these values to -0.5 and 0.5, as for CT; without it every volume is z-scored, as for MR."""
+    merge: Annotated[tuple[str, ...], tyro.conf.arg(metavar="OLD:NEW ...")] = ()
+    """Give labels other numbers, all at once. What is left must be 0 (background) to K-1."""
+    classes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
+    """Names of the labels 0, 1 and so on; without them labels are read twice, to see which there are."""
+    slices: Literal["all", "annotated"] = "all"
+    """Take all slices, or those on which at least one rater drew something."""
+    seed: int = 0
+    """Of the split."""
+    fractions: str = "60,20,20"
+    """Of train, val and test, by patient: percentages, or shares such as 0.6,0.2,0.2."""
+    workers: int = 1
+    """Processes that read and cut volumes; each needs the memory of one case."""
+    strict: bool = False
+    """Stop at the first case that cannot be used, rather than leave it out."""
+    overwrite: bool = False
+    """Replace OUT if it exists."""
+
+
+def run(arguments: Sequence[str], *, prog: str) -> None:
+    """Parse and run the command."""
+    command = parse(PrepareNifti, arguments, prog=prog)
+    from phiseg.data.prepare.nifti import prepare_nifti
+    from phiseg.data.prepare.nifti_slices import Slicing
+    from phiseg.data.splits import parse_fractions
+
+    dataset = prepare_nifti(
+        command.source,
+        command.out,
+        slicing=Slicing(
+            plane=command.plane,
+            spacing=command.spacing,
+            size=_size(command.size),
+            window=command.window,
+            slices=command.slices,
+        ),
+        merge=_merge(command.merge),
+        classes=command.classes,
+        seed=command.seed,
+        fractions=parse_fractions(command.fractions),
+        workers=command.workers,
+        strict=command.strict,
+        overwrite=command.overwrite,
+        command=command_line(prog, arguments),
+    )
+    tell(dataset)
+    raters = dataset.info.source["raters"]
+    assert isinstance(raters, list)
+    print(f"annotators: {', '.join(map(str, raters))}")
+    left_out, total = dataset.info.source["left_out"], dataset.info.source["num_cases"]
+    if left_out:
+        assert isinstance(left_out, list)
+        print(f"phiseg: {len(left_out)} of {total} cases left out, for the reasons above", file=sys.stderr)
+
+
+def _size(values: tuple[int, ...] | None) -> tuple[int, int] | None:
+    if values is None:
+        return None
+    if len(values) not in (1, 2):
+        raise ConfigError(f"--size takes one number or two (H W), not {len(values)}")
+    return values[0], values[-1]
+
+
+def _merge(pairs: Sequence[str]) -> dict[int, int]:
+    merge: dict[int, int] = {}
+    for pair in pairs:
+        match = re.fullmatch(r"(-?\d+):(\d+)", pair)
+        if not match:
+            raise ConfigError(f"--merge '{pair}' must be OLD:NEW, two labels such as 3:0")
+        old, new = int(match[1]), int(match[2])
+        if merge.get(old, new) != new:
+            raise ConfigError(f"--merge gives label {old} two new numbers, {merge[old]} and {new}; keep one")
+        merge[old] = new
+    return merge

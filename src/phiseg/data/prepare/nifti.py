@@ -1,0 +1,237 @@
+"""NIfTI volumes with one label file per rater, prepared slice by slice.
+
+    phiseg prepare nifti SRC DATA --spacing 0.6 --size 192
+
+`nifti_layout` finds the files. A first look at the headers settles what all cases share, then `nifti_slices` reads
+and cuts one volume at a time. A bad case is left out; the others stay.
+"""
+
+import signal
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import JsonValue
+from tqdm import tqdm
+
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.files import check_replaceable
+from phiseg.data.intensity import Intensity
+from phiseg.data.prepare.left_out import LeftOut
+from phiseg.data.prepare.nifti_layout import Scan, Source, find_scans, read_class_names
+from phiseg.data.prepare.nifti_slices import (
+    Plan,
+    Slicing,
+    Window,
+    cases_of_scan,
+    frame_of,
+    on_one_grid,
+    pixel_mm,
+    plane_of,
+    read_merged,
+)
+from phiseg.data.splits import split_patients
+from phiseg.data.store import MISSING, Dataset
+from phiseg.data.writer import Case, write_dataset
+from phiseg.imaging.nifti import read_nifti_header
+from phiseg.imaging.volume import Volume, to_slices
+
+
+def prepare_nifti(
+    source: Path,
+    out: Path,
+    *,
+    slicing: Slicing | None = None,
+    merge: Mapping[int, int] | None = None,
+    classes: Sequence[str] | None = None,
+    seed: int = 0,
+    fractions: Sequence[float] = (0.6, 0.2, 0.2),
+    workers: int = 1,
+    strict: bool = False,
+    overwrite: bool = False,
+    command: str = "",
+    progress: bool = True,
+) -> Dataset:
+    """Write the slices of NIfTI volumes as a prepared dataset.
+
+    Under `source`, `dataset.json` names the raters in the annotators' order, and the cases that were left out.
+
+    Args:
+        source: a folder in one of the layouts of `nifti_layout`.
+        out: folder to make.
+        slicing: how volumes become images.
+        merge: new label of old labels, all at once; labels that are not named stay.
+        classes: class names, the background first; by default those of dataset.json, or numbers.
+        seed: seed of the split.
+        fractions: shares of train, val and test, by patient.
+        workers: processes that read and cut; the result does not depend on them.
+        strict: let the first bad case be an error, rather than leave it out.
+        overwrite: replace an existing folder.
+        command: the command line, for the record.
+        progress: show progress bars.
+
+    Raises:
+        ConfigError: an option is wrong.
+        DataError: the source has no usable case, or its labels are not 0 to K-1.
+        OutputError: `out` exists, or cannot be written.
+    """
+    check_replaceable(out, overwrite=overwrite, marker="dataset.json")
+    split_patients([], seed=seed, fractions=fractions)  # complains now, not after the last volume
+    slicing = slicing or Slicing()
+    left_out = LeftOut(strict)
+    found = find_scans(source, left_out)
+    num_cases = len(found.scans) + len(left_out.cases)
+    scans, plan = _survey(source, found, slicing, dict(merge or {}), classes, left_out, progress)
+
+    def cases() -> Iterator[Case]:
+        results = _in_order(partial(cases_of_scan, plan=plan), scans, workers)
+        for scan, result in tqdm(results, desc="volumes", unit="volume", total=len(scans), disable=not progress):
+            slices: list[Case] = []
+            try:
+                with left_out.unless_good(scan.case):
+                    slices = result()
+            except BrokenProcessPool:
+                raise DataError(
+                    f"a worker died near case '{scan.case}', likely for want of memory; pass a smaller --workers"
+                ) from None
+            yield from slices
+
+    origin: dict[str, JsonValue] = {
+        "kind": "nifti",
+        "layout": found.layout,
+        "raters": [*plan.raters],
+        "plane": slicing.plane,
+        "slices": slicing.slices,
+        "merge": {str(old): new for old, new in plan.merge.items()},
+        "num_cases": num_cases,
+        "left_out": left_out.cases,  # the list grows while cases are read; the manifest is written after them
+    }
+    return write_dataset(
+        out,
+        name=source.resolve().name,
+        classes=plan.classes,
+        num_annotators=len(plan.raters),
+        image_shape=(plan.channels, *plan.size),
+        image_dtype=plan.dtype,
+        intensity=_intensity(slicing.window),
+        cases=cases(),
+        seed=seed,
+        fractions=fractions,
+        spacing_mm=plan.spacing_mm,
+        source=origin,
+        command=command,
+        overwrite=overwrite,
+    )
+
+
+def _survey(
+    folder: Path,
+    found: Source,
+    slicing: Slicing,
+    merge: dict[int, int],
+    classes: Sequence[str] | None,
+    left_out: LeftOut,
+    progress: bool,
+) -> tuple[list[Scan], Plan]:
+    """Settle what all cases share, from headers; labels are read only where nobody names the classes."""
+    names = tuple(classes) if classes else _merged_names(read_class_names(folder), merge)
+    if names and not 2 <= len(names) <= MISSING:
+        raise ConfigError(f"{len(names)} class names; there must be 2 to {MISSING}, the background first")
+    if names and len(set(names)) < len(names):
+        raise ConfigError(f"two classes of {', '.join(names)} have the same name; pass others with --classes")
+    read_labels = read_nifti_header if names else partial(read_merged, merge=merge)
+    scans: list[Scan] = []
+    stacks: list[Volume] = []
+    labels, types, channels = {0}, set[np.dtype[Any]](), Counter[int]()
+    for scan in tqdm(found.scans, desc="a first look", unit="volume", disable=not progress):
+        with left_out.unless_good(scan.case):
+            images, drawn = on_one_grid(scan, partial(read_nifti_header, channels=True), read_labels)
+            scans.append(scan)
+            stacks.append(to_slices(images[0], plane_of(slicing, images[0])))
+            types |= {image.values.dtype for image in images}
+            channels[sum(image.values.shape[3] for image in images)] += 1
+            if not names:
+                labels |= {int(label) for volume in drawn.values() for label in np.unique(volume.values)}
+    if not scans:
+        raise DataError(f"{folder}: none of its cases can be used; the lines above say why")
+    frames = [frame_of(stack, slicing, size=None) for stack in stacks]
+    height, width = (max(frame.size[axis] for frame in frames) for axis in (0, 1))
+    return scans, Plan(
+        slicing=slicing,
+        size=slicing.size or (height, width),
+        channels=channels.most_common(1)[0][0],
+        dtype=_stored_type(slicing.window, types),
+        spacing_mm=_common([pixel_mm(stack, frame) for stack, frame in zip(stacks, frames, strict=True)]),
+        classes=names or _numbered(labels, folder),
+        merge=merge,
+        raters=tuple(found.raters),
+    )
+
+
+def _merged_names(names: dict[int, str] | None, merge: Mapping[int, int]) -> tuple[str, ...] | None:
+    """Return the names of the labels that are left after merging; one that keeps its number keeps its name."""
+    if names is None:
+        return None
+    left: dict[int, str] = {}
+    for old in sorted(names, key=lambda label: (label in merge, label)):
+        left.setdefault(merge.get(old, old), names[old])
+    if sorted(left) != list(range(len(left))):
+        numbers = ", ".join(map(str, sorted(left)))
+        raise DataError(f"after merging, the labels of dataset.json are {numbers}, not 0 to K-1; change --merge")
+    return tuple(left[label] for label in range(len(left)))
+
+
+def _numbered(labels: set[int], folder: Path) -> tuple[str, ...]:
+    """Return names for the labels that were found."""
+    found = [0, *sorted(labels - {0})]
+    if len(found) == 1:
+        raise DataError(f"{folder}: every label is 0, so there is nothing to learn; check the label files")
+    wrong = [f"{label}:{index}" for index, label in enumerate(found) if label != index]
+    if wrong or len(found) > MISSING:
+        listed = ", ".join(map(str, found[:10])) + (", ..." if len(found) > 10 else "")
+        raise DataError(
+            f"{folder}: the labels are {listed}; they must be 0 to K-1, so renumber them "
+            f"(such as --merge {' '.join(wrong[:10])}), or name every class with --classes"
+        )
+    return ("background", *(f"class {label}" for label in found[1:]))
+
+
+def _common(spacings: list[tuple[float, float]]) -> tuple[float, float] | None:
+    return spacings[0] if np.allclose(spacings, spacings[0], rtol=1e-4) else None
+
+
+def _intensity(window: Window | None) -> Intensity:
+    return Intensity(kind="window", low=window[0], high=window[1]) if window else Intensity(kind="zscore")
+
+
+def _stored_type(window: Window | None, types: set[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return int16 where it holds every value as it is, else float32."""
+    limits = np.iinfo(np.int16)
+    low_fits = window is not None and limits.min <= window[0] <= limits.max  # padding has that value
+    fits = low_fits and all(np.can_cast(dtype, np.int16) for dtype in types)
+    return np.dtype(np.int16 if fits else np.float32)
+
+
+def _in_order(
+    work: Callable[[Scan], list[Case]], scans: Sequence[Scan], workers: int
+) -> Iterator[tuple[Scan, Callable[[], list[Case]]]]:
+    """Yield every scan with a function that returns its cases or raises its error, and keep few of them waiting."""
+    if workers < 2:
+        yield from ((scan, partial(work, scan)) for scan in scans)
+        return
+    ignore_interrupt = (signal.SIGINT, signal.SIG_IGN)  # the main process alone answers Ctrl-C
+    context = get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=signal.signal, initargs=ignore_interrupt) as pool:
+        waiting: deque[tuple[Scan, Future[list[Case]]]] = deque()
+        for scan in scans:
+            waiting.append((scan, pool.submit(work, scan)))
+            if len(waiting) > workers:
+                done, future = waiting.popleft()
+                yield done, future.result
+        yield from ((done, future.result) for done, future in waiting)

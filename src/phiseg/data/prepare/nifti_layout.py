@@ -1,0 +1,183 @@
+"""Which NIfTI files belong together: the two layouts that `phiseg prepare nifti` reads.
+
+Case folders, simple enough to type by hand:
+
+    SRC/<case>/image.nii.gz            a fourth dimension gives channels
+    SRC/<case>/rater-<name>.nii.gz     one file per rater
+
+nnU-Net's raw layout, with a folder of labels per rater:
+
+    SRC/imagesTr/<case>_0000.nii.gz    _0001 and so on give further channels
+    SRC/labelsTr_<name>/<case>.nii.gz  or plain labelsTr with one rater
+    SRC/dataset.json                   its "labels" give the names of the classes
+
+Files may be .nii or .nii.gz. A case is a patient of its own, unless SRC/patients.csv (`case,patient`) says
+otherwise.
+"""
+
+import csv
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from phiseg.core.errors import DataError
+from phiseg.data.prepare.left_out import LeftOut
+
+_NIFTI = re.compile(r"(?P<stem>.+?)\.nii(\.gz)?")
+_CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The files of one case."""
+
+    case: str
+    patient: str
+    images: tuple[Path, ...]
+    """One file, or one per channel."""
+    labels: dict[str, Path]
+    """File of each rater who looked at this case."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything that a folder holds."""
+
+    layout: str
+    scans: list[Scan]
+    raters: list[str]
+    """Names of all raters, sorted; the place in the list is the annotator's index."""
+
+
+@dataclass
+class _Files:
+    """The candidates of one case, before anything is known to be complete."""
+
+    images: list[Path]
+    labels: list[tuple[str, Path]]
+
+
+def find_scans(folder: Path, left_out: LeftOut) -> Source:
+    """List the cases of a folder; one that is not complete is left out.
+
+    Raises:
+        DataError: the folder has neither layout, or its patients.csv is wrong.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder; give one with case folders or with imagesTr")
+    nnunet = (folder / "imagesTr").is_dir()
+    found = _nnunet(folder) if nnunet else _case_folders(folder)
+    if not found:
+        raise DataError(
+            f"{folder} has no case; expected <case>/image.nii.gz with <case>/rater-<name>.nii.gz beside it, "
+            "or imagesTr/<case>_0000.nii.gz with labelsTr_<name>/<case>.nii.gz"
+        )
+    patients = _patients(folder / "patients.csv", set(found))
+    scans = []
+    for case, files in sorted(found.items()):
+        with left_out.unless_good(case):
+            _check(files, where=folder / ("imagesTr" if nnunet else case), channel_files=nnunet)
+            scans.append(Scan(case, patients.get(case, case), tuple(files.images), dict(files.labels)))
+    return Source(
+        layout="nnU-Net" if nnunet else "case folders",
+        scans=scans,
+        raters=sorted({rater for scan in scans for rater in scan.labels}),
+    )
+
+
+def read_class_names(folder: Path) -> dict[int, str] | None:
+    """Read what dataset.json calls each label: {"name": 1} or, as older files have it, {"1": "name"}.
+
+    Raises:
+        DataError: there are names, but not one for each label.
+    """
+    path = folder / "dataset.json"
+    if not path.exists():
+        return None
+    try:
+        labels = json.loads(path.read_text(encoding="utf-8")).get("labels", {})
+        newer = all(isinstance(value, int) for value in labels.values())
+        pairs = [(value, name) if newer else (name, value) for name, value in labels.items()]
+        return {int(value): str(name) for value, name in pairs} or None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        raise DataError(
+            f'{path}: its "labels" are not such as {{"background": 0, "zone": 1}}; correct them or pass --classes'
+        ) from None
+
+
+def _case_folders(folder: Path) -> dict[str, _Files]:
+    found = {}
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+        files = list(_nifti_files(inner))
+        images = [path for stem, path in files if stem == "image"]
+        labels = [(stem.removeprefix("rater-"), path) for stem, path in files if stem.startswith("rater-")]
+        if images or labels:
+            found[inner.name] = _Files(images, labels)
+    return found
+
+
+def _nnunet(folder: Path) -> dict[str, _Files]:
+    found: dict[str, _Files] = defaultdict(lambda: _Files([], []))
+    for stem, path in _nifti_files(folder / "imagesTr"):
+        if match := _CHANNEL.fullmatch(stem):
+            found[match["case"]].images.append(path)
+    for labels in sorted(path for path in folder.glob("labelsTr*") if path.is_dir()):
+        rater = labels.name.removeprefix("labelsTr").lstrip("_-. ") or labels.name
+        for stem, path in _nifti_files(labels):
+            found[stem].labels.append((rater, path))
+    return found
+
+
+def _nifti_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name without its ending, and the path; hidden files, such as macOS leaves, are none."""
+    for path in sorted(folder.iterdir()):
+        match = _NIFTI.fullmatch(path.name)
+        if match and not path.name.startswith("."):
+            yield match["stem"], path
+
+
+def _check(files: _Files, *, where: Path, channel_files: bool) -> None:
+    example = "<case>_0000.nii.gz" if channel_files else "image.nii.gz"
+    if not files.images:
+        raise DataError(f"{files.labels[0][1]} has no image; add {where / example}")
+    if not files.labels:
+        place = "labelsTr_<name>" if channel_files else "rater-<name>.nii.gz"
+        raise DataError(f"{files.images[0]} has no rater; add {place}, or remove the image")
+    channels = [path.name.split(".nii")[0][-4:] for path in files.images]
+    if channel_files and channels != [f"{number:04d}" for number in range(len(channels))]:
+        raise DataError(
+            f"{files.images[0]}: channels {', '.join(channels)} are not 0000, 0001 and so on, once each; rename"
+        )
+    if not channel_files and len(files.images) > 1:
+        raise DataError(f"{files.images[0]} and {files.images[1].name} are both there; keep one of them")
+    home: dict[str, Path] = {}
+    for rater, path in files.labels:
+        if rater in home:
+            raise DataError(f"{home[rater]} and {path} are both of rater '{rater}'; keep one of them")
+        home[rater] = path
+
+
+def _patients(path: Path, cases: set[str]) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"cannot read {path} ({getattr(error, 'strerror', None) or error}); save it as CSV"
+        ) from None
+    patients: dict[str, str] = {}
+    for line, row in enumerate(rows, start=2):
+        case, patient = row.get("case"), row.get("patient")
+        if not case or not patient:
+            raise DataError(f"{path}, line {line}: no case or no patient; the first line is 'case,patient'")
+        if case not in cases:
+            raise DataError(f"{path}, line {line}: there is no case '{case}'; correct the name or remove the line")
+        if case in patients:
+            raise DataError(f"{path}, line {line}: case '{case}' stands there twice; keep one line")
+        patients[case] = patient
+    return patients
