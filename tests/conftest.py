@@ -131,6 +131,19 @@ def trained(make_recipe, lesions, tmp_path_factory):
     return run
 
 
+@pytest.fixture(scope="session")
+def shared_data():
+    """Return a function that finds a file of real data beside the project, and skips the test where there is none."""
+    folder = Path(__file__).parents[2] / "shared" / "data"
+
+    def find(name):
+        if not (folder / name).exists():
+            pytest.skip(f"../shared/data/{name} is not there")
+        return folder / name
+
+    return find
+
+
 @pytest.fixture
 def copy(tmp_path):
     """Return a function that copies a folder, so that a test may damage it."""

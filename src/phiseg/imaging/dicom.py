@@ -3,6 +3,7 @@
 Headers are read without pixels, so that a folder of thousands of slices is described in little time and memory.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -162,9 +163,13 @@ def _numbers(values: Any, count: int) -> Any:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn whatever a stranger's file makes pydicom raise into one error that names the file."""
+    """Turn whatever a stranger's file makes pydicom raise into one error that names the file.
+
+    Warnings are not passed on: they are about values that the standard forbids and scanners write all the same.
+    """
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):
+            yield
     except DataError:
         raise
     except pydicom.errors.InvalidDicomError:

@@ -261,6 +261,8 @@ def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
         outcome.counts["CT series without XML"] += 1
         outcome.problems.append(f"{folder}: no XML file is about CT series {series.uid}; put it beside the slices")
         return outcome
+    if not series.slices:
+        raise DataError(f"{folder}: CT series {series.uid} has no slice that says where it lies; fetch it again")
     if not series.patient:
         raise DataError(f"{folder}: CT series {series.uid} has no PatientID, which splits go by; fetch it again")
     reading = read_lidc_xml(job.readings[series.uid])
