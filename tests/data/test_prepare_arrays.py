@@ -210,6 +210,10 @@ BAD = {
     "patients as fractions": (some_arrays() | {"case_ids": np.arange(6) / 2}, "'case_ids' is float64"),
     "empty split": (some_arrays() | {"split": np.array([""] * 6)}, "'split' has an empty name"),
     "unprintable patient": (some_arrays() | {"case_ids": np.array(["a\nb"] * 6)}, "cannot be printed"),
+    "no Unicode": (
+        some_arrays() | {"note": np.full(6, 2**31, dtype=np.uint32).view("<U1")},
+        "its text is no Unicode",
+    ),
     "surrogate": (some_arrays() | {"note": np.array(["\udc80"] * 6)}, "cannot be printed"),
     "spacing 0": (some_arrays() | {"pixel_spacing_mm": np.array(0.0)}, "above 0"),
     "objects": (some_arrays() | {"images": np.array([None] * 6)}, "'images' holds Python objects"),

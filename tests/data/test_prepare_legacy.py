@@ -336,6 +336,7 @@ def malicious(marker):
         "call of text": b"\x80\x02X\x01\x00\x00\x00a(tR.",
         "set": pickle.dumps({1, 2}),
         "class": pickle.dumps(Reduce),
+        "no Unicode": pickle.dumps({"key": np.str_("abc")}, 4).replace(b"b\0\0\0", b"b\0\0\x80"),
         "array as a key": b"\x80\x02}" + array + b"cnumpy\nndarray\nK\x00\x85C\x01b\x87RNs.",
     }
 

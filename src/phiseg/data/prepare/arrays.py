@@ -204,11 +204,7 @@ class ArraysSource:
         return columns
 
     def _texts(self, key: str, values: NDArray[Any]) -> list[str]:
-        where = f"{self.path}: '{key}'"
-        try:
-            return [text_of(value, where=where) for value in values]
-        except ValueError as error:  # text that is no Unicode
-            raise DataError(f"{where} holds text that cannot be read ({error}); save it again") from None
+        return [text_of(value, where=f"{self.path}: '{key}'") for value in values]
 
     def _has(self, key: str) -> bool:
         return key in self._npz.headers or key in self._npz.unreadable

@@ -6,6 +6,7 @@ An .npz is a zip of .npy files. A header is believed only where it agrees with t
 import lzma
 import math
 import struct
+import sys
 import tokenize
 import zipfile
 import zlib
@@ -102,6 +103,8 @@ class Npz:
             _exactly(file, header.offset)
             values = np.frombuffer(_exactly(file, length), dtype=header.dtype)
             file.read(1)
+            if not is_unicode(values):
+                raise ValueError("its text is no Unicode")
             return values.reshape(header.shape, order="F" if header.fortran else "C")
 
     def _read_header(self, key: str) -> None:
@@ -119,6 +122,14 @@ class Npz:
             raise DataError(f"{self.path}: '{key}' says {dtype} {shape} but holds {size - offset} bytes; {_CURE}")
         else:
             self.headers[key] = Header(shape, dtype, fortran, offset)
+
+
+def is_unicode(values: NDArray[Any]) -> bool:
+    """Return whether text of a stranger, (N,) as it was read, is made of characters; numbers always are."""
+    if values.dtype.kind != "U":
+        return True
+    codes = values.view(np.dtype(np.uint32).newbyteorder(values.dtype.byteorder))
+    return bool((codes <= sys.maxunicode).all())
 
 
 def _exactly(file: IO[bytes], length: int) -> bytes:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
+from phiseg.data.prepare.npz import is_unicode
 
 _PLAIN_TYPE = re.compile(r"[<>=|]?([?]|b1|[iu][1248]|f[248]|[SU]\d{1,4})")
 
@@ -298,4 +299,5 @@ def _array(data: Any, kind: Any, shape: Any, order: Any) -> NDArray[Any]:
     fits = fits and dtype.itemsize > 0 and math.prod(lengths) * dtype.itemsize == len(data)
     _demand(fits, "an array whose bytes do not fit its shape")
     flat: NDArray[Any] = np.frombuffer(data, dtype=dtype)
+    _demand(is_unicode(flat), "text that is no Unicode")
     return flat.reshape(lengths, order="F" if order in ("F", b"F") else "C")
