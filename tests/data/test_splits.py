@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.splits import check_splits, split_patients
+from phiseg.data.store import Dataset
 
 patients = st.lists(st.text(max_size=4), max_size=60)
 seeds = st.integers(0, 2**32)
@@ -66,3 +67,18 @@ def test_fractions_without_meaning_are_refused(fractions):
 def test_a_patient_twice_in_one_split_is_found_too():
     with pytest.raises(DataError, match="again in 'train'"):
         check_splits({"train": ["a", "a"]}, ["a"], where="splits.json")
+
+
+def test_a_split_can_be_held_out_as_test(lesions, copy):
+    dataset = Dataset.open(copy(lesions))
+    held_out = dataset.splits["val"]
+    after = dataset.resplit(seed=1, fractions=(80, 20, 0), hold_out="val")
+    assert after.splits["test"] == held_out
+    assert sorted(after.splits["train"] + after.splits["val"]) == sorted(
+        dataset.splits["train"] + dataset.splits["test"]
+    )
+    assert len(after.splits["val"]) == 2
+    with pytest.raises(ConfigError, match="becomes test"):
+        after.resplit(seed=1, fractions=(60, 20, 20), hold_out="val")
+    with pytest.raises(DataError, match="no split 'vla'"):
+        after.resplit(seed=1, fractions=(80, 20, 0), hold_out="vla")

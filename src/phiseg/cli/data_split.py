@@ -30,6 +30,8 @@ class DataSplit:
     """Of the split."""
     fractions: str = "60,20,20"
     """Of train, val and test: percentages, or shares such as 0.6,0.2,0.2."""
+    hold_out: Annotated[str | None, tyro.conf.arg(metavar="SPLIT")] = None
+    """Let the patients of this split become test, and split only the others; give test 0 of them, as in 80,20,0."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -39,7 +41,9 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.data.store import Dataset
 
     before = Dataset.open(command.data)
-    after = before.resplit(seed=command.seed, fractions=parse_fractions(command.fractions))
+    after = before.resplit(
+        seed=command.seed, fractions=parse_fractions(command.fractions), hold_out=command.hold_out
+    )
     print(f"before: {_counts(before)}")
     print(f"after:  {_counts(after)}")
     if after.splits == before.splits:

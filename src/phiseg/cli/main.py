@@ -16,7 +16,7 @@ COMMANDS = {
     "prepare lidc": ("prepare_lidc", "LIDC-IDRI as the archive ships it: DICOM with the readers' XML."),
     "prepare nifti": ("prepare_nifti", "NIfTI images with one label file per rater, slice by slice."),
     "prepare arrays": ("prepare_arrays", "One .npz file with images and masks."),
-    "prepare legacy": ("prepare_legacy", "LIDC files that others made: data_lidc.hdf5, data_lidc.pickle, PNG crops."),
+    "prepare legacy": ("prepare_legacy", "LIDC as others made it: data_lidc.hdf5, data_lidc.pickle, PNG crops."),
     "data check": ("data_check", "Check a dataset: hashes, labels, leaks between splits; how annotators agree."),
     "data show": ("data_show", "Draw a contact sheet of a dataset with every annotator's outline."),
     "data split": ("data_split", "Split a dataset's patients anew into train, val and test."),

@@ -37,7 +37,7 @@ class PrepareArrays:
     """Cut or pad the images to this height and width around their middle; by default they stay as they are."""
     resplit: bool = False
     """Leave the file's `split` out of account."""
-    fractions: tuple[float, float, float] = (60, 20, 20)
+    fractions: str = "60,20,20"
     """Shares of train, val and test, in percent of the patients, where the file has no `split`."""
     seed: int = 0
     """The same seed gives the same split."""
@@ -52,6 +52,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(PrepareArrays, arguments, prog=prog)
     from phiseg.data.prepare.arrays import prepare_arrays
     from phiseg.data.prepare.stack import StackOptions
+    from phiseg.data.splits import parse_fractions
 
     options = StackOptions(
         window=command.window,
@@ -60,7 +61,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         size=command.size,
         resplit=command.resplit,
         seed=command.seed,
-        fractions=command.fractions,
+        fractions=parse_fractions(command.fractions),
         name=command.name,
     )
     line = command_line(prog, arguments)

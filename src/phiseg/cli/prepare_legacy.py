@@ -33,7 +33,7 @@ class PrepareLegacy:
     """Cut or pad the images to this height and width around their middle; by default they stay as they are."""
     resplit: bool = False
     """Leave the file's own splits out of account, and split by patient anew."""
-    fractions: tuple[float, float, float] = (60, 20, 20)
+    fractions: str = "60,20,20"
     """Shares of train, val and test, in percent of the patients, where the file has no splits or with --resplit."""
     seed: int = 0
     """The same seed gives the same split."""
@@ -48,6 +48,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(PrepareLegacy, arguments, prog=prog)
     from phiseg.data.prepare.legacy import CLASSES, prepare_legacy
     from phiseg.data.prepare.stack import StackOptions
+    from phiseg.data.splits import parse_fractions
 
     options = StackOptions(
         window=command.window,
@@ -55,7 +56,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         size=command.size,
         resplit=command.resplit,
         seed=command.seed,
-        fractions=command.fractions,
+        fractions=parse_fractions(command.fractions),
         name=command.name,
     )
     line = command_line(prog, arguments)

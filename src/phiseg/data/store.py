@@ -111,19 +111,25 @@ class Dataset:
             raise DataError(f"{path / 'valid.npy'}: case '{cases[row]['case']}' has no annotator; {_CURE}")
         return cls(path, info, images, labels, valid, cases, splits)
 
-    def resplit(self, *, seed: int, fractions: Sequence[float]) -> Self:
+    def resplit(self, *, seed: int, fractions: Sequence[float], hold_out: str | None = None) -> Self:
         """Split the patients anew, replace splits.json, and return the dataset with its new splits.
 
         Args:
             seed: the split's seed.
             fractions: shares of train, val and test, or percentages.
+            hold_out: a split whose patients become test as they are; the fractions are then of the others.
 
         Raises:
             ConfigError: the fractions are not three shares, or there are too few patients to train on one.
+            DataError: there is no such split.
             OutputError: splits.json cannot be written.
         """
         patients = {case["patient"] for case in self.cases}
-        splits = split_patients(patients, seed=seed, fractions=fractions)
+        held_out = {self.cases[row]["patient"] for row in self.rows(hold_out)} if hold_out else set[str]()
+        if held_out and fractions[-1] != 0:
+            raise ConfigError(f"split '{hold_out}' becomes test, so test has no share of the others: use 80,20,0")
+        splits = split_patients(patients - held_out, seed=seed, fractions=fractions)
+        splits["test"] += sorted(held_out)
         if not splits["train"]:
             raise ConfigError(
                 f"of the {len(patients)} patients of {self.path} none would be in train; give train a larger share"

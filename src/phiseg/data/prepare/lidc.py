@@ -15,10 +15,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +25,10 @@ from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import atomic_file, check_replaceable, write_json
+from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.lidc_series import LidcOptions, crop_series
+from phiseg.data.splits import split_patients
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.dicom import Series, read_folder
@@ -113,6 +112,7 @@ def prepare_lidc(
     """
     options = options or LidcOptions()
     _check(options, window, workers)
+    split_patients([], seed=seed, fractions=fractions)  # complains now, not after the last series
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     found = _find(src)
     place = Path(os.path.realpath(out))
@@ -183,7 +183,7 @@ def _find_reading(path: Path, found: _Found) -> None:
     except DataError as error:
         found.outcome.problems.append(str(error))
         found.outcome.counts["broken XML files"] += 1
-        print(f"left out: {error}", file=sys.stderr)
+        _tell(str(error))
         return
     if uid is None:
         found.outcome.counts["chest radiograph XML files"] += 1
@@ -207,24 +207,18 @@ def _stamp(path: Path) -> tuple[str, int, int]:
 
 
 def _run(jobs: list[_Job], workers: int, *, progress: bool) -> Iterator[_Outcome]:
-    """Do the jobs, in several processes if there are several workers; print what is left out as it comes."""
+    """Do the jobs; print what is left out as it comes."""
     with tqdm(total=len(jobs), desc="reading", unit="folder", disable=not progress) as bar:
-        for outcome in map(_do, jobs) if workers <= 1 else _run_parallel(jobs, workers):
+        for _, result in in_order(_do, jobs, workers):
+            outcome = result()
             for line in outcome.problems:
-                bar.write(f"left out: {line}", file=sys.stderr)
+                _tell(line)
             bar.update()
             yield outcome
 
 
-def _run_parallel(jobs: list[_Job], workers: int) -> Iterator[_Outcome]:
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        try:
-            for future in as_completed([pool.submit(_do, job) for job in jobs]):
-                yield future.result()
-        except BrokenProcessPool:
-            raise DataError("a worker died, perhaps for lack of memory; run again with fewer --workers") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+def _tell(problem: str) -> None:
+    tqdm.write(f"phiseg: left out: {problem}", file=sys.stderr)
 
 
 def _do(job: _Job) -> _Outcome:

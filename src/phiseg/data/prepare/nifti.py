@@ -6,13 +6,9 @@
 and cuts one volume at a time. A bad case is left out; the others stay.
 """
 
-import signal
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,7 @@ from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import check_replaceable
+from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.left_out import LeftOut
 from phiseg.data.prepare.nifti_layout import Scan, Source, find_scans, read_class_names
@@ -90,16 +87,11 @@ def prepare_nifti(
     scans, plan = _survey(source, found, slicing, dict(merge or {}), classes, left_out, progress)
 
     def cases() -> Iterator[Case]:
-        results = _in_order(partial(cases_of_scan, plan=plan), scans, workers)
+        results = in_order(partial(cases_of_scan, plan=plan), scans, workers)
         for scan, result in tqdm(results, desc="volumes", unit="volume", total=len(scans), disable=not progress):
             slices: list[Case] = []
-            try:
-                with left_out.unless_good(scan.case):
-                    slices = result()
-            except BrokenProcessPool:
-                raise DataError(
-                    f"a worker died near case '{scan.case}', likely for want of memory; pass a smaller --workers"
-                ) from None
+            with left_out.unless_good(scan.case):
+                slices = result()
             yield from slices
 
     origin: dict[str, JsonValue] = {
@@ -216,22 +208,3 @@ def _stored_type(window: Window | None, types: set[np.dtype[Any]]) -> np.dtype[A
     low_fits = window is not None and limits.min <= window[0] <= limits.max  # padding has that value
     fits = low_fits and all(np.can_cast(dtype, np.int16) for dtype in types)
     return np.dtype(np.int16 if fits else np.float32)
-
-
-def _in_order(
-    work: Callable[[Scan], list[Case]], scans: Sequence[Scan], workers: int
-) -> Iterator[tuple[Scan, Callable[[], list[Case]]]]:
-    """Yield every scan with a function that returns its cases or raises its error, and keep few of them waiting."""
-    if workers < 2:
-        yield from ((scan, partial(work, scan)) for scan in scans)
-        return
-    ignore_interrupt = (signal.SIGINT, signal.SIG_IGN)  # the main process alone answers Ctrl-C
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=signal.signal, initargs=ignore_interrupt) as pool:
-        waiting: deque[tuple[Scan, Future[list[Case]]]] = deque()
-        for scan in scans:
-            waiting.append((scan, pool.submit(work, scan)))
-            if len(waiting) > workers:
-                done, future = waiting.popleft()
-                yield done, future.result
-        yield from ((done, future.result) for done, future in waiting)

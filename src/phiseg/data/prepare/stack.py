@@ -69,7 +69,7 @@ class StackOptions:
     resplit: bool = False
     """Split by patient anew, whatever the source says."""
     seed: int = 0
-    fractions: tuple[float, float, float] = (60, 20, 20)
+    fractions: tuple[float, ...] = (60, 20, 20)
     name: str | None = None
     """Name of the dataset; by default that of the file."""
 
