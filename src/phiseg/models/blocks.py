@@ -131,12 +131,17 @@ class Encoder(nn.Module):
         widths = [in_channels, *channels]
         self.levels = nn.ModuleList(Blocks(num_blocks, a, b, norm=norm) for a, b in itertools.pairwise(widths))
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the features of every level, finest first."""
+    def forward(self, x: Tensor, num_levels: int | None = None) -> list[Tensor]:
+        """Return the features of every level, or of the `num_levels` finest, finest first."""
         features: list[Tensor] = []
-        for level in self.levels:
-            x = level(F.avg_pool2d(x, 2) if features else x)
+        for level in range(len(self.levels) if num_levels is None else num_levels):
+            x = self.descend(level, x)
             features.append(x)
+        return features
+
+    def descend(self, level: int, x: Tensor) -> Tensor:
+        """Return the features of `level`, given those of the finer level beside it (or, at level 0, the input)."""
+        features: Tensor = self.levels[level](F.avg_pool2d(x, 2) if level > 0 else x)
         return features
 
 
@@ -153,6 +158,11 @@ class UNetBody(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the last features at full resolution."""
         *skips, x = self.encoder(x)
-        for skip, level in zip(reversed(skips), reversed(self.decoder), strict=True):
-            x = level(torch.cat([double(x), skip], dim=1))
+        for level in reversed(range(len(skips))):
+            x = self.ascend(level, x, skips[level])
         return x
+
+    def ascend(self, level: int, x: Tensor, skip: Tensor) -> Tensor:
+        """Return the upward path's features of `level`, given those of the coarser level beside it and the skip."""
+        features: Tensor = self.decoder[level](torch.cat([double(x), skip], dim=1))
+        return features

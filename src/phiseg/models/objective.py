@@ -53,8 +53,13 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         logits: (B, K, H, W).
         labels: (B, H, W) class indices.
     """
+    return item_cross_entropy(logits, labels).mean()
+
+
+def item_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return -log p(labels) of each item, summed over pixels, in float32: (B,)."""
     log_probs = F.log_softmax(logits.float(), dim=1)
-    return -log_probs.gather(1, labels[:, None]).sum() / len(labels)  # unlike torch's own, deterministic on a GPU
+    return -log_probs.gather(1, labels[:, None]).sum((1, 2, 3))  # unlike torch's own, deterministic on a GPU
 
 
 def negative_elbo(
