@@ -4,7 +4,7 @@ Shapes: B batch, C channels, H W pixels of the level at hand.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -24,21 +24,20 @@ class BatchNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input` (B, C, H, W)."""
-        several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-        return self._synchronised(input) if self.training and several else super().forward(input)
+        return self._synchronised(input) if self.training and _num_processes() > 1 else super().forward(input)
 
     def _synchronised(self, input: Tensor) -> Tensor:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         values = input.float()
-        mean = _mean_over_processes(values.mean((0, 2, 3)))
+        mean = mean_over_processes(values.mean((0, 2, 3)))
         centred = values - mean[:, None, None]
-        variance = _mean_over_processes(centred.square().mean((0, 2, 3)))
+        variance = mean_over_processes(centred.square().mean((0, 2, 3)))
         with torch.no_grad():
             self.num_batches_tracked += 1
             momentum = self.momentum or 1 / float(self.num_batches_tracked)
-            count = values.numel() // values.shape[1] * torch.distributed.get_world_size()
+            count = values.numel() // values.shape[1] * _num_processes()
             self.running_mean.lerp_(mean, momentum)
             self.running_var.lerp_(variance * count / (count - 1), momentum)
         scale = self.weight * torch.rsqrt(variance + self.eps)
@@ -61,9 +60,16 @@ class _SumOverProcesses(torch.autograd.Function):
         return total
 
 
-def _mean_over_processes(value: Tensor) -> Tensor:
+def _num_processes() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def mean_over_processes(value: Tensor) -> Tensor:
+    """Return the mean of a tensor over all processes, with its gradient; with one process, the tensor itself."""
+    if _num_processes() == 1:
+        return value
     total: Tensor = _SumOverProcesses.apply(value)  # type: ignore[no-untyped-call]
-    return total / torch.distributed.get_world_size()
+    return total / _num_processes()
 
 
 def normalisation(kind: Norm, channels: int) -> nn.Module:
@@ -146,13 +152,37 @@ class Encoder(nn.Module):
 
 
 class UNetBody(nn.Module):
-    """An encoder and the upward path with skip connections: (B, in, H, W) -> (B, channels[0], H, W)."""
+    """An encoder and the upward path with skip connections: (B, in, H, W) -> (B, channels[0], H, W).
 
-    def __init__(self, in_channels: int, channels: Sequence[int], *, num_blocks: int, norm: Norm):
+    A model that joins further channels to the features of some levels on their way up, or that goes up to `finest`
+    only, runs `encoder` and `ascend` itself.
+
+    Args:
+        in_channels: of the input.
+        channels: width of each level, finest first.
+        num_blocks: a level and path.
+        norm: after each convolution.
+        joined: how many channels are joined to the features of a level before they go up, by level.
+        finest: the level where the upward path ends.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        *,
+        num_blocks: int,
+        norm: Norm,
+        joined: Mapping[int, int] | None = None,
+        finest: int = 0,
+    ):
         super().__init__()
+        joined = joined or {}
+        self.finest = finest
         self.encoder = Encoder(in_channels, channels, num_blocks=num_blocks, norm=norm)
         self.decoder = nn.ModuleList(
-            Blocks(num_blocks, below + here, here, norm=norm) for here, below in itertools.pairwise(channels)
+            Blocks(num_blocks, channels[r + 1] + joined.get(r + 1, 0) + channels[r], channels[r], norm=norm)
+            for r in range(finest, len(channels) - 1)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -164,5 +194,5 @@ class UNetBody(nn.Module):
 
     def ascend(self, level: int, x: Tensor, skip: Tensor) -> Tensor:
         """Return the upward path's features of `level`, given those of the coarser level beside it and the skip."""
-        features: Tensor = self.decoder[level](torch.cat([double(x), skip], dim=1))
+        features: Tensor = self.decoder[level - self.finest](torch.cat([double(x), skip], dim=1))
         return features

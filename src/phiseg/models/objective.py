@@ -58,8 +58,13 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def item_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return -log p(labels) of each item, summed over pixels, in float32: (B,)."""
+    return pixel_cross_entropy(logits, labels).sum((1, 2))
+
+
+def pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return -log p(labels) of each pixel, in float32: (B, H, W)."""
     log_probs = F.log_softmax(logits.float(), dim=1)
-    return -log_probs.gather(1, labels[:, None]).sum((1, 2, 3))  # unlike torch's own, deterministic on a GPU
+    return -log_probs.gather(1, labels[:, None])[:, 0]  # unlike torch's own, deterministic on a GPU
 
 
 def negative_elbo(

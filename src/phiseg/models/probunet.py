@@ -26,20 +26,25 @@ from phiseg.models.segmenter import (
 )
 
 
-class ProbUNetConfig(LatentConfig):
-    """Settings of the Probabilistic U-Net."""
+class VectorLatentConfig(LatentConfig):
+    """The settings of every model with one latent vector."""
 
-    name: Literal["probunet"] = "probunet"
     latent_dimensions: int = Field(default=6, ge=1)
     """Length Z of the one latent vector."""
     kl_weight: float = Field(default=1.0, ge=0)
     """Weight of the KL term."""
 
 
+class ProbUNetConfig(VectorLatentConfig):
+    """Settings of the Probabilistic U-Net."""
+
+    name: Literal["probunet"] = "probunet"
+
+
 class VectorGaussian(nn.Module):
     """An encoder whose coarsest features are averaged to N(z | mean, std^2): (B, in, H, W) -> (B, Z) twice."""
 
-    def __init__(self, in_channels: int, config: ProbUNetConfig):
+    def __init__(self, in_channels: int, config: VectorLatentConfig):
         super().__init__()
         self.encoder = Encoder(in_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm)
         self.head = GaussianHead(
