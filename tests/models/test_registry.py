@@ -58,6 +58,9 @@ def test_building_is_seeded_by_torchs_generator():
 
 
 DIGESTS = {
+    (1, "ensemble"): "d8213b74e16e8ec6",
+    (1, "mcdropout"): "a5b94b09aa8aaf0d",  # the U-Net's
+    (1, "multihead"): "3bc4774c5530ad98",
     (1, "phiseg"): "16cdba52c4b8b89c",
     (1, "probunet"): "d93eae4d41eae20a",
     (1, "unet"): "a5b94b09aa8aaf0d",

@@ -7,6 +7,7 @@ import yaml
 
 from phiseg.core.errors import ConfigError
 from phiseg.data.store import Dataset
+from phiseg.models import MODELS
 from phiseg.training.recipe import BEST, Recipe, TrainConfig, load_recipe, recipe_names
 
 
@@ -19,12 +20,18 @@ def test_a_shipped_recipe_is_itself_again_after_it_was_written_down(name, tmp_pa
     assert load_recipe(str(path)) == recipe
 
 
-def test_the_small_recipes_differ_in_nothing_but_the_model():
-    phiseg, probunet, unet = (load_recipe(f"{name}-small") for name in ("phiseg", "probunet", "unet"))
-    assert phiseg.train == probunet.train == unet.train
-    assert phiseg.augment == probunet.augment == unet.augment
-    assert phiseg.model.channels == probunet.model.channels == unet.model.channels
-    assert phiseg.model.blocks_per_level == probunet.model.blocks_per_level == unet.model.blocks_per_level
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith("-small")])
+def test_the_small_recipes_differ_in_nothing_but_the_model(name):
+    recipe, phiseg = load_recipe(name), load_recipe("phiseg-small")
+    assert recipe.model.name == name.removesuffix("-small")
+    assert recipe.train == phiseg.train
+    assert recipe.augment == phiseg.augment
+    assert recipe.model.channels == phiseg.model.channels
+    assert recipe.model.blocks_per_level == phiseg.model.blocks_per_level
+
+
+def test_every_model_has_a_small_recipe():
+    assert {f"{name}-small" for name in MODELS} <= set(recipe_names())
 
 
 def test_a_training_follows_the_paper_where_it_says_anything():

@@ -6,14 +6,27 @@ import torch
 from pydantic import Field
 
 from phiseg.core.errors import ConfigError, nearest
+from phiseg.models.ensemble import Ensemble, EnsembleConfig
+from phiseg.models.mcdropout import MCDropout, MCDropoutConfig
+from phiseg.models.multihead import MultiHead, MultiHeadConfig
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
 from phiseg.models.probunet import ProbUNet, ProbUNetConfig
 from phiseg.models.segmenter import Segmenter, SegmenterConfig
 from phiseg.models.unet import UNet, UNetConfig
 
-MODELS: dict[str, type[Segmenter]] = {"phiseg": PHiSeg, "probunet": ProbUNet, "unet": UNet}
+MODELS: dict[str, type[Segmenter]] = {
+    "ensemble": Ensemble,
+    "mcdropout": MCDropout,
+    "multihead": MultiHead,
+    "phiseg": PHiSeg,
+    "probunet": ProbUNet,
+    "unet": UNet,
+}
 
-ModelConfig = Annotated[PHiSegConfig | ProbUNetConfig | UNetConfig, Field(discriminator="name")]
+ModelConfig = Annotated[
+    EnsembleConfig | MCDropoutConfig | MultiHeadConfig | PHiSegConfig | ProbUNetConfig | UNetConfig,
+    Field(discriminator="name"),
+]
 
 
 def build_model(config: SegmenterConfig) -> Segmenter:

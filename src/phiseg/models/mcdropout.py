@@ -1,0 +1,115 @@
+"""A U-Net with Monte Carlo dropout (Kendall et al., Bayesian SegNet, BMVC 2017; Kendall & Gal, NeurIPS 2017).
+
+Shapes: B batch, S samples, N = B * S items, K classes, R resolution levels.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from phiseg.models.blocks import Blocks, UNetBody, output_layer
+from phiseg.models.noise import Generators, draw_noise
+from phiseg.models.objective import Loss, cross_entropy
+from phiseg.models.segmenter import (
+    Encoding,
+    Segmenter,
+    SegmenterConfig,
+    crop,
+    fold_samples,
+    repeat_samples,
+    unfold_samples,
+)
+
+
+class MCDropoutConfig(SegmenterConfig):
+    """Settings of the U-Net with Monte Carlo dropout."""
+
+    name: Literal["mcdropout"] = "mcdropout"
+    dropout: float = Field(default=0.5, ge=0, lt=1)
+    """Probability that an element of a feature map is set to zero, in training and in sampling."""
+    dropout_levels: int = Field(default=3, ge=1)
+    """How many resolution levels have dropout, counted from the coarsest. The paper found it best in the central
+    part of the network only: everywhere, it regularises too strongly."""
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> Self:
+        if self.dropout_levels > len(self.channels):
+            raise ValueError(
+                f"dropout_levels = {self.dropout_levels} needs that many resolution levels, but channels names "
+                f"{len(self.channels)}"
+            )
+        return self
+
+
+class MCDropout(Segmenter):
+    """The U-Net, with dropout after the blocks of its coarsest levels, on the way down and on the way up.
+
+    A sample is one pass with one random set of dropout masks, in training as in sampling: the masks are the model's
+    only latent variable and their distribution is not learned. So the cross entropy under random masks is a bound,
+    E[-log p(s|x, masks)] >= -log E[p(s|x, masks)], and `elbo` is its negative. Dropout is element by element,
+    and what is kept is divided by 1 - p. What goes down from a level and what skips to the way up share one mask.
+    """
+
+    Config = MCDropoutConfig
+    config: MCDropoutConfig
+
+    def __init__(self, config: MCDropoutConfig):
+        super().__init__(config)
+        self.body = UNetBody(
+            config.image_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+        )
+        self.combine = Blocks(3, config.channels[0], config.channels[0], norm=config.norm, kernel_size=1)
+        self.output = output_layer(config.channels[0], config.num_classes)
+
+    @property
+    def first_dropped(self) -> int:
+        """The finest resolution level with dropout."""
+        return len(self.config.channels) - self.config.dropout_levels
+
+    def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
+        """Return the cross entropy under one set of masks per image; see `Segmenter.forward`."""
+        encoding = self.encode(image)
+        noise = draw_noise(self.noise_shapes(encoding.size), len(image), 1, generator)
+        logits = self.decode_samples(encoding, [tensor.to(image.device) for tensor in noise], 1)[:, 0]
+        loss = cross_entropy(logits, labels)
+        return Loss(loss, {"cross_entropy/0": loss.detach(), "elbo": -loss.detach()})
+
+    def encode(self, image: Tensor) -> Encoding:
+        """Compute what lies before the first dropout: the encoder's levels down to the first that has it."""
+        self.check_image(image)
+        features = self.body.encoder(self.pad(image), self.first_dropped + 1)
+        return Encoding(tuple(features), (image.shape[-2], image.shape[-1]))
+
+    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+        """Return the shape of each mask, in the order of their use: down to the coarsest level and up again."""
+        height, width = self.padded_size(size)
+        down = list(enumerate(self.config.channels))[self.first_dropped :]
+        up = down[-2::-1]
+        return [(channels, height >> level, width >> level) for level, channels in [*down, *up]]
+
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
+        """Turn the noise of the masks, each (B, S, C, h, w), into logits (B, S, K, H, W)."""
+        masks = (dropout_mask(fold_samples(tensor), self.config.dropout) for tensor in noise)
+        features = [repeat_samples(tensor, num_samples) for tensor in encoding.features]  # each (N, C, h, w)
+        features[-1] = features[-1] * next(masks)
+        for level in range(self.first_dropped + 1, len(self.config.channels)):
+            features.append(self.body.encoder.descend(level, features[-1]) * next(masks))
+        *skips, x = features
+        for level in reversed(range(len(skips))):
+            x = self.body.ascend(level, x, skips[level])
+            if level >= self.first_dropped:
+                x = x * next(masks)
+        return unfold_samples(crop(self.output(self.combine(x)), encoding.size), num_samples)
+
+
+def dropout_mask(noise: Tensor, dropout: float) -> Tensor:
+    """Turn standard normal noise into a mask: 0 with probability `dropout`, otherwise 1 / (1 - dropout).
+
+    >>> dropout_mask(torch.tensor([-2.0, -0.7, -0.6, 2.0]), 0.25)
+    tensor([0.0000, 0.0000, 1.3333, 1.3333])
+    """
+    uniform: Tensor = torch.special.ndtr(noise)
+    return (uniform >= dropout) / (1 - dropout)

@@ -1,0 +1,38 @@
+"""Models that are M segmentations in equal parts: p(s|x) = 1/M sum_m p_m(s|x).
+
+Shapes: B batch, S samples, M components, K classes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from phiseg.models.segmenter import Encoding, Segmenter
+
+
+class Mixture(Segmenter):
+    """A model that computes the logits of all M components once; a sample is one of them, picked by the noise.
+
+    A subclass implements `forward`, and `encode` with the logits (B, M, K, H, W) as its only feature.
+    """
+
+    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:  # noqa: ARG002
+        """Return [()]: one number a sample."""
+        return [()]
+
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:  # noqa: ARG002
+        """Turn noise (B, S) into logits (B, S, K, H, W)."""
+        (logits,) = encoding.features
+        picked = pick(noise[0].to(logits.device), logits.shape[1])  # (B, S)
+        return torch.take_along_dim(logits, picked[:, :, None, None, None], dim=1)
+
+
+def pick(noise: Tensor, number: int) -> Tensor:
+    """Turn standard normal noise into indices 0 .. number - 1, each equally likely.
+
+    >>> pick(torch.tensor([-9.0, -0.7, -0.6, 0.1, 0.7, 9.0]), 4)
+    tensor([0, 0, 1, 2, 3, 3])
+    """
+    uniform: Tensor = torch.special.ndtr(noise)
+    return (uniform * number).long().clamp(max=number - 1)  # in float32, a large number's share rounds to 1
