@@ -15,7 +15,9 @@ from phiseg.models.noise import draw_noise, seeded_generator
 
 SMALL = {"channels": (4, 5, 6, 7), "blocks_per_level": 1}  # stride 8
 EXTRA = {  # a larger head_init makes the KLs large enough to be seen in a total
+    "cvae": {"latent_dimensions": 3, "kl_weight": 0.5, "head_init": 1.0},
     "ensemble": {"members": 4},
+    "hprobunet": {"num_levels": 3, "head_init": 0.3},
     "mcdropout": {"dropout": 0.4, "dropout_levels": 2},
     "multihead": {"heads": 5},
     "phiseg": {"num_levels": 3, "kl_weights": "paper", "head_init": 0.3},
@@ -75,8 +77,10 @@ def documented_weights(config):
         case "phiseg":
             base = {"paper": 2, "reference": 4, "unit": 1}[config.kl_weights]
             return [base**level for level in range(config.num_levels)]
-        case "probunet":
+        case "cvae" | "probunet":
             return [config.kl_weight]
+        case "hprobunet":
+            return [1] * config.num_levels
         case "multihead":
             return [1]
         case _:

@@ -35,7 +35,7 @@ def test_a_name_gives_its_class(name):
     ("name", "cure"),
     [
         ("phisg", "unknown model 'phisg' (did you mean 'phiseg'?)"),
-        ("vae", f"unknown model 'vae' (valid: {', '.join(sorted(MODELS))})"),
+        ("transformer", f"unknown model 'transformer' (valid: {', '.join(sorted(MODELS))})"),
         (None, "unknown model None"),
         (["phiseg"], "unknown model ['phiseg']"),
         ({}, "unknown model {}"),
@@ -58,11 +58,14 @@ def test_building_is_seeded_by_torchs_generator():
 
 
 DIGESTS = {
+    (1, "cvae"): "ab669a7a0677063a",
     (1, "ensemble"): "d8213b74e16e8ec6",
+    (1, "hprobunet"): "9e502f4927fbdafa",
     (1, "mcdropout"): "a5b94b09aa8aaf0d",  # the U-Net's
     (1, "multihead"): "3bc4774c5530ad98",
     (1, "phiseg"): "16cdba52c4b8b89c",
     (1, "probunet"): "d93eae4d41eae20a",
+    (1, "ssn"): "4bac9770635b0994",
     (1, "unet"): "a5b94b09aa8aaf0d",
 }
 

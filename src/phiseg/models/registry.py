@@ -6,25 +6,39 @@ import torch
 from pydantic import Field
 
 from phiseg.core.errors import ConfigError, nearest
+from phiseg.models.cvae import CVAE, CVAEConfig
 from phiseg.models.ensemble import Ensemble, EnsembleConfig
+from phiseg.models.hprobunet import HProbUNet, HProbUNetConfig
 from phiseg.models.mcdropout import MCDropout, MCDropoutConfig
 from phiseg.models.multihead import MultiHead, MultiHeadConfig
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
 from phiseg.models.probunet import ProbUNet, ProbUNetConfig
 from phiseg.models.segmenter import Segmenter, SegmenterConfig
+from phiseg.models.ssn import SSN, SSNConfig
 from phiseg.models.unet import UNet, UNetConfig
 
 MODELS: dict[str, type[Segmenter]] = {
+    "cvae": CVAE,
     "ensemble": Ensemble,
+    "hprobunet": HProbUNet,
     "mcdropout": MCDropout,
     "multihead": MultiHead,
     "phiseg": PHiSeg,
     "probunet": ProbUNet,
+    "ssn": SSN,
     "unet": UNet,
 }
 
 ModelConfig = Annotated[
-    EnsembleConfig | MCDropoutConfig | MultiHeadConfig | PHiSegConfig | ProbUNetConfig | UNetConfig,
+    CVAEConfig
+    | EnsembleConfig
+    | HProbUNetConfig
+    | MCDropoutConfig
+    | MultiHeadConfig
+    | PHiSegConfig
+    | ProbUNetConfig
+    | SSNConfig
+    | UNetConfig,
     Field(discriminator="name"),
 ]
 

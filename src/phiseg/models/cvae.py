@@ -1,0 +1,94 @@
+"""A plain conditional VAE (Sohn et al., NeurIPS 2015) for segmentations, built from the same blocks as its rivals.
+
+It has the prior p(z|x), the posterior q(z|x, s) and the KL of the Probabilistic U-Net, and differs from it in
+where the latent vector enters: here beside the coarsest features of the U-Net, so that the whole upward path runs
+again for every sample; there beside the last features, in front of three 1x1 convolutions. Sohn's further parts, a
+first guess that the prior sees and the hybrid with a Gaussian stochastic network, are left out.
+
+Shapes: B batch, S samples, Z latent dimensions, C_r channels of resolution level r.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from phiseg.models.blocks import Blocks, UNetBody, output_layer
+from phiseg.models.gaussian import Gaussian
+from phiseg.models.noise import Generators, draw_noise
+from phiseg.models.objective import Loss, negative_elbo
+from phiseg.models.probunet import VectorGaussian, VectorLatentConfig
+from phiseg.models.segmenter import (
+    Encoding,
+    Segmenter,
+    crop,
+    fold_samples,
+    repeat_samples,
+    unfold_samples,
+    with_labels,
+)
+
+
+class CVAEConfig(VectorLatentConfig):
+    """Settings of the conditional VAE."""
+
+    name: Literal["cvae"] = "cvae"
+
+
+class CVAE(Segmenter):
+    """A U-Net whose coarsest features are joined with one global latent vector."""
+
+    Config = CVAEConfig
+    config: CVAEConfig
+
+    def __init__(self, config: CVAEConfig):
+        super().__init__(config)
+        width, latent = config.channels[0], config.latent_dimensions
+        self.body = UNetBody(
+            config.image_channels,
+            config.channels,
+            num_blocks=config.blocks_per_level,
+            norm=config.norm,
+            joined={len(config.channels) - 1: latent},
+        )
+        self.prior = VectorGaussian(config.image_channels, config)
+        self.posterior = VectorGaussian(config.image_channels + config.num_classes, config)
+        joined = latent if len(config.channels) == 1 else 0  # there the coarsest features are the last ones
+        self.combine = Blocks(3, width + joined, width, norm=config.norm, kernel_size=1)
+        self.output = output_layer(width, config.num_classes)
+
+    def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
+        """Return cross entropy plus the weighted KL; see `Segmenter.forward`."""
+        encoding = self.encode(image)
+        *features, mean, std = encoding.features
+        noise = draw_noise(self.noise_shapes(encoding.size), len(image), 1, generator)[0][:, 0].to(image.device)
+        posterior = self.posterior(self.pad(with_labels(image, labels, self.config.num_classes)))
+        logits = crop(self._decode(features, posterior.draw(noise)), encoding.size)
+        return negative_elbo([logits], labels, [posterior], [Gaussian(mean, std)], [self.config.kl_weight])
+
+    def encode(self, image: Tensor) -> Encoding:
+        """Compute the U-Net's downward features (B, C_r, h_r, w_r), finest first, and the prior's two (B, Z)."""
+        self.check_image(image)
+        x = self.pad(image)
+        return Encoding((*self.body.encoder(x), *self.prior(x)), (image.shape[-2], image.shape[-1]))
+
+    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:  # noqa: ARG002
+        """Return [(Z,)]."""
+        return [(self.config.latent_dimensions,)]
+
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
+        """Turn noise (B, S, Z) into logits (B, S, K, H, W)."""
+        *features, mean, std = encoding.features
+        latent = mean[:, None] + std[:, None] * noise[0].to(mean.device)  # (B, S, Z)
+        repeated = [repeat_samples(level, num_samples) for level in features]
+        return unfold_samples(crop(self._decode(repeated, fold_samples(latent)), encoding.size), num_samples)
+
+    def _decode(self, features: Sequence[Tensor], latent: Tensor) -> Tensor:
+        *skips, x = features
+        tiled = latent[:, :, None, None].expand(-1, -1, *x.shape[-2:])
+        x = torch.cat([x, tiled.to(x.dtype)], dim=1)
+        for level in reversed(range(len(skips))):
+            x = self.body.ascend(level, x, skips[level])
+        logits: Tensor = self.output(self.combine(x))
+        return logits

@@ -1,0 +1,228 @@
+"""The Hierarchical Probabilistic U-Net (Kohl et al. 2019, arXiv 1905.13077), trained with GECO.
+
+The upward path of the U-Net draws a small latent image at each of its L coarsest resolutions, from a normal
+distribution that a 1x1 convolution reads off the features there, joins it to them and goes on. So the prior and the
+segmentation network are one. The posterior is a second such U-Net that sees the labels too and ends at the finest
+latent. In training its latents are injected into the first one.
+
+GECO (Rezende and Viola, arXiv 1810.00597) minimises the KL provided that a pixel costs at most kappa nats:
+
+    sum_l KL_l + lambda * n * (CE - kappa),      lambda <- lambda * exp(rate * average of (CE - kappa))
+
+with CE the mean cross entropy of n pixels of an image, drawn anew in each step with probabilities in proportion to
+their cross entropies (`top_k` of all pixels), lambda starting at 1 and the moving average at 0.
+
+Where this leaves DeepMind's code: our blocks in place of residual ones, for equal capacity; std = softplus(raw) +
+min_std in place of exp(raw); hard pixels drawn image by image instead of from the whole batch, so that an image's
+loss depends on no neighbour; lambda moved by the exponential rule of GECO's paper, within bounds, not by Adam.
+
+Shapes: B batch, S samples, N = B * S, D latent channels, C_r channels of resolution level r. Lists run fine to
+coarse.
+"""
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from phiseg.models.blocks import Blocks, UNetBody, mean_over_processes, output_layer
+from phiseg.models.gaussian import Gaussian, GaussianHead, kl_divergence
+from phiseg.models.hierarchy import Draw
+from phiseg.models.noise import Generators, draw_noise
+from phiseg.models.objective import Loss, negative_elbo, pixel_cross_entropy
+from phiseg.models.segmenter import (
+    Encoding,
+    LatentConfig,
+    Segmenter,
+    crop,
+    fold_samples,
+    repeat_samples,
+    unfold_samples,
+    with_labels,
+)
+
+
+class HProbUNetConfig(LatentConfig):
+    """Settings of the Hierarchical Probabilistic U-Net; latents, kappa, top_k and decay as in DeepMind's code."""
+
+    name: Literal["hprobunet"] = "hprobunet"
+    num_levels: int = Field(default=4, ge=1)
+    """Latent levels L, on the L coarsest resolutions; fewer than there are resolutions."""
+    latent_channels: int = Field(default=1, ge=1)
+    """Channels D of every latent variable."""
+    kappa: float = Field(default=0.05, ge=0)
+    """Cross entropy in nats that GECO allows a drawn pixel."""
+    top_k: float | None = Field(default=0.02, gt=0, le=1)
+    """Fraction of an image's pixels that are drawn; null takes all of them."""
+    geco_decay: float = Field(default=0.99, ge=0, lt=1)
+    """Decay of the constraint's moving average."""
+    geco_rate: float = Field(default=0.05, gt=0)
+    """Speed of the multiplier. Nobody's default: DeepMind's 0.01 is for another rule."""
+    max_multiplier: float = Field(default=100.0, ge=1)
+    """Upper bound of the multiplier, which would grow for ever where kappa is out of reach; its inverse is the
+    lower one. With the default top_k, 100 weighs the drawn pixels about 5 times as much as the ELBO weighs all of
+    them (measured on the lesion phantom)."""
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> Self:
+        if self.num_levels >= len(self.channels):
+            raise ValueError(
+                f"num_levels = {self.num_levels} needs at least {self.num_levels + 1} resolution levels, but "
+                f"channels names {len(self.channels)}"
+            )
+        return self
+
+
+class LatentUNet(nn.Module):
+    """A U-Net with a latent variable on each of its L coarsest resolutions; its upward path ends at `finest`."""
+
+    def __init__(self, in_channels: int, config: HProbUNetConfig, *, finest: int):
+        super().__init__()
+        self.finest = finest
+        self.offset = len(config.channels) - config.num_levels
+        self.body = UNetBody(
+            in_channels,
+            config.channels,
+            num_blocks=config.blocks_per_level,
+            norm=config.norm,
+            finest=finest,
+            joined=dict.fromkeys(range(self.offset, len(config.channels)), config.latent_channels),
+        )
+        self.heads = nn.ModuleList(
+            GaussianHead(width, config.latent_channels, min_std=config.min_std, init_scale=config.head_init)
+            for width in config.channels[self.offset :]
+        )
+
+    def climb(
+        self, features: Sequence[Tensor], *, noise: Sequence[Tensor] = (), given: Sequence[Tensor] = ()
+    ) -> tuple[Draw, Tensor]:
+        """Walk up from the coarsest resolution; each latent's distribution depends on all coarser latents.
+
+        Args:
+            features: of the downward path, (N, C_r, h_r, w_r) for each resolution.
+            noise: standard normal (N, D, h_l, w_l) for each latent level, unless the latents are given.
+            given: latents (N, D, h_l, w_l) of each level that are taken instead of drawn.
+
+        Returns:
+            Distributions and latents of every level, and the last features (N, C_f, h_f, w_f), f being `finest`;
+            the posterior's are of no use to anybody.
+        """
+        distributions: list[Gaussian] = []
+        latents: list[Tensor] = []
+        x = features[-1]
+        for resolution in reversed(range(self.finest, len(features))):
+            level = resolution - self.offset
+            if level >= 0:
+                distribution: Gaussian = self.heads[level](x)
+                latent = given[level] if given else distribution.draw(noise[level].to(x.device))
+                distributions.insert(0, distribution)
+                latents.insert(0, latent)
+                x = torch.cat([x, latent.to(x.dtype)], dim=1)
+            if resolution > self.finest:
+                x = self.body.ascend(resolution - 1, x, features[resolution - 1])
+        return Draw(distributions, latents), x
+
+
+class GECO(nn.Module):
+    """The Lagrange multiplier and its constraint's moving average: buffers, so that both are saved and resumed."""
+
+    multiplier: Tensor
+    average: Tensor
+
+    def __init__(self, *, decay: float, rate: float, largest: float):
+        super().__init__()
+        self.decay, self.rate, self.largest = decay, rate, largest
+        self.register_buffer("multiplier", torch.ones(()))
+        self.register_buffer("average", torch.zeros(()))
+
+    def forward(self, constraint: Tensor) -> Tensor:
+        """Return the multiplier for this step's loss, and move it for the next one.
+
+        It moves only where gradients are taken: not in evaluation, and not while batch norm is recalibrated.
+        With several processes it follows the mean of their constraints, so that it is the same in all.
+        """
+        multiplier = self.multiplier.clone()
+        if self.training and torch.is_grad_enabled():
+            self.average.lerp_(mean_over_processes(constraint.detach()), 1 - self.decay)
+            self.multiplier.mul_((self.rate * self.average).exp()).clamp_(1 / self.largest, self.largest)
+        return multiplier
+
+
+class HProbUNet(Segmenter):
+    """A U-Net with latents in its upward path (the prior), a posterior like it, and GECO."""
+
+    Config = HProbUNetConfig
+    config: HProbUNetConfig
+
+    def __init__(self, config: HProbUNetConfig):
+        super().__init__(config)
+        width = config.channels[0]
+        self.prior = LatentUNet(config.image_channels, config, finest=0)
+        self.posterior = LatentUNet(config.image_channels + config.num_classes, config, finest=self.prior.offset)
+        self.combine = Blocks(3, width, width, norm=config.norm, kernel_size=1)
+        self.output = output_layer(width, config.num_classes)
+        self.geco = GECO(decay=config.geco_decay, rate=config.geco_rate, largest=config.max_multiplier)
+
+    def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
+        """Return GECO's loss in training mode, and the negative ELBO in evaluation mode; see `Segmenter.forward`.
+
+        GECO's losses with different multipliers cannot be compared, so that none could select the best model.
+        Its terms are `multiplier` and `constraint`, besides those of the ELBO.
+        """
+        encoding = self.encode(image)
+        shapes = [*self.noise_shapes(encoding.size), encoding.size]
+        *noise, pixel_noise = (fold_samples(part) for part in draw_noise(shapes, len(image), 1, generator))
+        x = self.pad(with_labels(image, labels, self.config.num_classes))
+        (posteriors, latents), _ = self.posterior.climb(self.posterior.body.encoder(x), noise=noise)
+        (priors, _), features = self.prior.climb(encoding.features, given=latents)
+        logits = crop(self.output(self.combine(features)), encoding.size)
+        bound = negative_elbo([logits], labels, posteriors, priors, [1.0] * self.config.num_levels)
+        if not self.training:
+            return bound
+        costs = pixel_cross_entropy(logits, labels).flatten(1)  # (B, H * W)
+        if self.config.top_k is not None:
+            costs = draw_hard_pixels(costs, self.config.top_k, pixel_noise.flatten(1).to(costs.device))
+        constraint = costs.mean() - self.config.kappa
+        multiplier = self.geco(constraint)
+        divergences = [kl_divergence(q, p).mean() for q, p in zip(posteriors, priors, strict=True)]
+        total = torch.stack(divergences).sum() + multiplier * costs.shape[1] * constraint
+        return Loss(total, bound.terms | {"multiplier": multiplier, "constraint": constraint.detach()})
+
+    def encode(self, image: Tensor) -> Encoding:
+        """Compute the downward features (B, C_r, h_r, w_r) of every resolution."""
+        self.check_image(image)
+        return Encoding(tuple(self.prior.body.encoder(self.pad(image))), (image.shape[-2], image.shape[-1]))
+
+    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+        """Return (D, h_l, w_l) of every level."""
+        height, width = self.padded_size(size)
+        scales = [2 ** (self.prior.offset + level) for level in range(self.config.num_levels)]
+        return [(self.config.latent_channels, height // scale, width // scale) for scale in scales]
+
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
+        """Turn noise (B, S, D, h_l, w_l) into logits (B, S, K, H, W)."""
+        repeated = [repeat_samples(level, num_samples) for level in encoding.features]
+        _, features = self.prior.climb(repeated, noise=[fold_samples(level) for level in noise])
+        return unfold_samples(crop(self.output(self.combine(features)), encoding.size), num_samples)
+
+
+def draw_hard_pixels(costs: Tensor, fraction: float, noise: Tensor) -> Tensor:
+    """Draw pixels without replacement, with probabilities in proportion to their costs.
+
+    The largest of log cost + Gumbel noise are such a draw.
+
+    Args:
+        costs: (B, P) non-negative.
+        fraction: of the P pixels, rounded up to a whole number k.
+        noise: (B, P) standard normal.
+
+    Returns:
+        The costs (B, k) of the drawn pixels.
+    """
+    gumbel = -(-torch.special.log_ndtr(noise)).log()
+    scores = costs.detach().clamp(min=torch.finfo(costs.dtype).tiny).log() + gumbel
+    drawn = scores.topk(ceil(fraction * costs.shape[1]), dim=1).indices
+    return costs.gather(1, drawn)
