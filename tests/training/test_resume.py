@@ -137,7 +137,7 @@ def test_a_run_that_was_killed_many_times_arrives(run, trained, monkeypatch):
     assert_same_run(run(resume=True), trained())
 
 
-@pytest.mark.parametrize("model", ["probunet", "unet"])
+@pytest.mark.parametrize("model", ["hprobunet", "probunet", "unet"])
 def test_every_model_resumes(model, run, trained, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_model", _raise_at(loop.save_model, 2))

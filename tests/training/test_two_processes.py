@@ -55,7 +55,9 @@ def assert_close(first, second, rel):
             )
 
 
-@pytest.mark.parametrize("model", ["phiseg", pytest.param("probunet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", ["phiseg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("probunet", "hprobunet", "ssn"))]
+)
 def test_two_processes_have_the_losses_and_validations_of_one(model, pairs):
     one, two = pairs(model)
     assert_close(lines(one, "train"), lines(two, "train"), rel=1e-4)
