@@ -24,6 +24,9 @@ MODELS = {
     | {"name": "phiseg", "num_levels": 3, "latent_channels": 1, "latents_at": "finest", "kl_weights": "paper"},
     "probunet": WIDTHS | LATENT | {"latent_dimensions": 3, "kl_weight": 1.0},
     "unet": WIDTHS,
+    "mcdropout": WIDTHS | {"dropout": 0.5, "dropout_levels": 2},
+    "ensemble": WIDTHS | {"members": 3},
+    "multihead": WIDTHS | {"heads": 4, "relaxation": 0.05},
 }
 AUGMENT = {
     "enabled": True,

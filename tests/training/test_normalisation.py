@@ -100,7 +100,7 @@ def test_the_posterior_is_averaged_on_the_training_path_and_all_else_on_the_samp
     assert not any(is_close(layer, in_training[n]) for n, layer in layers.items() if n.startswith(decoder))
 
 
-@pytest.mark.parametrize("model", ["unet"], indirect=True)
+@pytest.mark.parametrize("model", ["unet", "ensemble", "mcdropout", "multihead"], indirect=True)
 def test_a_model_with_a_single_path_is_averaged_on_it(model, batches):
     expected = inputs_of(model, sampling_path(batches))
     recalibrate(model, batches, seed=SEED)

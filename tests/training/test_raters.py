@@ -60,7 +60,18 @@ def test_the_stream_gives_only_what_somebody_drew(number, augment, make_raters):
                 assert any(np.array_equal(labels, drawn) for drawn in dataset.annotations(row))
 
 
-@pytest.mark.parametrize(("number", "model"), [(1, "phiseg"), (10, "phiseg"), (10, "probunet"), (1, "unet")])
+@pytest.mark.parametrize(
+    ("number", "model"),
+    [
+        (1, "phiseg"),
+        (10, "phiseg"),
+        (10, "probunet"),
+        (1, "unet"),
+        (1, "mcdropout"),
+        (10, "ensemble"),
+        (10, "multihead"),
+    ],
+)
 def test_any_number_of_annotators_trains_evaluates_and_samples(
     number, model, make_raters, make_recipe, cli, tmp_path
 ):
