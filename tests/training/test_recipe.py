@@ -23,7 +23,7 @@ def test_a_shipped_recipe_is_itself_again_after_it_was_written_down(name, tmp_pa
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith("-small")])
 def test_the_small_recipes_differ_in_nothing_but_the_model(name):
     recipe, phiseg = load_recipe(name), load_recipe("phiseg-small")
-    assert recipe.model.name == name.removesuffix("-small")
+    assert name.startswith(recipe.model.name)
     assert recipe.train == phiseg.train
     assert recipe.augment == phiseg.augment
     assert recipe.model.channels == phiseg.model.channels
