@@ -27,6 +27,12 @@ MODELS = {
     "mcdropout": WIDTHS | {"dropout": 0.5, "dropout_levels": 2},
     "ensemble": WIDTHS | {"members": 3},
     "multihead": WIDTHS | {"heads": 4, "relaxation": 0.05},
+    "cvae": WIDTHS | LATENT | {"latent_dimensions": 3, "kl_weight": 1.0},
+    "ssn": WIDTHS | LATENT | {"rank": 3, "monte_carlo": 4},
+    "hprobunet": WIDTHS
+    | LATENT
+    | {"num_levels": 2, "latent_channels": 1, "kappa": 0.05, "top_k": 0.02}
+    | {"geco_decay": 0.99, "geco_rate": 0.05, "max_multiplier": 100.0},
 }
 AUGMENT = {
     "enabled": True,
