@@ -15,7 +15,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
@@ -126,9 +126,11 @@ class Examples:
     """Softmax of one sample's accumulated logits at every level, fine to coarse."""
     level_residuals: Annotated[np.ndarray | None, "ELKHW", "f"] = None
     """The logits each level adds; the coarsest adds its own."""
+    spacing_mm: Annotated[np.ndarray | None, "E2", "f"] = None
+    """Millimetres per pixel, vertical and horizontal; absent where it is not known for every example."""
 
     def __post_init__(self) -> None:
-        sizes: dict[str, int] = {}
+        sizes = {"2": 2}
         for name, hint in get_type_hints(Examples, include_extras=True).items():
             (axes, kind), array = hint.__metadata__, getattr(self, name)
             if array is None:
@@ -142,6 +144,8 @@ class Examples:
                 raise ValueError(f"'{name}' holds values that are not finite")
         if (self.level_probs is None) != (self.level_residuals is None):
             raise ValueError("'level_probs' and 'level_residuals' come together or not at all")
+        if self.spacing_mm is not None and (self.spacing_mm <= 0).any():
+            raise ValueError("'spacing_mm' holds values that are not above 0")
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,9 @@ class Evaluation:
     examples: Examples
     training: list[dict[str, Any]]
     """Records `{"step", "kind", name: number}`; empty when there was no training run."""
+    spread: dict[str, float] = field(default_factory=dict)
+    """Standard deviation of every mean between trainings, where several were pooled."""
+    num_trainings: int = 1
 
 
 def write_evaluation(

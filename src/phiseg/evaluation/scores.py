@@ -4,6 +4,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,12 @@ from phiseg.training.tracking import read_metrics
 
 NUM_SHOWN = 8
 """Samples per example case that are kept for the figures."""
+_SPACING_COLUMNS = (
+    ("spacing_mm", "spacing_mm"),
+    ("row_spacing_mm", "column_spacing_mm"),
+    ("spacing_mm_0", "spacing_mm_1"),
+)
+"""Where the sources of data put a case's own spacing, vertical and horizontal."""
 
 
 def evaluate(
@@ -140,6 +147,15 @@ def evaluate(
     return summary
 
 
+def draw_examples(
+    model_folder: Path, dataset: Dataset, rows: Sequence[int], *, num_samples: int, seed: int
+) -> Examples:
+    """Draw what the figures show of some cases: what `evaluate` keeps, for cases that are chosen afterwards."""
+    model = load_model(model_folder, device=usable_device("auto"))
+    cases = list(sample_cases(model, dataset, list(rows), num_samples=num_samples, seed=seed, batch_size=1))
+    return _examples(model, dataset, cases, seed=seed)
+
+
 def _model_ref(folder: Path, provenance: dict[str, Any]) -> ModelRef:
     """Return where the model in `folder` came from; a recipe without a name counts as none."""
     values = {
@@ -227,4 +243,24 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
         for name, array in arrays.items():
             columns.setdefault(name, []).append(array.cpu().numpy())
     names = np.array([dataset.cases[case.row]["case"] for case in cases])
-    return Examples(cases=names, **{name: np.stack(arrays) for name, arrays in columns.items()})
+    spacings = [_spacing_mm(dataset, case.row) for case in cases]
+    return Examples(
+        cases=names,
+        spacing_mm=None if None in spacings else np.array(spacings, dtype=np.float64),
+        **{name: np.stack(arrays) for name, arrays in columns.items()},
+    )
+
+
+def _spacing_mm(dataset: Dataset, row: int) -> tuple[float, float] | None:
+    """Return a case's millimetres per pixel (vertical, horizontal): that of all cases, or what cases.csv says."""
+    if dataset.info.spacing_mm is not None:
+        return dataset.info.spacing_mm
+    case = dataset.cases[row]
+    for vertical, horizontal in _SPACING_COLUMNS:
+        try:
+            spacing = float(case[vertical]), float(case[horizontal])
+        except (KeyError, ValueError):
+            continue
+        if all(0 < mm < inf for mm in spacing):
+            return spacing
+    return None
