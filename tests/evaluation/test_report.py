@@ -7,7 +7,7 @@ from synthetic_evaluations import ModelRef, make_evaluation, write
 
 from phiseg.core.errors import DataError, OutputError
 from phiseg.evaluation.compare import compare
-from phiseg.evaluation.report import render_report
+from phiseg.evaluation.report import Part, render_report
 from phiseg.evaluation.tables import comparison_table
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + (1000).to_bytes(4, "big") + (500).to_bytes(4, "big")
@@ -46,7 +46,7 @@ def evaluations(tmp_path):
 
 
 def render(evaluations, title="Title", **pictures):
-    return render_report(evaluations, comparison_table(evaluations), pictures, title=title)
+    return render_report([Part("", evaluations, comparison_table(evaluations), pictures)], title=title)
 
 
 def test_the_report_asks_nobody_for_anything(evaluations):
@@ -112,7 +112,7 @@ def test_a_picture_that_is_not_there_leaves_no_gap(evaluations):
 
 @pytest.fixture
 def quick_pictures(monkeypatch):
-    def draw(evaluations):
+    def draw(evaluations, labels):
         return {"scores.png": PNG} | {f"samples-{n + 2}.png": PNG for n in range(len(evaluations))}
 
     monkeypatch.setattr("phiseg.evaluation.compare.draw_pictures", draw)

@@ -140,7 +140,7 @@ def test_equal_names_are_told_apart_by_their_folders():
 def test_csv_holds_every_number_in_full():
     evaluations = [evaluation("a", 0.9, num_parameters=None), evaluation("b, the 2nd", 0.2)]
     table = comparison_table(evaluations)
-    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    rows = list(csv.DictReader(io.StringIO(to_csv({"": table}))))
     assert [row["method"] for row in rows] == ["a", "b, the 2nd"]
     assert rows[0]["num_parameters"] == ""
     for row, source in zip(rows, evaluations, strict=True):
@@ -156,7 +156,7 @@ def test_csv_holds_every_number_in_full():
 
 def test_latex_escapes_what_is_special():
     table = comparison_table([evaluation("a_b", 0.9, method=r"a_b & 5% #1 \x {y} $z$ ~^ <>"), evaluation("c", 0.1)])
-    text = to_latex(table)
+    text = to_latex({"": table})
     name = r"a\_b \& 5\% \#1 \textbackslash{}x \{y\} \$z\$ \textasciitilde{}\textasciicircum{} $<$$>$"
     assert f"{name} & 1.23 M & \\textbf{{{table.rows[0].ged:.4f}}}" in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
@@ -166,7 +166,7 @@ def test_latex_escapes_what_is_special():
 
 def test_markdown_is_bold_and_a_name_cannot_break_the_table():
     table = comparison_table([evaluation("a", 0.9, method="a|b <b> *c*"), evaluation("c", 0.1)])
-    lines = to_markdown(table).splitlines()
+    lines = to_markdown({"": table}).splitlines()
     assert lines[2].startswith(rf"| a\|b \<b\> \*c\* | 1.23 M | **{table.rows[0].ged:.4f}** |")
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines[:4]} == {11}
 

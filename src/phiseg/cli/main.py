@@ -23,6 +23,10 @@ COMMANDS = {
     "train": ("train", "Train a model on a prepared dataset; resumes bit for bit."),
     "evaluate": ("evaluate", "Score a model's samples on a split: GED and its floor, S_NCC, Dice."),
     "compare": ("compare", "Put evaluations into one table with significance, figures and a report."),
+    "experiment table1": (
+        "experiment",
+        "The paper's table: train and score every method in both regimes, and report.",
+    ),
     "sample": ("sample", "Draw samples of a split and write them as plain arrays."),
     "demo": ("demo", "See it all work: PHiSeg against the Probabilistic U-Net, in minutes."),
     "info": ("info", "Tell about recipes, a model, a run, a dataset or this installation."),

@@ -1,18 +1,34 @@
 """Compare evaluated methods: tables, pictures and a report from the folders of their evaluations."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from phiseg.core.errors import OutputError
 from phiseg.core.files import atomic_file, write_text
+from phiseg.evaluation.charts import score_distributions, training_curves
 from phiseg.evaluation.drawing import to_png
-from phiseg.evaluation.figures import level_panel, sample_panel, score_distributions, training_curves
-from phiseg.evaluation.report import render_report
+from phiseg.evaluation.figures import level_panel, sample_panel
+from phiseg.evaluation.report import Part, render_report
 from phiseg.evaluation.results import Evaluation, read_evaluation
 from phiseg.evaluation.tables import Table, comparison_table, to_csv, to_latex, to_markdown
 
-_OWN = re.compile(r"table\.(csv|md|tex)|(samples|levels)(-\d+)?\.png|(curves|scores)\.png|report\.html")
+_OWN = re.compile(
+    r"table\.(csv|md|tex)|report\.html"
+    r"|([a-z]+-)?((samples|levels|scatter)(-\d+)?|curves|scores|terms|reliability)\.png"
+)
+
+
+class Block(NamedTuple):
+    """Methods that are compared with each other, under one heading."""
+
+    name: str
+    """Begins the names of its pictures; may be empty."""
+    title: str
+    evaluations: Sequence[Evaluation]
+    labels: Mapping[str, str] = {}
+    """Why a case is shown, by case."""
 
 
 def compare(
@@ -24,21 +40,41 @@ def compare(
 ) -> Table:
     """Compare the evaluations in `folders` and write tables, pictures and `report.html` into `out`.
 
-    `out` may hold other things: every file is written on its own, the report last, so that a report that is there
-    is complete. The first example case is in `samples.png`, further ones in `samples-2.png` and so on.
-
     Raises:
         DataError: a folder is no evaluation, or two of them cannot be compared.
         OutputError: `out` holds a comparison and `overwrite` is not set, or it cannot be written.
     """
-    former = _former(out)
-    if former and not overwrite:
-        raise OutputError(f"{former[0]} exists already; choose another folder or pass --overwrite")
+    _check_former(out, overwrite=overwrite)
     evaluations = [read_evaluation(folder) for folder in folders]
-    table = comparison_table(evaluations)
-    pictures = draw_pictures(evaluations)
-    texts = {"table.csv": to_csv(table), "table.md": to_markdown(table), "table.tex": to_latex(table)}
-    texts["report.html"] = render_report(evaluations, table, pictures, title=title)
+    (table,) = write_comparison([Block("", "", evaluations)], out, overwrite=overwrite, title=title)
+    return table
+
+
+def write_comparison(blocks: Sequence[Block], out: Path, *, overwrite: bool = False, title: str) -> list[Table]:
+    """Write the tables and pictures of one block or several, and one `report.html` with all of them.
+
+    `out` may hold other things: every file is written on its own, the report last, so that a report that is there
+    is complete. The first example case is in `samples.png`, further ones in `samples-2.png` and so on.
+
+    Raises:
+        DataError: two evaluations of a block cannot be compared.
+        OutputError: `out` holds a comparison and `overwrite` is not set, or it cannot be written.
+    """
+    former = _check_former(out, overwrite=overwrite)
+    tables = [comparison_table(block.evaluations) for block in blocks]
+    drawn = [draw_pictures(block.evaluations, block.labels) for block in blocks]
+    headings = [block.title for block in blocks]
+    texts = {
+        f"table.{kind}": write(dict(zip(headings, tables, strict=True)))
+        for kind, write in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex))
+    }
+    parts = [Part(*part) for part in zip(headings, (b.evaluations for b in blocks), tables, drawn, strict=True)]
+    texts["report.html"] = render_report(parts, title=title)
+    pictures = {
+        f"{block.name}-{name}" if block.name else name: data
+        for block, pictures in zip(blocks, drawn, strict=True)
+        for name, data in pictures.items()
+    }
     for name, data in pictures.items():
         with atomic_file(out / name) as file:
             file.write(data)
@@ -47,10 +83,18 @@ def compare(
     for path in former:  # a picture of the former comparison must not stay beside the new ones
         if path.name not in pictures | texts:
             _remove(path)
-    return table
+    return tables
 
 
-def draw_pictures(evaluations: Sequence[Evaluation]) -> dict[str, bytes]:
+def _check_former(out: Path, *, overwrite: bool) -> list[Path]:
+    """Return the files of a former comparison, if they may be replaced."""
+    former = _former(out)
+    if former and not overwrite:
+        raise OutputError(f"{former[0]} exists already; choose another folder or pass --overwrite")
+    return former
+
+
+def draw_pictures(evaluations: Sequence[Evaluation], labels: Mapping[str, str]) -> dict[str, bytes]:
     """Return all pictures as PNG, by file name; there are no `levels` or `curves` where no method has any."""
     shown = [evaluation.examples.cases.tolist() for evaluation in evaluations]
     cases = [case for case in shown[0] if all(case in others for others in shown)]

@@ -3,42 +3,60 @@
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
 from phiseg import __version__
 from phiseg.evaluation.results import Evaluation
-from phiseg.evaluation.tables import COLUMNS, Table
+from phiseg.evaluation.tables import COLUMNS, Table, show_cell
 
-_KINDS = ("samples", "levels", "scores", "curves")
+_KINDS = ("samples", "levels", "scores", "terms", "scatter", "reliability", "curves")
 _SCALE = 0.59
 """CSS pixels that one pixel of a picture takes: text is as large in every picture, and the widest one fits."""
 
 
-def render_report(
-    evaluations: Sequence[Evaluation], table: Table, pictures: Mapping[str, bytes], *, title: str
-) -> str:
+class Part(NamedTuple):
+    """What the report shows of methods that are compared with each other."""
+
+    title: str
+    """Its heading; empty where there is one part only."""
+    evaluations: Sequence[Evaluation]
+    table: Table
+    """In the same order."""
+    pictures: Mapping[str, bytes]
+    """PNG files by name: `samples.png`, `samples-2.png`, ..., `levels.png`, `scores.png`, ...; some may lack."""
+
+
+def render_report(parts: Sequence[Part], *, title: str) -> str:
     """Return the report as HTML.
 
     Args:
-        evaluations: what was compared.
-        table: their table, in the same order.
-        pictures: PNG files by name: `samples.png`, `samples-2.png`, ..., `levels.png`, `scores.png`, `curves.png`;
-            what is not there is left out.
+        parts: what was compared.
         title: the page's heading.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(
         files("phiseg.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
     )
-    shown = {kind: [_image(data) for name, data in pictures.items() if name.startswith(kind)] for kind in _KINDS}
+    shown = [
+        {kind: [_image(data) for name, data in part.pictures.items() if name.startswith(kind)] for kind in _KINDS}
+        for part in parts
+    ]
     return template.render(
         title=title,
-        first=evaluations[0].summary,
-        methods=list(zip(table.rows, evaluations, strict=True)),
-        table=table,
+        first=parts[0].evaluations[0].summary,
+        parts=[
+            {
+                "title": part.title,
+                "table": part.table,
+                "methods": list(zip(part.table.rows, part.evaluations, strict=True)),
+                "pictures": pictures,
+            }
+            for part, pictures in zip(parts, shown, strict=True)
+        ],
         columns=COLUMNS,
-        pictures=shown,
+        show_cell=show_cell,
         version=__version__,
     )
 

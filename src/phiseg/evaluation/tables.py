@@ -7,8 +7,8 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -45,6 +45,8 @@ class Row:
     intervals: dict[str, tuple[float, float]]
     best: frozenset[str]
     """The scores that are significantly better than those of all other methods."""
+    spread: dict[str, float] = field(default_factory=dict)
+    """Standard deviation of a mean between trainings, where there are several."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,13 @@ def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
             num_samples=summary.num_samples,
             intervals=summary.intervals,
             best=frozenset(metric for metric in tested if _beats_all(own, others, metric)),
+            spread=own.spread,
         )
         rows.append(row)
     notes = [_significance_note(rows), FLOOR_NOTE, *_undefined_notes(rows, evaluations)]
+    if any(evaluation.num_trainings > 1 for evaluation in evaluations):
+        numbers = ", ".join(f"{name} {own.num_trainings}" for name, own in zip(names, evaluations, strict=True))
+        notes.append(f"±: standard deviation between trainings with different seeds ({numbers}).")
     if "dice" not in tested:
         each = ", ".join(f"{name} {reference}" for name, reference in zip(names, references, strict=True))
         notes.append(f"Dice is not compared, for it was taken against different annotators: {each}.")
@@ -211,16 +217,25 @@ def _undefined_notes(rows: Sequence[Row], evaluations: Sequence[Evaluation]) -> 
     return notes
 
 
-def to_csv(table: Table) -> str:
-    """Write full-precision numbers, interval bounds and the marks; an undefined value is an empty field."""
+def to_csv(tables: Mapping[str, Table]) -> str:
+    """Write full-precision numbers, interval bounds, spreads and marks; an undefined value is an empty field.
+
+    Args:
+        tables: by heading, which is the first column where there are several.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     bounds = [f"{metric}_{side}" for metric in SCORES for side in ("low", "high")]
-    writer.writerow([*(column.key for column in COLUMNS), *bounds, *(f"best_{metric}" for metric in BETTER)])
-    for row in table.rows:
-        limits = [limit for metric in SCORES for limit in row.intervals.get(metric, (None, None))]
-        marks = ["true" if metric in row.best else "false" for metric in BETTER]
-        writer.writerow([*(getattr(row, column.key) for column in COLUMNS), *limits, *marks])
+    names = [*(column.key for column in COLUMNS), *bounds, *(f"{metric}_spread" for metric in SCORES)]
+    blocks = ["block"] if len(tables) > 1 else []
+    writer.writerow([*blocks, *names, *(f"best_{metric}" for metric in BETTER)])
+    for heading, table in tables.items():
+        for row in table.rows:
+            limits = [limit for metric in SCORES for limit in row.intervals.get(metric, (None, None))]
+            spreads = [row.spread.get(metric) for metric in SCORES]
+            marks = ["true" if metric in row.best else "false" for metric in BETTER]
+            values = [getattr(row, column.key) for column in COLUMNS]
+            writer.writerow([*([heading] if blocks else []), *values, *limits, *spreads, *marks])
     return text.getvalue()
 
 
@@ -240,16 +255,28 @@ def to_text(table: Table) -> str:
     return "\n".join([line.rstrip() for line in lines] + ["", *notes]) + "\n"
 
 
-def to_markdown(table: Table) -> str:
-    """Write a Markdown table; a significantly better score is bold."""
+def to_markdown(tables: Mapping[str, Table]) -> str:
+    """Write Markdown tables under their headings; a significantly better score is bold."""
+    parts = [f"### {_markdown(heading)}\n\n" * bool(heading) + _markdown_table(t) for heading, t in tables.items()]
+    return "\n".join(parts)
+
+
+def _markdown_table(table: Table) -> str:
     lines = [[_markdown(column.heading) for column in COLUMNS], ["---"] + ["---:"] * (len(COLUMNS) - 1)]
     lines += [_cells(row, _markdown, lambda cell: f"**{cell}**") for row in table.rows]
     notes = map(_markdown, _notes(table, "Bold"))
     return "\n".join([f"| {' | '.join(line)} |" for line in lines]) + "\n\n" + "  \n".join(notes) + "\n"
 
 
-def to_latex(table: Table) -> str:
-    """Write a LaTeX `tabular` that needs no package; a significantly better score is bold."""
+def to_latex(tables: Mapping[str, Table]) -> str:
+    """Write LaTeX `tabular`s that need no package; a significantly better score is bold."""
+    parts = [
+        f"\\paragraph{{{_latex(heading)}}}\n\n" * bool(heading) + _latex_table(t) for heading, t in tables.items()
+    ]
+    return "\n".join(parts)
+
+
+def _latex_table(table: Table) -> str:
     lines = [" & ".join(column.latex for column in COLUMNS), r"\hline"]
     lines += [" & ".join(_cells(row, _latex, lambda cell: rf"\textbf{{{cell}}}")) for row in table.rows]
     body = "\n".join(line if line == r"\hline" else rf"{line} \\" for line in lines)
@@ -262,8 +289,14 @@ def to_latex(table: Table) -> str:
 
 
 def _cells(row: Row, escape: Callable[[str], str], mark: Callable[[str], str]) -> list[str]:
-    cells = [(column.key, escape(column.show(getattr(row, column.key)))) for column in COLUMNS]
+    cells = [(column.key, escape(show_cell(row, column))) for column in COLUMNS]
     return [mark(cell) if key in row.best else cell for key, cell in cells]
+
+
+def show_cell(row: Row, column: Column) -> str:
+    """Print one value, with its standard deviation between trainings if there are several."""
+    text = column.show(getattr(row, column.key))
+    return f"{text} ± {row.spread[column.key]:.4f}" if column.key in row.spread else text
 
 
 def _notes(table: Table, mark: str) -> list[str]:
@@ -277,7 +310,7 @@ def _markdown(text: str) -> str:
 _LATEX = {
     **{char: f"\\{char}" for char in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"<": "$<$", ">": "$>$", "δ": r"$\delta$", "↓": r"$\downarrow$", "↑": r"$\uparrow$"},
+    **{"<": "$<$", ">": "$>$", "δ": r"$\delta$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "±": r"$\pm$"},
 }
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
+import phiseg
 from phiseg.core.errors import ConfigError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.training.recipe import Recipe, TrainConfig, load_recipe
@@ -75,13 +77,44 @@ def dataset_identity(dataset: Dataset) -> str:
 
 def describe_environment(fabric: Fabric, dataset: Dataset) -> dict[str, Any]:
     """Return what a later reader needs to repeat the run; no time and no path of this machine."""
-    packages = ("phiseg", "torch", "lightning-fabric", "numpy")
     return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: version(name) for name in packages},
+        **describe_software(),
         "device": fabric.device.type,
         "processes": fabric.world_size,
         "threads": torch.get_num_threads(),
         "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
     }
+
+
+def describe_software() -> dict[str, Any]:
+    """Return the versions of what computes, and the commit where phiseg runs from its repository."""
+    packages = ("phiseg", "torch", "lightning-fabric", "numpy")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version(name) for name in packages},
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of phiseg's own repository, with a remark if files were changed since; None elsewhere."""
+    package = Path(phiseg.__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(  # noqa: S603
+            ["git", *words],  # noqa: S607
+            cwd=package,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) / "src" / "phiseg" != package.resolve():
+            return None
+        return git("rev-parse", "HEAD") + (" (changed)" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

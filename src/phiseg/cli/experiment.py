@@ -1,0 +1,115 @@
+"""`phiseg experiment table1`."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from phiseg.cli.parsing import parse
+from phiseg.cli.train import split_overrides
+
+if TYPE_CHECKING:
+    from phiseg.evaluation.experiment import Job
+
+
+@dataclass
+class Experiment:
+    """Train and score every method with the same budget, in both of the paper's regimes, and report.
+
+    Regime `all` learns from all experts in turn, `one` from one expert (its Dice is against that expert). Every
+    row is a job of its own in OUT/rows: a finished one is skipped, an interrupted one goes on, a failed one is told
+    and the others go on. --dry-run prints one command per row for any scheduler or for several machines that
+    share OUT; the plain command then writes the report. Any key of the recipes can be changed for all rows, such as
+    --train.batch_size 6.
+
+    Example: phiseg experiment table1 --data data --out table1 --minutes 20 --workers 2
+    """
+
+    data: Path
+    """The prepared dataset. Models are selected on its val split."""
+    out: Path
+    """Folder of the experiment."""
+    methods: tuple[str, ...] | None = None
+    """Recipes, shipped ones or .yaml files; by default the small ones of all methods."""
+    regimes: tuple[Literal["all", "one"], ...] = ("all", "one")
+    """Trained with all experts, with one expert."""
+    seeds: tuple[int, ...] = (0,)
+    """Trainings of every row; with several the table shows their spread."""
+    rows: tuple[str, ...] = ("*",)
+    """Only the rows whose names match, such as 'one/*' or 'all/phiseg-small/seed-0'."""
+    steps: int | None = None
+    """Budget of every training in steps."""
+    minutes: float | None = None
+    """Budget of every training in minutes, turned into steps by timing a few; measure on an idle machine."""
+    expert: int = 0
+    """The annotator that regime `one` learns from."""
+    num_samples: int = 100
+    """Samples per case."""
+    split: str = "test"
+    """The split that is reported."""
+    select_by: Literal["loss", "elbo", "ged", "s_ncc"] = "ged"
+    """Which validation figure decides on the model of a training."""
+    workers: int = 1
+    """Rows that run at the same time; they share the cores."""
+    dry_run: bool = False
+    """Print the commands of the rows, and run none."""
+    no_report: bool = False
+    """Leave the report out."""
+    title: str | None = None
+    """Heading of the report."""
+
+
+def run(arguments: Sequence[str], *, prog: str) -> None:
+    """Parse and run the command."""
+    words, overrides = split_overrides(arguments)
+    command = parse(Experiment, words, prog=prog)
+    from phiseg.core.errors import TrainingError
+    from phiseg.evaluation.experiment import METHODS, Plan, list_jobs, open_experiment, run_all, run_job
+    from phiseg.evaluation.experiment_report import write_report
+    from phiseg.evaluation.tables import to_text
+
+    methods = command.methods or METHODS
+    jobs = list_jobs(methods, regimes=command.regimes, seeds=command.seeds, rows=command.rows)
+    values = {
+        "steps": command.steps,
+        "minutes": command.minutes,
+        "expert": command.expert,
+        "num_samples": command.num_samples,
+        "split": command.split,
+        "select_by": command.select_by,
+        "overrides": overrides,
+    }
+    plan = Plan.parse(values, where=prog)
+
+    def row_command(job: "Job") -> list[str]:
+        options = ["--data", command.data, "--out", command.out, "--methods", job.method, "--regimes", job.regime]
+        options += ["--seeds", job.seed, "--expert", command.expert, "--num-samples", command.num_samples]
+        options += ["--steps", command.steps] if command.steps else ["--minutes", command.minutes]
+        options += ["--split", command.split, "--select-by", command.select_by, *overrides, "--no-report"]
+        return [*prog.split(), *map(str, options)]
+
+    if command.dry_run:
+        for job in jobs:
+            print(shlex.join(row_command(job)))
+        print(f"# then, for the report: {shlex.join([*prog.split(), *(a for a in arguments if a != '--dry-run')])}")
+        return
+    open_experiment(command.out, plan, command.data)
+    failed: dict[str, str] = {}
+    if len(jobs) == 1:
+        run_job(jobs[0], plan, command.data, command.out)
+    else:
+        this_program = [sys.executable, "-m", "phiseg"]
+        failed = run_all(
+            jobs, lambda job: [*this_program, *row_command(job)[1:]], command.out, workers=command.workers
+        )
+    if not command.no_report:
+        for title, table in write_report(jobs, command.data, command.out, title=command.title).items():
+            print(f"{title}\n{to_text(table)}")
+        print(f"report: {command.out / 'report.html'}")
+    if failed:
+        names = ", ".join(failed)
+        raise TrainingError(
+            f"{len(failed)} of {len(jobs)} rows failed ({names}); run the command again to try them"
+        )

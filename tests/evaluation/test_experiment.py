@@ -1,0 +1,269 @@
+"""The experiment: rows as jobs that are skipped, resumed or reported, and one report of all of them."""
+
+import csv
+import json
+import shlex
+import shutil
+
+import numpy as np
+import pytest
+
+from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.evaluation import experiment
+from phiseg.evaluation.experiment import Job, Plan, list_jobs, open_experiment, run_all, run_job
+from phiseg.evaluation.experiment_report import write_report
+from phiseg.evaluation.pooling import pool
+from phiseg.evaluation.results import read_evaluation
+from phiseg.training.recipe import load_recipe, recipe_names
+
+PLAN = Plan(steps=4, num_samples=6, num_validations=2, validation_samples=2)
+
+
+@pytest.fixture(scope="module")
+def recipes(make_recipe, tmp_path_factory):
+    """Recipes of three methods as files."""
+    folder = tmp_path_factory.mktemp("recipes")
+    for model in ("phiseg", "probunet", "unet"):
+        (folder / f"{model}.yaml").write_text(make_recipe(model).to_yaml())
+    return {model: str(folder / f"{model}.yaml") for model in ("phiseg", "probunet", "unet")}
+
+
+@pytest.fixture(scope="module")
+def done(recipes, lesions, tmp_path_factory):
+    """An experiment with two methods in both regimes, two seeds of one of them."""
+    out = tmp_path_factory.mktemp("experiment") / "out"
+    jobs = [
+        *list_jobs([recipes["phiseg"], recipes["probunet"]], regimes=["all"], seeds=[0, 1]),
+        *list_jobs([recipes["phiseg"], recipes["unet"]], regimes=["one"]),
+    ]
+    open_experiment(out, PLAN, lesions)
+    for job in jobs:
+        run_job(job, PLAN, lesions, out, progress=False)
+    tables = write_report(jobs, lesions, out)
+    return out, jobs, tables
+
+
+# Which rows there are --------------------------------------------------------------------------------
+
+
+def test_every_method_has_a_row_in_both_regimes_but_the_deterministic_one():
+    names = [job.name for job in list_jobs()]
+    assert "all/phiseg-small/seed-0" in names
+    assert "one/unet-small/seed-0" in names
+    assert "all/unet-small/seed-0" not in names, "as in the paper"
+    assert len(names) == 2 * len(experiment.METHODS) - 1
+    assert set(experiment.METHODS) == {name for name in recipe_names() if name.endswith("-small")}
+
+
+def test_all_methods_have_the_same_widths_and_augmentation():
+    recipes = [load_recipe(name) for name in experiment.METHODS]
+    assert len({recipe.model.channels for recipe in recipes}) == 1
+    assert len({recipe.augment for recipe in recipes}) == 1
+
+
+def test_rows_are_chosen_by_pattern_and_seeds_multiply_them():
+    jobs = list_jobs(["probunet-small", "phiseg-small"], seeds=[0, 1], rows=["*/phiseg*/*", "one/*/seed-1"])
+    assert [job.name for job in jobs] == [
+        "all/phiseg-small/seed-0",
+        "all/phiseg-small/seed-1",
+        "one/probunet-small/seed-1",
+        "one/phiseg-small/seed-0",
+        "one/phiseg-small/seed-1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ({"methods": ["phisge-small"]}, "did you mean 'phiseg-small'"),
+        ({"methods": ["unet-small"], "rows": ["all/*"]}, "no row matches"),
+        ({"methods": ["unet-small", "unet-small"]}, "two rows are called 'one/unet-small/seed-0'"),
+    ],
+)
+def test_rows_that_are_none(choice, reason):
+    with pytest.raises(ConfigError, match=reason):
+        list_jobs(**choice)
+
+
+@pytest.mark.parametrize("budget", [{}, {"steps": 3, "minutes": 1}])
+def test_a_plan_has_one_budget(budget):
+    with pytest.raises(ConfigError, match="either steps or minutes"):
+        Plan.parse(budget, where="the test")
+
+
+# What a row is ---------------------------------------------------------------------------------------
+
+
+def test_a_row_trains_with_its_regime_seed_and_budget(done):
+    out, _, _ = done
+    every = load_recipe(str(out / "rows/all/phiseg/seed-1/run/config.yaml")).train
+    assert (every.annotator, every.seed, every.steps, every.select_by) == ("random", 1, 4, "ged")
+    one = load_recipe(str(out / "rows/one/phiseg/seed-0/run/config.yaml")).train
+    assert one.annotator == 0
+    evaluation = read_evaluation(out / "rows/one/phiseg/seed-0/eval")
+    assert evaluation.summary.dice_annotator == 0, "Dice is against the expert that was learned from"
+    assert evaluation.summary.num_samples == 6
+
+
+def test_a_row_tells_how_it_came_about(done):
+    out, _, _ = done
+    row = json.loads((out / "rows/all/probunet/seed-0/row.json").read_text())
+    assert row["steps"] == 4
+    assert row["plan"]["num_samples"] == 6
+    assert row["packages"].keys() >= {"phiseg", "torch"}
+    assert "commit" in row
+    noted = json.loads((out / "experiment.json").read_text())
+    assert row["dataset"] == noted["dataset"]["fingerprint"]
+
+
+def test_a_finished_row_is_not_touched(done, lesions):
+    out, jobs, _ = done
+    files = {path: path.stat().st_mtime_ns for path in (out / "rows").rglob("*") if path.is_file()}
+    run_job(jobs[0], PLAN, lesions, out, progress=False)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+
+
+def test_an_interrupted_row_ends_as_if_nothing_had_happened(done, lesions, tmp_path, monkeypatch):
+    out, jobs, _ = done
+    monkeypatch.setattr(experiment, "evaluate", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run_job(jobs[0], PLAN, lesions, tmp_path, progress=False)
+    monkeypatch.undo()
+    assert not experiment.is_finished(jobs[0], tmp_path)
+    run_job(jobs[0], PLAN, lesions, tmp_path, progress=False)
+    for name in ("run/metrics.jsonl", "run/model/model.safetensors", "eval/cases.csv", "eval/summary.json"):
+        files = [folder / "rows" / jobs[0].name / name for folder in (tmp_path, out)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_budget_in_minutes_becomes_steps_once(recipes, lesions, tmp_path, monkeypatch):
+    plan = PLAN.model_copy(update={"steps": None, "minutes": 0.5})
+    job = Job("all", recipes["unet"], 0)
+    monkeypatch.setattr(experiment, "seconds_per_step", lambda *_: 6.0)
+    run_job(job, plan, lesions, tmp_path, progress=False)
+    assert load_recipe(str(tmp_path / "rows" / job.name / "run/config.yaml")).train.steps == 5
+    monkeypatch.setattr(experiment, "seconds_per_step", lambda *_: 1.0)
+    shutil.rmtree(tmp_path / "rows" / job.name / "eval")
+    run_job(job, plan, lesions, tmp_path, progress=False)
+    row = json.loads((tmp_path / "rows" / job.name / "row.json").read_text())
+    assert (row["steps"], row["measured_seconds_per_step"]) == (5, 6.0)
+
+
+def test_steps_are_really_timed(recipes, lesions):
+    from phiseg.data.store import Dataset
+    from phiseg.training.budget import seconds_per_step
+
+    small, large = (
+        seconds_per_step(load_recipe(recipes["phiseg"], [f"--train.batch_size={size}"]), Dataset.open(lesions))
+        for size in (1, 64)
+    )
+    assert 0 < small < large
+
+
+def test_two_processes_cannot_work_on_one_row(recipes, lesions, tmp_path):
+    from filelock import FileLock
+
+    job = Job("all", recipes["unet"], 0)
+    folder = tmp_path / "rows" / job.name
+    folder.mkdir(parents=True)
+    with FileLock(folder / "lock"), pytest.raises(OutputError, match="another process is at work"):
+        run_job(job, PLAN, lesions, tmp_path, progress=False)
+
+
+def test_other_data_or_another_plan_needs_another_folder(done, lesions, zones, tmp_path):
+    out, _, _ = done
+    open_experiment(out, PLAN, lesions)
+    with pytest.raises(DataError, match="another plan"):
+        open_experiment(out, PLAN.model_copy(update={"num_samples": 7}), lesions)
+    with pytest.raises(DataError, match="another dataset"):
+        open_experiment(out, PLAN, zones)
+    with pytest.raises(ConfigError, match="no annotator 4; use --expert 0 to 3"):
+        open_experiment(tmp_path / "new", PLAN.model_copy(update={"expert": 4}), lesions)
+
+
+# All rows --------------------------------------------------------------------------------------------
+
+
+def test_a_failed_row_is_told_and_the_others_go_on(tmp_path, capfd):
+    jobs = [Job("all", name, 0) for name in ("good", "bad", "killed")]
+    commands = {
+        "good": ["sh", "-c", "echo fine"],
+        "bad": ["sh", "-c", "echo first; echo phiseg: error: no such thing >&2; exit 2"],
+        "killed": ["sh", "-c", "kill -9 $$"],
+    }
+    failed = run_all(jobs, lambda job: commands[job.method], tmp_path, workers=2, progress=False)
+    assert set(failed) == {"all/bad/seed-0", "all/killed/seed-0"}
+    assert "phiseg: error: no such thing (exit code 2" in failed["all/bad/seed-0"]
+    assert "row all/bad/seed-0 failed" in capfd.readouterr().err
+    assert (tmp_path / "rows/all/good/seed-0/log.txt").read_text() == "fine\n"
+
+
+def test_finished_rows_are_skipped(done):
+    out, jobs, _ = done
+    assert run_all(jobs, lambda job: pytest.fail("it was run"), out, progress=False) == {}
+
+
+# The report ------------------------------------------------------------------------------------------
+
+
+def test_the_report_has_a_table_and_figures_for_each_regime(done):
+    out, _, tables = done
+    assert list(tables) == ["Trained with all experts", "Trained with one expert"]
+    assert [row.method for row in tables["Trained with all experts"].rows] == ["phiseg", "probunet"]
+    assert {"all-samples.png", "all-scores.png", "one-curves.png", "report.html", "table.md"} <= {
+        path.name for path in out.iterdir()
+    }
+    page = (out / "report.html").read_text()
+    assert page.count("<table>") == 2
+    assert "Trained with one expert" in page
+    rows = list(csv.DictReader((out / "table.csv").open()))
+    assert [(row["block"], row["method"]) for row in rows][-1] == ("Trained with one expert", "unet")
+
+
+def test_trainings_are_pooled_with_their_spread(done):
+    out, _, tables = done
+    trainings = [read_evaluation(out / f"rows/all/phiseg/seed-{seed}/eval") for seed in (0, 1)]
+    row = tables["Trained with all experts"].rows[0]
+    values = [training.summary.ged for training in trainings]
+    assert row.ged == pytest.approx(np.mean(values))
+    assert row.spread["ged"] == pytest.approx(abs(values[0] - values[1]) / np.sqrt(2))
+    assert "±" in (out / "table.md").read_text()
+    assert tables["Trained with one expert"].rows[0].spread == {}
+    pooled = pool(trainings)
+    assert pooled.cases["ged"][2] == pytest.approx(np.mean([training.cases["ged"][2] for training in trainings]))
+
+
+def test_an_experiment_without_a_finished_row_has_no_report(recipes, lesions, tmp_path):
+    with pytest.raises(DataError, match="no finished row"):
+        write_report([Job("all", recipes["unet"], 0)], lesions, tmp_path)
+
+
+# The command -----------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_commands_that_do_the_rows(recipes, lesions, tmp_path, cli):
+    words = ["experiment", "table1", "--data", lesions, "--out", tmp_path / "out", "--steps", 2, "--num-samples", 3]
+    words += ["--methods", recipes["phiseg"], recipes["unet"], "--regimes", "one", "--train.validation_samples", 2]
+    printed = cli(*words, "--dry-run")
+    assert not (tmp_path / "out").exists()
+    first, second, last = printed.out.splitlines()
+    assert last.startswith("# then, for the report: phiseg experiment table1")
+    for line in (first, second):
+        done = cli(*shlex.split(line)[1:])
+        assert done.code == 0, done.err
+    assert not (tmp_path / "out" / "report.html").exists()
+    done = cli(*words)
+    assert done.code == 0, done.err
+    assert "Trained with one expert" in done.out
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_row_that_fails_fails_the_command_after_the_report(recipes, lesions, tmp_path, cli):
+    words = ["experiment", "table1", "--data", lesions, "--out", tmp_path / "out", "--steps", 2, "--num-samples", 3]
+    words += ["--regimes", "one", "--methods", recipes["unet"], recipes["phiseg"], "--train.batch_size", 2]
+    (tmp_path / "out/rows/one/phiseg/seed-0").mkdir(parents=True)
+    (tmp_path / "out/rows/one/phiseg/seed-0/run").write_text("a file where a folder belongs")
+    done = cli(*words)
+    assert done.code == 2
+    assert "1 of 2 rows failed (one/phiseg/seed-0)" in done.err
+    assert "unet" in done.out
