@@ -8,8 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from synthetic_evaluations import make_cases, make_evaluation
 
+from phiseg.evaluation.charts import score_distributions, training_curves
 from phiseg.evaluation.drawing import to_png
-from phiseg.evaluation.figures import level_panel, sample_panel, score_distributions, training_curves
+from phiseg.evaluation.figures import level_panel, sample_panel
 
 
 def evaluation(name, quality=0.8, **changes):

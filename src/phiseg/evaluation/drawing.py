@@ -17,10 +17,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 CLASS_COLOURS = ("#ffb000", "#00d5ff", "#ff4fa3", "#7dff5a", "#b388ff", "#ff6b35")
-METHOD_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
+METHOD_COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"),
+    *("#555555", "#6a3fb5", "#8c5a2b", "#95950a", "#8b0f3c", "#00305a"),
+)
+_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)))
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -148,7 +153,7 @@ def legend_in(key: Axes, *plots: Axes) -> None:
     """Put the legend of the first of `plots` that has curves into empty axes, where it covers none of them."""
     key.set_axis_off()
     lines = next((lines for plot in plots if (lines := plot.get_legend_handles_labels()[0])), [])
-    key.legend(handles=lines, loc="upper left", handlelength=1.2, borderaxespad=0)
+    key.legend(handles=lines, loc="upper left", handlelength=2.2, borderaxespad=0)
 
 
 def series(log: Iterable[dict[str, Any]], kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -169,6 +174,16 @@ def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
 
 
+def method_colour(place: int) -> str:
+    """Return the colour of the method at this place of a comparison."""
+    return METHOD_COLOURS[place % len(METHOD_COLOURS)]
+
+
+def method_line(place: int) -> dict[str, Any]:
+    """Return colour and dashes of a method's line; six are solid, the next six dashed, and so on."""
+    return {"color": method_colour(place), "linestyle": _DASHES[place // 6 % len(_DASHES)]}
+
+
 def show(axes: Axes, values: np.ndarray, colours: str, low: float, high: float, *, title: str) -> AxesImage:
     """Show a map (H, W) without ticks, every pixel as it is."""
     drawn = axes.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
@@ -178,25 +193,54 @@ def show(axes: Axes, values: np.ndarray, colours: str, low: float, high: float, 
 
 
 def show_image(axes: Axes, image: np.ndarray, *, title: str) -> AxesImage:
-    """Show an image (H, W) in grey, its darkest and brightest half percent clipped."""
-    low, high = np.percentile(image, [0.5, 99.5])
+    """Show an image (H, W) in grey: in its window, -0.5 to 0.5, or else its extreme half percents clipped."""
+    low, high = (-0.5, 0.5) if np.abs(image).max() <= 0.5 else np.percentile(image, [0.5, 99.5])
     return show(axes, image, "gray", float(low), float(max(high, low + 1e-6)), title=title)
+
+
+def scale_bar(axes: Axes, columns: int, spacing_mm: float) -> None:
+    """Draw a bar of a round number of millimetres, at most a third of the picture, into its lower left corner.
+
+    Args:
+        axes: those of a picture.
+        columns: its width in pixels.
+        spacing_mm: horizontal size of a pixel.
+    """
+    longest = columns * spacing_mm / 3
+    power = 10.0 ** np.floor(np.log10(longest))
+    length = power * max(step for step in (1, 2, 5) if step * power <= longest)
+    left, share = 0.06, length / (columns * spacing_mm)
+    edge = [withStroke(linewidth=3.2, foreground="black")]
+    axes.plot(
+        [left, left + share], [0.07, 0.07], color="white", linewidth=1.8, transform=axes.transAxes,
+        solid_capstyle="butt", path_effects=edge, scalex=False, scaley=False,
+    )  # fmt: skip
+    axes.text(
+        left, 0.11, f"{length:g} mm", transform=axes.transAxes, fontsize=6.5, color="white",
+        path_effects=[withStroke(linewidth=1.4, foreground="black")],
+    )  # fmt: skip
 
 
 def outline(axes: Axes, labels: np.ndarray, num_classes: int) -> None:
     """Draw the outline of every foreground class of `labels` (H, W); a mask without any says so."""
     for k in range(1, num_classes):
-        outline_mask(axes, labels == k, class_colour(k))
+        outline_mask(axes, labels == k, class_colour(k), edge=True)
     if not ((labels > 0) & (labels < num_classes)).any():
-        axes.text(0.05, 0.05, "empty", transform=axes.transAxes, fontsize=6.5, color="white")
+        dark = [withStroke(linewidth=1.4, foreground="black")]
+        axes.text(0.06, 0.06, "empty", transform=axes.transAxes, fontsize=6.5, color="white", path_effects=dark)
 
 
-def outline_mask(axes: Axes, mask: np.ndarray, colour: str, *, width: float = 1.1) -> None:
-    """Draw the outline of a mask (H, W), closed at the picture's edge; an empty one has none."""
+def outline_mask(axes: Axes, mask: np.ndarray, colour: str, *, width: float = 1.1, edge: bool = False) -> None:
+    """Draw the outline of a mask (H, W), closed at the picture's edge; an empty one has none.
+
+    A dark `edge` on both sides keeps it visible where the picture is bright.
+    """
     rows, columns = mask.shape
     if mask.any():
         x, y = np.arange(-1, columns + 1), np.arange(-1, rows + 1)
-        axes.contour(x, y, np.pad(mask, 1), levels=[0.5], colors=[colour], linewidths=width)
+        drawn = axes.contour(x, y, np.pad(mask, 1), levels=[0.5], colors=[colour], linewidths=width)
+        if edge:
+            drawn.set_path_effects([withStroke(linewidth=width + 0.9, foreground="#000000a0")])
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
 
 
@@ -220,8 +264,15 @@ def plain(text: str) -> str:
 
 
 def wrapped(text: str, *, width: int = 18, lines: int = 4) -> str:
-    """Break a name into a few short lines."""
-    return plain("\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" …")))
+    """Break a name into a few short lines, after hyphens only if a word does not fit otherwise."""
+    hyphens = any(len(word) > width for word in text.split())
+    broken = textwrap.wrap(text, width, max_lines=lines, placeholder=" …", break_on_hyphens=hyphens)
+    return plain("\n".join(broken))
+
+
+def shortened(name: str, length: int) -> str:
+    """Keep the ends of a long name: the beginning is often alike, and the end tells names apart."""
+    return plain(name if len(name) <= length else f"{name[: length // 2 - 1]}…{name[-(length // 2) :]}")
 
 
 def text_width(texts: Iterable[str]) -> float:

@@ -27,6 +27,7 @@ from phiseg.evaluation.drawing import (
     outline_mask,
     overlay,
     plain,
+    shortened,
     show,
     show_image,
     style,
@@ -88,8 +89,8 @@ def _one_picture_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
     grid = PictureGrid(columns, [0.36] * -(-len(rows) // columns), left=0.1, num_classes=2, panel=1.6)
     for place, row in enumerate(rows):
         axes = grid.picture(*divmod(place, columns))
-        name = _shortened(dataset.cases[row]["case"], 26)
-        _show_case(axes, dataset, row, title=f"{plain(name)}\n{_who_drew(dataset, row)}")
+        name = shortened(dataset.cases[row]["case"], 26)
+        _show_case(axes, dataset, row, title=f"{name}\n{_who_drew(dataset, row)}")
         for annotator in np.flatnonzero(dataset.valid[row]):
             mask = _thinned(dataset.labels[row, annotator]) == 1
             outline_mask(axes, mask, colours[annotator], width=float(widths[annotator]))
@@ -165,8 +166,3 @@ def _legend(grid: PictureGrid, colours: dict[str, str]) -> None:
         labelcolor="white",
         frameon=True,
     )
-
-
-def _shortened(name: str, length: int) -> str:
-    """Keep the ends of a long name: the beginning is often alike, and the end tells cases apart."""
-    return name if len(name) <= length else f"{name[: length // 2 - 1]}…{name[-(length // 2) :]}"
