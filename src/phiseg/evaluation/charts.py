@@ -109,14 +109,14 @@ def case_scatter(evaluations: Sequence[Evaluation], *, max_rivals: int = 4) -> F
     low, high = everything.min(initial=0), everything.max(initial=0.1)
     margin = 0.04 * (high - low)
     with style():
-        figure = Figure(figsize=(0.3 + len(rivals) * (WIDTH - 0.3) / 4, 3.35), layout="constrained")
+        figure = Figure(figsize=(0.3 + len(rivals) * (WIDTH - 0.3) / 4, 3.55), layout="constrained")
         all_axes = figure.subplots(1, len(rivals), sharex=True, sharey=True, squeeze=False)[0]
         for axes, place in zip(all_axes, rivals, strict=True):
             x, y = pairs[place]
             axes.axline((0, 0), slope=1, color="#888888", linewidth=0.8)
             opacity = float(np.clip(100 / (len(x) + 1), 0.2, 0.8))
             axes.scatter(x, y, s=9, color=method_colour(place), alpha=opacity, linewidths=0)
-            axes.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin), aspect="equal")
+            axes.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin), box_aspect=1)
             shares = [(best, np.mean(x < y)), (place, np.mean(y < x))] if len(x) else []
             lines = [f"{shortened(names[at], _LENGTH)} better in {share:.0%}" for at, share in shares]
             axes.set_title("\n".join(lines), loc="left", fontsize=7)
