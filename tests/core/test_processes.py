@@ -2,10 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from phiseg.core.errors import DataError, PhisegError
+from phiseg.core.errors import ConfigError, DataError, PhisegError
 from phiseg.core.processes import in_order
 
 
@@ -38,3 +42,43 @@ def test_a_worker_that_dies_is_told():
     _, result = next(in_order(die, range(9), 2))
     with pytest.raises(PhisegError, match="fewer --workers"):
         result()
+
+
+def test_workers_are_at_least_one():
+    with pytest.raises(ConfigError, match="workers 0"):
+        next(in_order(square, range(3), 0))
+
+
+SCRIPT = """
+import os, time
+from pathlib import Path
+from phiseg.core.processes import in_order
+
+def wait(place):
+    (Path(place) / str(os.getpid())).touch()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    for _, result in in_order(wait, [{folder!r}] * 2, 2):
+        result()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(folder=str(tmp_path)))
+    main = subprocess.Popen([sys.executable, script])
+    wait_until(lambda: len(list(tmp_path.glob("[0-9]*"))) == 2)
+    workers = [Path("/proc", path.name) for path in tmp_path.glob("[0-9]*")]
+    main.kill()
+    main.wait()
+    wait_until(lambda: not any(worker.exists() for worker in workers))
+
+
+def wait_until(happened):
+    for _ in range(600):
+        if happened():
+            return
+        time.sleep(0.1)
+    pytest.fail("it did not happen within a minute")

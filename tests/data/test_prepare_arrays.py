@@ -248,8 +248,8 @@ def test_a_label_beyond_the_classes_names_the_case(prepare):
     ("options", "cause"),
     [
         ({"window": (0, 1), "zscore": True}, "exclude each other"),
-        ({"window": (1, 0)}, "low < high"),
-        ({"size": 0}, "--size 0"),
+        ({"window": (1, 0)}, "the lower one first"),
+        ({"size": 0}, "size 0 must be 1 to 8192"),
         ({"classes": ("a", "a")}, "two or more different names"),
         ({"fractions": (1, 1, 1)}, "split fractions"),
     ],
@@ -402,3 +402,10 @@ def test_the_cells_keep_their_missing_readers(tmp_path):
         np.testing.assert_array_equal(dataset.labels[dataset.valid], source["masks"][source["valid"] == 1])
     assert not dataset.valid.all()
     assert (dataset.info.intensity.low, dataset.info.intensity.high) == (0, 1)
+
+
+def test_where_a_cut_lies_is_in_the_table(prepare):
+    dataset = prepare(some_arrays(), size=6)
+    assert (dataset.cases[0]["cut_row"], dataset.cases[0]["cut_column"]) == ("1", "2")
+    larger = prepare(some_arrays(), size=12)
+    assert (larger.cases[0]["cut_row"], larger.cases[0]["cut_column"]) == ("-2", "-1")

@@ -222,6 +222,77 @@ def test_copies_of_slices_and_of_series_are_taken_once(lidc_source, good, prepar
     assert counts(dataset)["copies of a series"] == 1
 
 
+def test_of_copies_the_most_complete_one_is_taken(lidc_source, good, prepare):
+    lidc_source.patient("twice", [[{5: disc(30, 30, 3), 10: disc(30, 30, 3)}]])
+    for name in ("a", "z"):
+        shutil.copytree(lidc_source.root / "twice", lidc_source.root / name)
+        (lidc_source.root / name / "study/series/000001.dcm").unlink()
+    dataset = prepare()
+    assert [case["patient"] for case in dataset.cases] == ["good", "twice", "twice"]
+    found = counts(dataset)
+    assert (found["series"], found["nodules"], found["copies of a series"]) == (2, 2, 2)
+
+
+def test_two_xml_files_about_one_series_are_told(lidc_source, good, prepare):
+    lidc_source.xml(lidc_source.folder("good") / "111.xml", [[{5: disc(20, 20, 3)}]], patient="good")
+    dataset = prepare()
+    assert counts(dataset)["further XML files about a series"] == 1
+    assert "111.xml" in left_out(dataset)
+    assert dataset.labels[0].sum() == 49, "the first one counts"
+
+
+def test_files_are_dicom_whatever_their_names(lidc_source, good, prepare):
+    folder = lidc_source.folder("good")
+    for number, path in enumerate(sorted(folder.glob("*.dcm"))):
+        path.rename(folder / (f"1.3.6.1.{number}" if number % 2 else f"slice{number}"))
+    (folder / "notes").write_text("no image")
+    dataset = prepare()
+    assert dataset.num_cases == 1
+    assert dataset.info.source["left_out"] == []
+
+
+def test_an_unreadable_file_or_link_loses_nothing_else(lidc_source, good, prepare):
+    folder = lidc_source.folder("good")
+    (folder / "broken").symlink_to(folder / "nowhere")
+    (folder / "circle").symlink_to(lidc_source.root)
+    dataset = prepare()
+    assert dataset.num_cases == 1
+    assert "broken" in left_out(dataset)
+
+
+def test_folders_are_found_through_links(lidc_source, good, prepare, tmp_path):
+    shutil.move(lidc_source.root / "good", tmp_path / "elsewhere")
+    (lidc_source.root / "good").symlink_to(tmp_path / "elsewhere")
+    assert prepare().num_cases == 1
+
+
+def test_a_scout_in_the_series_is_passed_over(lidc_source, good, prepare):
+    path = lidc_source.folder("good") / "scout.dcm"
+    lidc_source.dicom(path, patient="good", z=5, sop="5.5", orientation=(1, 0, 0, 0, 0, -1))
+    assert prepare().num_cases == 1
+
+
+@pytest.mark.parametrize("thickness", [-2.5, 0, None])
+def test_a_slice_thickness_that_is_none_is_replaced_by_the_slices_distance(lidc_source, prepare, thickness):
+    """Two readers, 4 pixels apart: one nodule at the slices' distance of 5, two at less."""
+    folder = lidc_source.patient("P1", [[{5: disc(20, 20, 3)}], [{5: disc(20, 32, 3)}]])
+    for number in range(5):
+        path = folder / f"{number:06d}.dcm"
+        lidc_source.dicom(path, patient="P1", z=5 * number, SliceThickness=thickness)
+    assert {case["nodule"] for case in prepare().cases} == {"0"}
+
+
+def test_names_stay_different_where_the_ends_of_uids_agree(lidc_source, prepare):
+    for name in ("one", "two"):
+        folder = lidc_source.root / name
+        uid = {"one": "1.2.1.55555", "two": "1.2.2.55555"}[name]
+        for z in (0, 5, 10):
+            path = folder / f"{z}.dcm"
+            lidc_source.dicom(path, patient="same", z=z, uid=uid, sop=f"{uid}.{z}")
+        lidc_source.xml(folder / "0.xml", [[{5: disc(20, 20, 3)}]], patient="same", uid=uid, sop=f"{uid}.5")
+    assert len({case["case"] for case in prepare().cases}) == 2
+
+
 def test_an_xml_of_another_series(lidc_source, good, prepare):
     folder = lidc_source.patient("other", [[{5: disc(30, 30, 3)}]])
     lidc_source.xml(folder / "000.xml", [[{5: disc(30, 30, 3)}]], patient="other", uid="6.6.6")
@@ -423,6 +494,7 @@ def test_an_existing_folder_is_never_overwritten_unasked(lidc_source, good, prep
     ("changes", "error", "reason"),
     [
         ({"options": LidcOptions(size=0)}, ConfigError, "size 0"),
+        ({"options": LidcOptions(size=100_000)}, ConfigError, "size 100000"),
         ({"options": LidcOptions(spacing_mm=-1)}, ConfigError, "spacing -1"),
         ({"options": LidcOptions(spacing_mm=float("nan"))}, ConfigError, "spacing nan"),
         ({"window": (400, -1000)}, ConfigError, "window"),

@@ -145,7 +145,8 @@ def test_channels_may_be_the_fourth_dimension(source):
         write(source / case / "image.nii.gz", some_image((*SHAPE, 3), seed=seed))
     dataset = prepare(source)
     assert dataset.images.shape == (12, 3, 10, 12)
-    assert dataset.info.source["left_out"] == ["p3"]  # it has one channel
+    (reason,) = dataset.info.source["left_out"]  # it has one channel
+    assert "case 'p3'" in reason
     image = some_image((*SHAPE, 3), seed=0)[..., 2]
     expected = (image - image.mean()) / image.std()
     np.testing.assert_allclose(dataset.images[1, 2], expected[:, :, 1].T, atol=1e-5)
@@ -440,8 +441,9 @@ def test_one_bad_case_is_told_left_out_and_counted(source, cli, damage):
     assert done.code == 0
     dataset = Dataset.open(source.parent / "out")
     assert {row["scan"] for row in dataset.cases} == {"p1", "p3"}
-    assert dataset.info.source["left_out"] == ["p2"]
-    assert "left out case 'p2': " in done.err
+    (reason,) = dataset.info.source["left_out"]
+    assert "case 'p2'" in reason
+    assert "left out: case 'p2': " in done.err
     assert "phiseg: 1 of 3 cases left out" in done.err
     assert "Traceback" not in done.err
 
@@ -533,7 +535,7 @@ def test_an_existing_folder_is_kept_unless_it_may_be_replaced(source):
         (["--merge", "3-0"], "--merge '3-0' must be OLD:NEW"),
         (["--merge", "3:0", "3:1"], "--merge gives label 3 two new numbers, 0 and 1"),
         (["--size", "1", "2", "3"], "--size takes one number or two"),
-        (["--size", "0"], "size (0, 0) must be pixels above 0"),
+        (["--size", "0"], "size 0 x 0 must be 1 to 8192 pixels"),
         (["--spacing", "-1"], "spacing -1 must be millimetres above 0"),
         (["--spacing", "nan"], "spacing nan must be millimetres above 0"),
         (["--window", "5", "1"], "window (5.0, 1.0) must be two numbers, the lower one first"),
@@ -552,3 +554,22 @@ def test_wrong_options_are_told_before_any_work(source, cli, words, message):
 def test_a_plane_that_does_not_exist_is_an_error():
     with pytest.raises(ConfigError, match="plane 'lateral' must be axial, coronal, sagittal or auto"):
         Slicing(plane="lateral")
+
+
+def test_a_file_with_a_misspelt_name_is_told(source, cli):
+    (source / "p1" / "Rater-3.nii.gz").write_bytes((source / "p1" / "image.nii.gz").read_bytes())
+    done = cli("prepare", "nifti", source, source.parent / "out")
+    assert done.code == 0
+    assert "Rater-3.nii.gz is neither image nor rater-<name>" in done.err
+    assert "cases left out" not in done.err
+
+
+@pytest.mark.parametrize("row", [[1, 1e15, 0, 0], [1e-9, 0, 0, 0]])
+def test_a_header_without_three_directions_loses_its_case_alone(source, cli, row):
+    image = nibabel.load(source / "p2" / "image.nii.gz")
+    affine = image.affine.copy()
+    affine[0] = row
+    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), affine), source / "p2" / "image.nii.gz")
+    done = cli("prepare", "nifti", source, source.parent / "out")
+    assert done.code == 0, done.err
+    assert "no valid position and spacing" in done.err

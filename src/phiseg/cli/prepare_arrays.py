@@ -44,7 +44,7 @@ class PrepareArrays:
     name: str | None = None
     """Name of the dataset; by default that of the file."""
     overwrite: bool = False
-    """Replace OUT if it exists."""
+    """Replace OUT if it is a dataset."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:

@@ -40,7 +40,7 @@ class PrepareLegacy:
     name: str | None = None
     """Name of the dataset; by default that of the file."""
     overwrite: bool = False
-    """Replace OUT if it exists."""
+    """Replace OUT if it is a dataset."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:

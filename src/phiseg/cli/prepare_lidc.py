@@ -44,7 +44,7 @@ class PrepareLidc:
     fractions: str = "60,20,20"
     """Shares of train, val and test, in percent or as parts of 1."""
     workers: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Processes; by default one per core."""
+    """Processes, each with one series in memory; by default one per core."""
     overwrite: bool = False
     """Replace OUT if it is a dataset."""
 
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         window=command.window,
         seed=command.seed,
         fractions=parse_fractions(command.fractions),
-        workers=command.workers or os.cpu_count() or 1,
+        workers=command.workers if command.workers is not None else os.cpu_count() or 1,
         overwrite=command.overwrite,
         command=command_line(prog, arguments),
     )

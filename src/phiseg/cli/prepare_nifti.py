@@ -1,5 +1,6 @@
 """`phiseg prepare nifti`."""
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -52,12 +53,12 @@ class PrepareNifti:
     """Of the split."""
     fractions: str = "60,20,20"
     """Of train, val and test, by patient: percentages, or shares such as 0.6,0.2,0.2."""
-    workers: int = 1
-    """Processes that read and cut volumes; each needs the memory of one case."""
+    workers: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Processes, each with one case in memory; by default one per core."""
     strict: bool = False
     """Stop at the first case that cannot be used, rather than leave it out."""
     overwrite: bool = False
-    """Replace OUT if it exists."""
+    """Replace OUT if it is a dataset."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -81,7 +82,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         classes=command.classes,
         seed=command.seed,
         fractions=parse_fractions(command.fractions),
-        workers=command.workers,
+        workers=command.workers if command.workers is not None else os.cpu_count() or 1,
         strict=command.strict,
         overwrite=command.overwrite,
         command=command_line(prog, arguments),
@@ -90,10 +91,10 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     raters = dataset.info.source["raters"]
     assert isinstance(raters, list)
     print(f"annotators: {', '.join(map(str, raters))}")
-    left_out, total = dataset.info.source["left_out"], dataset.info.source["num_cases"]
-    if left_out:
-        assert isinstance(left_out, list)
-        print(f"phiseg: {len(left_out)} of {total} cases left out, for the reasons above", file=sys.stderr)
+    kept, total = len({case["scan"] for case in dataset.cases}), dataset.info.source["num_cases"]
+    assert isinstance(total, int)
+    if kept < total:
+        print(f"phiseg: {total - kept} of {total} cases left out, for the reasons above", file=sys.stderr)
 
 
 def _size(values: tuple[int, ...] | None) -> tuple[int, int] | None:

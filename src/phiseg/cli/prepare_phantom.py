@@ -34,7 +34,7 @@ class PreparePhantom:
     seed: int = 0
     """The same seed gives the same dataset."""
     overwrite: bool = False
-    """Replace OUT if it exists."""
+    """Replace OUT if it is a dataset."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:

@@ -1,15 +1,17 @@
 """Work on many things in several processes, with the results in order and few of them waiting."""
 
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import TypeVar
 
-from phiseg.core.errors import PhisegError
+from phiseg.core.errors import ConfigError, PhisegError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,14 +31,15 @@ def in_order(
         workers: processes; with one, the work is done in this process when its result is asked for.
 
     Raises:
+        ConfigError: there are no workers.
         PhisegError: a process died, from the function that is yielded.
     """
-    if workers <= 1:
+    if workers < 1:
+        raise ConfigError(f"workers {workers} must be at least 1")
+    if workers == 1:
         yield from ((item, partial(work, item)) for item in items)
         return
-    ignore_interrupt = (signal.SIGINT, signal.SIG_IGN)  # the main process alone answers Ctrl-C
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=signal.signal, initargs=ignore_interrupt) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_follow_parent) as pool:
         waiting: deque[tuple[Item, Future[Result]]] = deque()
         try:
             for item in items:
@@ -49,6 +52,19 @@ def in_order(
                 yield done, partial(_result, future)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the main process, and end with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None, "only a worker calls this"
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=follow, daemon=True).start()
 
 
 def _result(future: Future[Result]) -> Result:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pydicom
 from numpy.typing import NDArray
+from pydicom.misc import is_dicom
 
 from phiseg.core.errors import DataError
 
@@ -80,14 +81,17 @@ class DicomFolder:
 def read_folder(files: list[Path]) -> DicomFolder:
     """Read the headers of files that lie in one folder, and sort them into series.
 
-    A file that is no DICOM file, or a slice without a place, is a problem of the answer and stops nothing. Of two
-    files with the same SOP instance UID the first is kept.
+    Any name will do; a file that is not called .dcm and is none is passed over. One that cannot be read, or a slice
+    without a place, is a problem of the answer and stops nothing. Of two files with the same SOP instance UID the
+    first is kept.
     """
     found: dict[str, tuple[str, str, dict[str, SliceHeader]]] = {}
     problems = []
     for path in sorted(files):
         try:
             with _reading(path):
+                if path.suffix.lower() not in {".dcm", ".ima"} and not is_dicom(path):
+                    continue
                 data = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_HEADER))
                 uid, modality = str(data.SeriesInstanceUID), str(data.get("Modality", ""))
                 _, _, slices = found.setdefault(uid, (str(data.get("PatientID", "")), modality, {}))
@@ -141,7 +145,7 @@ def _slice_header(path: Path, data: Any) -> SliceHeader:
         raise DataError(f"{path} has an orientation {directions} that is no pair of perpendicular directions")
     if min(spacing) <= 0:
         raise DataError(f"{path} has a pixel spacing {spacing} that is not above zero")
-    thickness = data.get("SliceThickness")
+    thickness = float(data.get("SliceThickness") or 0)
     return SliceHeader(
         path=path,
         sop_uid=str(data.SOPInstanceUID),
@@ -149,7 +153,7 @@ def _slice_header(path: Path, data: Any) -> SliceHeader:
         along_row=along_row,
         along_column=along_column,
         spacing_mm=spacing,
-        thickness_mm=None if thickness is None else float(thickness),
+        thickness_mm=thickness if 0 < thickness < np.inf else None,
         instance=int(data.get("InstanceNumber") or 0),
     )
 

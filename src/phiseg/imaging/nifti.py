@@ -27,6 +27,8 @@ _MOST_COMPRESSION = 1032
 _LABEL_TOLERANCE = 1e-3
 """A scaled file stores class 1 as 0.99999."""
 _MAX_LABEL = 1 << 30
+_MAX_CONDITION = 1e6
+"""How far voxels may be from cubes; beyond it, axes cannot be told apart."""
 
 
 def read_nifti(path: Path, *, channels: bool = False) -> Volume:
@@ -93,7 +95,7 @@ def read_nifti_header(path: Path, *, channels: bool = False) -> Volume:
         raise DataError(
             f"{path} is damaged: {size} bytes cannot hold the {shape} voxels of its header; copy it again"
         )
-    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-12:
+    if not np.isfinite(affine).all() or np.linalg.cond(affine[:3, :3]) > _MAX_CONDITION:
         raise DataError(f"{path} has no valid position and spacing (sform, qform, pixdim); repair its header")
     dtype = np.dtype(np.float64) if scaled else stored.newbyteorder("=")
     return Volume(np.broadcast_to(np.zeros((), dtype), _fitted(shape, path, channels=channels)), affine)

@@ -49,9 +49,13 @@ class Volume:
         """
         return self._turned(ornt_transform(io_orientation(self.affine), axcodes2ornt(codes)))
 
-    def reoriented_like(self, other: "Volume") -> Self:
-        """Return the same voxels, with axes in the order and the directions of those of `other`."""
-        return self._turned(io_orientation(np.linalg.inv(other.affine) @ self.affine))
+    def reoriented_like(self, other: "Volume") -> Self | None:
+        """Return the same voxels, with axes in the order and the directions of those of `other`.
+
+        None where their directions differ so much that none of its axes belongs to one of the other's.
+        """
+        orientation = io_orientation(np.linalg.inv(other.affine) @ self.affine)
+        return None if np.isnan(orientation).any() else self._turned(orientation)
 
     def _turned(self, orientation: NDArray[Any]) -> Self:
         turned = apply_orientation(self.values, orientation)

@@ -1,4 +1,4 @@
-"""One bad case never loses the others: it is reported in one line, left out, and counted at the end."""
+"""One bad case never loses the others: it is told in one line, left out, and kept in the dataset's record."""
 
 import sys
 from collections.abc import Iterator
@@ -13,20 +13,24 @@ from phiseg.core.errors import DataError
 
 @dataclass
 class LeftOut:
-    """The cases that could not be used."""
+    """What could not be used."""
 
     strict: bool = False
-    """Let the first one be an error instead."""
-    cases: list[JsonValue] = field(default_factory=list)
-    """Their names, as they go into the manifest."""
+    """Let the first bad case be an error instead."""
+    reasons: list[JsonValue] = field(default_factory=list)
+    """One line each, as they go into the manifest."""
+
+    def note(self, reason: str) -> None:
+        """Tell one thing that is left out, on stderr and clear of progress bars."""
+        self.reasons.append(reason)
+        tqdm.write(f"phiseg: left out: {reason}", file=sys.stderr)
 
     @contextmanager
     def unless_good(self, case: str) -> Iterator[None]:
-        """Leave `case` out, with its reason on stderr, when the block finds its data to be bad."""
+        """Leave `case` out when the block finds its data to be bad."""
         try:
             yield
         except DataError as error:
             if self.strict:
                 raise
-            self.cases.append(case)
-            tqdm.write(f"phiseg: left out case '{case}': {error}", file=sys.stderr)
+            self.note(f"case '{case}': {error}")

@@ -25,11 +25,13 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import JsonValue
 
 from phiseg.core.errors import DataError
 from phiseg.core.files import check_replaceable
 from phiseg.data.prepare import safe_pickle
 from phiseg.data.prepare.arrays import sha256_of
+from phiseg.data.prepare.left_out import LeftOut
 from phiseg.data.prepare.safe_pickle import PickledArray
 from phiseg.data.prepare.stack import Item, Source, StackOptions, tell, text_of, write_stack
 from phiseg.data.splits import SPLIT_NAMES
@@ -39,7 +41,6 @@ from phiseg.data.writer import Case
 CLASSES = ("background", "nodule")
 
 _FORMS = "PHiSeg's data_lidc.hdf5, Knegt's data_lidc.pickle or a folder of PNGs with images/ and gt/"
-_LISTED = 20
 _BLOCK_BYTES = 2**24
 _BEST_COMPRESSION = 1100
 """HDF5's compression makes nothing smaller by more than this."""
@@ -70,8 +71,10 @@ def prepare_legacy(
     """
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     kind, source = _open(path)
-    provenance = {"kind": kind, "file": path.resolve().name}
-    if not path.is_dir():
+    provenance: dict[str, JsonValue] = {"kind": kind, "file": path.resolve().name}
+    if isinstance(source, PngFolder):
+        provenance["left_out"] = source.left_out.reasons  # grows while it is read; the manifest is written after it
+    else:
         provenance["sha256"] = sha256_of(path)
     try:
         return write_stack(
@@ -79,7 +82,7 @@ def prepare_legacy(
         )
     finally:
         if isinstance(source, PngFolder):
-            source.tell_problems()
+            source.tell_counts()
 
 
 def _open(path: Path) -> tuple[str, Source]:
@@ -269,26 +272,26 @@ class PngFolder:
                 f"{path} has no images/PATIENT/NAME.png, with or without train, val, test; give {_FORMS}"
             )
         self._num_readers = 1 + max((reader for crop in self._crops for reader in crop.masks), default=0)
-        self._problems: dict[Path, str] = {}
+        self._broken: set[Path] = set()
+        self.left_out = LeftOut()
 
     def __len__(self) -> int:
         return len(self._crops)
 
     def __iter__(self) -> Iterator[Item]:
         for crop in self._crops:
-            if crop.image in self._problems:
+            if crop.image in self._broken:
                 continue
             try:
                 yield Item(self._case(crop), crop.split)
             except DataError as error:
-                self._problems[crop.image] = str(error)
+                self._broken.add(crop.image)
+                self.left_out.note(str(error))
 
-    def tell_problems(self) -> None:
-        """Write what was left out or missing to stderr, with its number."""
-        for problem in [*self._problems.values()][:_LISTED]:
-            tell(f"left out: {problem}")
-        if self._problems:
-            tell(f"{self.path}: left out {len(self._problems)} of {len(self)} crops with a broken file")
+    def tell_counts(self) -> None:
+        """Write how many crops were left out and how many masks are missing, on stderr."""
+        if self._broken:
+            tell(f"{self.path}: left out {len(self._broken)} of {len(self)} crops with a broken file")
         missing = sum(self._num_readers - len(crop.masks) for crop in self._crops)
         if missing:
             tell(f"{self.path}: {missing} masks have no file; their readers are marked as missing")

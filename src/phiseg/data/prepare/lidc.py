@@ -14,20 +14,21 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from pydicom.misc import is_dicom
 from tqdm import tqdm
 
-from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.errors import DataError
 from phiseg.core.files import atomic_file, check_replaceable, write_json
 from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
+from phiseg.data.prepare.left_out import LeftOut
 from phiseg.data.prepare.lidc_series import LidcOptions, crop_series
+from phiseg.data.prepare.options import check_size, check_spacing, check_window
 from phiseg.data.splits import split_patients
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
@@ -36,12 +37,24 @@ from phiseg.imaging.lidc_xml import read_lidc_xml, read_series_uid
 from phiseg.imaging.outlines import MAX_READERS
 
 
+class _Series(NamedTuple):
+    """A series whose crops are made."""
+
+    patient: str
+    uid: str
+    num_crops: int
+    num_nodules: int
+    folder: str
+    """Where its slices lie."""
+    crops: str
+    """Name of the file with its crops."""
+
+
 @dataclass
 class _Outcome:
     """What became of files: which crops were made, and a record of everything else."""
 
-    series: list[tuple[str, str, str]] = field(default_factory=list)
-    """Patient, series and file of crops."""
+    series: list[_Series] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
     """All series, whatever became of them."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -63,7 +76,7 @@ class _Found(NamedTuple):
     """Files that may be DICOM, by folder."""
     readings: dict[str, Path]
     """The readers' XML of every CT series that has one."""
-    outcome: _Outcome
+    counts: Counter[str]
 
 
 class _Job(NamedTuple):
@@ -111,16 +124,19 @@ def prepare_lidc(
         OutputError: `out` exists, or cannot be written.
     """
     options = options or LidcOptions()
-    _check(options, window, workers)
+    check_size(options.size)
+    check_spacing(options.spacing_mm)
+    check_window(window)
     split_patients([], seed=seed, fractions=fractions)  # complains now, not after the last series
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
-    found = _find(src)
+    left_out = LeftOut()
+    found = _find(src, left_out)
     place = Path(os.path.realpath(out))
     work = place.with_name(f".{place.name}.work")
-    jobs = list(_jobs(found, options, work))
-    outcome = _gather(found, _run(jobs, min(workers, len(jobs)), progress=progress))
-    if not outcome.series:
-        counted = ", ".join(f"{number} {what}" for what, number in outcome.counts.items()) or "no DICOM file"
+    outcomes = _run(list(_jobs(found, options, work)), workers, left_out, progress=progress)
+    series, counts = _gather(found, list(outcomes))
+    if not series:
+        counted = ", ".join(f"{number} {what}" for what, number in counts.items()) or "no DICOM file"
         raise DataError(f"{src} has no usable nodule ({counted}); give the folder with LIDC-IDRI's patients")
     dataset = write_dataset(
         out,
@@ -130,7 +146,7 @@ def prepare_lidc(
         image_shape=(1, options.size, options.size),
         image_dtype=np.int16,
         intensity=Intensity(kind="window", low=window[0], high=window[1]),
-        cases=_cases(tqdm(outcome.series, desc="writing", unit="series", disable=not progress), work),
+        cases=_cases(series, work, progress=progress),
         seed=seed,
         fractions=fractions,
         spacing_mm=(options.spacing_mm, options.spacing_mm) if options.spacing_mm else None,
@@ -139,8 +155,8 @@ def prepare_lidc(
             "plane": "axial",
             "centred_on": "nodule",
             **asdict(options),
-            "counts": {**outcome.counts},
-            "left_out": [*outcome.problems],
+            "counts": {**counts},
+            "left_out": left_out.reasons,
         },
         command=command,
         overwrite=overwrite,
@@ -149,46 +165,41 @@ def prepare_lidc(
     return dataset
 
 
-def _check(options: LidcOptions, window: tuple[float, float], workers: int) -> None:
-    if options.size < 1:
-        raise ConfigError(f"size {options.size} must be at least 1, such as 128")
-    if options.spacing_mm is not None and not 0 < options.spacing_mm < np.inf:
-        raise ConfigError(f"spacing {options.spacing_mm} must be above 0 mm, such as 0.5")
-    if not -np.inf < window[0] < window[1] < np.inf:
-        raise ConfigError(f"window {window} must be two numbers, the lower one first, such as -1000 400")
-    if workers < 1:
-        raise ConfigError(f"workers {workers} must be at least 1")
-
-
-def _find(src: Path) -> _Found:
+def _find(src: Path, left_out: LeftOut) -> _Found:
     """Walk through the source; of XML files only the beginning is read, of others nothing."""
     if not src.is_dir():
         raise DataError(f"{src} is not a folder; give the folder that holds LIDC-IDRI's patients")
-    found = _Found([], {}, _Outcome())
-    for folder, subfolders, names in os.walk(src):
+    found = _Found([], {}, Counter())
+    walked = set()
+    for folder, subfolders, names in os.walk(src, followlinks=True):
+        if (place := os.path.realpath(folder)) in walked:  # a link into a folder that it lies in
+            subfolders.clear()
+            continue
+        walked.add(place)
         subfolders.sort()
-        paths = [Path(folder, name) for name in sorted(names)]
-        for path in paths:
-            if path.suffix.lower() == ".xml":
-                _find_reading(path, found)
-        images = [path for path in paths if path.suffix.lower() in {".dcm", ".ima", ""} and path.name != "DICOMDIR"]
+        paths = [Path(folder, name) for name in sorted(names) if not name.startswith(".") and name != "DICOMDIR"]
+        images = [path for path in paths if path.suffix.lower() != ".xml"]
         if images:
             found.folders.append(images)
+        for path in (path for path in paths if path.suffix.lower() == ".xml"):
+            _find_reading(path, found, left_out)
     return found
 
 
-def _find_reading(path: Path, found: _Found) -> None:
+def _find_reading(path: Path, found: _Found, left_out: LeftOut) -> None:
     try:
         uid = read_series_uid(path)
     except DataError as error:
-        found.outcome.problems.append(str(error))
-        found.outcome.counts["broken XML files"] += 1
-        _tell(str(error))
+        found.counts["broken XML files"] += 1
+        left_out.note(str(error))
         return
     if uid is None:
-        found.outcome.counts["chest radiograph XML files"] += 1
+        found.counts["chest radiograph XML files"] += 1
+    elif uid in found.readings:
+        found.counts["further XML files about a series"] += 1
+        left_out.note(f"{path}, for {found.readings[uid]} is about the same series {uid}; remove one of them")
     else:
-        found.readings.setdefault(uid, path)
+        found.readings[uid] = path
 
 
 def _jobs(found: _Found, options: LidcOptions, work: Path) -> Iterator[_Job]:
@@ -202,30 +213,33 @@ def _jobs(found: _Found, options: LidcOptions, work: Path) -> Iterator[_Job]:
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:
-    status = path.lstat()
+    try:
+        status = path.stat()
+    except OSError:  # who reads the file will say so
+        return str(path), -1, -1
     return str(path), status.st_size, status.st_mtime_ns
 
 
-def _run(jobs: list[_Job], workers: int, *, progress: bool) -> Iterator[_Outcome]:
-    """Do the jobs; print what is left out as it comes."""
+def _run(jobs: list[_Job], workers: int, left_out: LeftOut, *, progress: bool) -> Iterator[_Outcome]:
+    """Do the jobs; tell what is left out as it comes."""
     with tqdm(total=len(jobs), desc="reading", unit="folder", disable=not progress) as bar:
-        for _, result in in_order(_do, jobs, workers):
-            outcome = result()
-            for line in outcome.problems:
-                _tell(line)
-            bar.update()
-            yield outcome
-
-
-def _tell(problem: str) -> None:
-    tqdm.write(f"phiseg: left out: {problem}", file=sys.stderr)
+        try:
+            for _, result in in_order(_do, jobs, workers):
+                outcome = result()
+                for reason in outcome.problems:
+                    left_out.note(reason)
+                bar.update()
+                yield outcome
+        except KeyboardInterrupt:
+            bar.write("phiseg: stopping; run the same command again to go on from here", file=sys.stderr)
+            raise
 
 
 def _do(job: _Job) -> _Outcome:
     """Make the crops of every series in a folder, or find them made."""
     if job.result.exists():
         return _read_outcome(job.result)
-    folder = read_folder([path for path in job.files if path.suffix or is_dicom(path)])
+    folder = read_folder(job.files)
     outcome = _Outcome(problems=[*folder.problems])
     outcome.counts["unreadable DICOM files"] += len(folder.problems)
     for number, series in enumerate(folder.series):
@@ -240,7 +254,7 @@ def _do(job: _Job) -> _Outcome:
 
 def _read_outcome(path: Path) -> _Outcome:
     values = json.loads(path.read_text(encoding="utf-8"))
-    series = [(patient, uid, name) for patient, uid, name in values["series"]]
+    series = [_Series(*entry) for entry in values["series"]]
     return _Outcome(series, values["seen"], Counter(values["counts"]), values["problems"])
 
 
@@ -274,28 +288,48 @@ def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
             labels=np.stack([crop.labels for crop in crops]),
             columns=json.dumps([crop.columns for crop in crops]),
         )
-    outcome.series.append((series.patient, series.uid, crops_file.name))
-    outcome.counts["series"] += 1
-    outcome.counts["nodules"] += len({crop.columns["nodule"] for crop in crops})
+    num_nodules = len({crop.columns["nodule"] for crop in crops})
+    outcome.series.append(
+        _Series(series.patient, series.uid, len(crops), num_nodules, str(folder), crops_file.name)
+    )
     return outcome
 
 
-def _gather(found: _Found, outcomes: Iterable[_Outcome]) -> _Outcome:
-    """Add up what became of all jobs, in the order of patients; a series that lies in two folders is taken once."""
-    total = found.outcome
+def _gather(found: _Found, outcomes: list[_Outcome]) -> tuple[list[_Series], Counter[str]]:
+    """Return the series in the order of patients, and all counts.
+
+    Of a series that lies in two folders, the one with more crops is taken; of equals, the first by name.
+    """
+    total = _Outcome(counts=found.counts)
     for outcome in outcomes:
         total.add(outcome)
-    once = {uid: (patient, uid, name) for patient, uid, name in sorted(total.series, reverse=True)}
-    total.counts["copies of a series"] += len(total.series) - len(once)
-    total.counts["XML files without their CT series"] += len(found.readings.keys() - set(total.seen))
-    return _Outcome(sorted(once.values()), sorted(total.seen), +total.counts, sorted(total.problems))
+    best_last = sorted(total.series, key=lambda series: series.folder, reverse=True)
+    best_last.sort(key=lambda series: series.num_crops)
+    once = {series.uid: series for series in best_last}
+    counts = total.counts
+    counts["copies of a series"] += len(total.series) - len(once)
+    counts["XML files without their CT series"] += len(found.readings.keys() - set(total.seen))
+    counts["series"] += len(once)
+    counts["nodules"] += sum(series.num_nodules for series in once.values())
+    return sorted(once.values()), +counts
 
 
-def _cases(series: Iterable[tuple[str, str, str]], work: Path) -> Iterator[Case]:
+def _cases(all_series: list[_Series], work: Path, *, progress: bool) -> Iterator[Case]:
+    """Read the crops of all series, one series at a time."""
     valid = np.ones(MAX_READERS, dtype=np.bool_)  # all readers saw the whole scan
-    for patient, uid, name in series:
-        with np.load(work / name, allow_pickle=False) as arrays:
+    names = _short_names(all_series)
+    for series in tqdm(all_series, desc="writing", unit="series", disable=not progress):
+        with np.load(work / series.crops, allow_pickle=False) as arrays:
             images, labels, rows = arrays["images"], arrays["labels"], json.loads(str(arrays["columns"]))
         for image, masks, columns in zip(images, labels, rows, strict=True):
-            case = f"{patient}-{uid[-5:]}-n{columns['nodule']}-s{columns['slice']}"
-            yield Case(case, patient, image[None], masks, valid, {"series_uid": uid, **columns})
+            case = f"{names[series.uid]}-n{columns['nodule']}-s{columns['slice']}"
+            yield Case(case, series.patient, image[None], masks, valid, {"series_uid": series.uid, **columns})
+
+
+def _short_names(all_series: list[_Series]) -> dict[str, str]:
+    """Name every series by its patient and the end of its UID: five digits as in the archive's folders, or more."""
+    for length in (5, 10, 20, 64):
+        names = {series.uid: f"{series.patient}-{series.uid[-length:]}" for series in all_series}
+        if len(set(names.values())) == len(names):
+            break
+    return names

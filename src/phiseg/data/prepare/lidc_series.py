@@ -96,7 +96,7 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
         The crops, and one line for every outlined slice whose image is missing or cannot be read.
 
     Raises:
-        DataError: the slices are not axial.
+        DataError: no slice is axial.
     """
     levels = _levels(series)
     annotations, problems = _locate(series, reading, levels)
@@ -121,14 +121,18 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
 
 
 def _levels(series: Series) -> list[list[SliceHeader]]:
-    """Group slices by where they lie, from one end to the other; copies of a slice share a level."""
-    for header in series.slices:
-        if not header.is_axial:
-            raise DataError(
-                f"{header.path} is not an axial slice (its rows run along {header.along_row}, its columns along "
-                f"{header.along_column}), but the readers drew on axial ones; fetch the series again"
-            )
-    return [list(group) for _, group in groupby(series.slices, key=lambda header: round(header.depth_mm, 3))]
+    """Group axial slices by where they lie, from one end to the other; copies of a slice share a level.
+
+    Others, such as a scout of the same series, are passed over: an outline on one of them has no image.
+    """
+    axial = [header for header in series.slices if header.is_axial]
+    if not axial:
+        first = series.slices[0]
+        raise DataError(
+            f"{first.path} is not an axial slice (its rows run along {first.along_row}, its columns along "
+            f"{first.along_column}) and neither are the others, but the readers drew on axial ones; fetch them"
+        )
+    return [list(group) for _, group in groupby(axial, key=lambda header: round(header.depth_mm, 3))]
 
 
 def _thickness(levels: list[list[SliceHeader]]) -> float:

@@ -83,7 +83,6 @@ def prepare_nifti(
     slicing = slicing or Slicing()
     left_out = LeftOut(strict)
     found = find_scans(source, left_out)
-    num_cases = len(found.scans) + len(left_out.cases)
     scans, plan = _survey(source, found, slicing, dict(merge or {}), classes, left_out, progress)
 
     def cases() -> Iterator[Case]:
@@ -101,8 +100,8 @@ def prepare_nifti(
         "plane": slicing.plane,
         "slices": slicing.slices,
         "merge": {str(old): new for old, new in plan.merge.items()},
-        "num_cases": num_cases,
-        "left_out": left_out.cases,  # the list grows while cases are read; the manifest is written after them
+        "num_cases": found.num_cases,
+        "left_out": left_out.reasons,  # the list grows while cases are read; the manifest is written after them
     }
     return write_dataset(
         out,

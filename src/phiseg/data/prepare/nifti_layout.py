@@ -48,6 +48,8 @@ class Source:
 
     layout: str
     scans: list[Scan]
+    num_cases: int
+    """Cases that were found, complete or not."""
     raters: list[str]
     """Names of all raters, sorted; the place in the list is the annotator's index."""
 
@@ -69,7 +71,7 @@ def find_scans(folder: Path, left_out: LeftOut) -> Source:
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; give one with case folders or with imagesTr")
     nnunet = (folder / "imagesTr").is_dir()
-    found = _nnunet(folder) if nnunet else _case_folders(folder)
+    found = _nnunet(folder) if nnunet else _case_folders(folder, left_out)
     if not found:
         raise DataError(
             f"{folder} has no case; expected <case>/image.nii.gz with <case>/rater-<name>.nii.gz beside it, "
@@ -84,6 +86,7 @@ def find_scans(folder: Path, left_out: LeftOut) -> Source:
     return Source(
         layout="nnU-Net" if nnunet else "case folders",
         scans=scans,
+        num_cases=len(found),
         raters=sorted({rater for scan in scans for rater in scan.labels}),
     )
 
@@ -108,7 +111,7 @@ def read_class_names(folder: Path) -> dict[int, str] | None:
         ) from None
 
 
-def _case_folders(folder: Path) -> dict[str, _Files]:
+def _case_folders(folder: Path, left_out: LeftOut) -> dict[str, _Files]:
     found = {}
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         files = list(_nifti_files(inner))
@@ -116,6 +119,9 @@ def _case_folders(folder: Path) -> dict[str, _Files]:
         labels = [(stem.removeprefix("rater-"), path) for stem, path in files if stem.startswith("rater-")]
         if images or labels:
             found[inner.name] = _Files(images, labels)
+            known = {*images, *(path for _, path in labels)}
+            for path in (path for _, path in files if path not in known):
+                left_out.note(f"{path} is neither image nor rater-<name>; rename it if it is one of them")
     return found
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.nifti_layout import Scan
+from phiseg.data.prepare.options import check_size, check_spacing, check_window
 from phiseg.data.store import MISSING, check_classes
 from phiseg.data.writer import Case
 from phiseg.imaging.frame import Frame, cut
@@ -42,12 +43,10 @@ class Slicing:
     def __post_init__(self) -> None:
         if self.plane not in (*PLANES, "auto"):
             raise ConfigError(f"plane '{self.plane}' must be {', '.join(PLANES)} or auto")
-        if self.spacing is not None and not 0 < self.spacing < math.inf:
-            raise ConfigError(f"spacing {self.spacing:g} must be millimetres above 0, such as 0.6")
-        if self.size is not None and min(self.size) < 1:
-            raise ConfigError(f"size {self.size} must be pixels above 0, such as 192")
-        if self.window is not None and not -math.inf < self.window[0] < self.window[1] < math.inf:
-            raise ConfigError(f"window {self.window} must be two numbers, the lower one first, such as -1000 400")
+        check_spacing(self.spacing)
+        check_window(self.window)
+        if self.size is not None:
+            check_size(*self.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +116,13 @@ def on_one_grid(
     first = read_image(scan.images[0])
 
     def aligned(volume: Volume, path: Path) -> Volume:
-        volume = volume.reoriented_like(first)
-        if difference := difference_of_grids(first, volume):
+        turned = volume.reoriented_like(first)
+        if difference := difference_of_grids(first, turned or volume):
             raise DataError(
                 f"{scan.images[0]} and {path} are not on one grid ({difference}); "
                 "resample one onto the other (labels: nearest neighbour), or repair the header that is wrong"
             )
-        return volume
+        return turned or volume
 
     images = [first, *(aligned(read_image(path), path) for path in scan.images[1:])]
     return images, {rater: aligned(read_labels(path), path) for rater, path in scan.labels.items()}

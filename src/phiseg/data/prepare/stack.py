@@ -20,13 +20,13 @@ from tqdm import tqdm
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity
+from phiseg.data.prepare.options import check_size, check_window
 from phiseg.data.splits import SPLIT_NAMES, split_patients
 from phiseg.data.store import MISSING, Dataset, check_classes
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.frame import Frame, cut
 
 PERCENTILES = (0.5, 99.5)
-MAX_SIZE = 8192
 _SAMPLED_IMAGES = 200
 _SAMPLED_PIXELS = 20_000
 
@@ -76,10 +76,10 @@ class StackOptions:
     def __post_init__(self) -> None:
         if self.window and self.zscore:
             raise ConfigError("--window and --zscore exclude each other; pass one of them")
-        if self.window:
-            Intensity.parse({"kind": "window", "low": self.window[0], "high": self.window[1]}, where="--window")
-        if self.size is not None and not 1 <= self.size <= MAX_SIZE:
-            raise ConfigError(f"--size {self.size} is no size of an image; use 1 to {MAX_SIZE} pixels")
+        check_window(self.window)
+        if self.size is not None:
+            check_size(self.size)
+        split_patients([], seed=self.seed, fractions=self.fractions)  # complains now, not after the last case
         if self.classes is not None and not 2 <= len(set(self.classes)) == len(self.classes) <= MISSING:
             raise ConfigError("--classes needs two or more different names, such as: --classes background nodule")
 
@@ -283,6 +283,8 @@ def _prepared(case: Case, intensity: Intensity, size: int | None, path: Path) ->
         dark = image.min() if intensity.low is None else _clipped(intensity.low, image.dtype)
         image = cut(image, frame, fill=dark, interpolation="linear")
         labels = cut(labels, frame, fill=0, interpolation="nearest")
+        row, column = map(int, frame.origin)
+        case = case._replace(columns={**case.columns, "cut_row": row, "cut_column": column})
     return case._replace(image=image, labels=labels)
 
 
