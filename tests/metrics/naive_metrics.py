@@ -1,6 +1,8 @@
 """The metrics straight from their definitions: loops over pairs, labels and pixels, no torch, no vectorising."""
 
 import math
+from fractions import Fraction
+from itertools import permutations
 
 
 def _sizes(first, second, label):
@@ -83,3 +85,110 @@ def pearson(first, second):
     covariance = math.fsum((a - mean_a) * (b - mean_b) for a, b in zip(first, second, strict=True))
     variance_a, variance_b = (math.fsum((v - m) ** 2 for v in x) for x, m in ((first, mean_a), (second, mean_b)))
     return covariance / math.sqrt(variance_a * variance_b)
+
+
+def diversity(masks, num_classes, both_empty=1.0):
+    return mean_distance(masks, masks, num_classes, both_empty, distinct=True)
+
+
+def matched_iou(samples, annotations, num_classes, both_empty=1.0):
+    """Try every matching of the copies."""
+    size = math.lcm(len(samples), len(annotations))
+    first = [sample for sample in samples for _ in range(size // len(samples))]
+    second = [annotation for annotation in annotations for _ in range(size // len(annotations))]
+    scores = [[iou(a, b, num_classes, both_empty) for b in second] for a in first]
+    return max(
+        sum(scores[row][column] for row, column in enumerate(order)) / size for order in permutations(range(size))
+    )
+
+
+def best_dice(samples, annotations, num_classes, both_empty=1.0):
+    best = [max(dice(sample, y, num_classes, both_empty) for sample in samples) for y in annotations]
+    return sum(best) / len(best)
+
+
+def area(mask, label):
+    return sum(pixel == label for row in mask for pixel in row)
+
+
+def quantile(values, share):
+    """Linear interpolation between the order statistics, in exact fractions."""
+    values, place = sorted(values), share * (len(values) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (place - below) * (values[above] - values[below])
+
+
+def area_crps(samples, annotations, num_classes):
+    scores = []
+    for label in range(1, num_classes):
+        areas = [area(sample, label) for sample in samples]
+        pairs = [abs(a - b) for i, a in enumerate(areas) for j, b in enumerate(areas) if i != j]
+        for annotation in annotations:
+            error = sum(abs(a - area(annotation, label)) for a in areas) / len(areas)
+            scores.append(error - sum(pairs) / len(pairs) / 2)
+    return sum(scores) / len(scores)
+
+
+def area_interval(samples, annotations, num_classes, level=Fraction(9, 10)):
+    """Return coverage and mean width of the central interval."""
+    covered, widths = [], []
+    for label in range(1, num_classes):
+        areas = [Fraction(area(sample, label)) for sample in samples]
+        low, high = quantile(areas, (1 - level) / 2), quantile(areas, (1 + level) / 2)
+        widths.append(high - low)
+        covered += [low <= area(annotation, label) <= high for annotation in annotations]
+    return sum(covered) / len(covered), float(sum(widths) / len(widths))
+
+
+def reliability(mean_probs, annotations, num_bins=10):
+    """mean_probs[k][h][w] -> table[k-1][bin] = [pixels, sum of probabilities, sum of shares of annotators]."""
+    table = [[[0, 0.0, 0.0] for _ in range(num_bins)] for _ in mean_probs[1:]]
+    for label, probs in enumerate(mean_probs[1:], start=1):
+        for h, row in enumerate(probs):
+            for w, prob in enumerate(row):
+                place = max(number for number in range(num_bins) if number / num_bins <= prob)
+                votes = sum(annotation[h][w] == label for annotation in annotations)
+                cell = table[label - 1][place]
+                cell[0] += 1
+                cell[1] += prob
+                cell[2] += votes / len(annotations)
+    return table
+
+
+def calibration_error(table):
+    errors = []
+    for bins in table:
+        total = sum(pixels for pixels, _, _ in bins)
+        errors.append(sum(abs(p / n - v / n) * n / total for n, p, v in bins if n))
+    return sum(errors) / len(errors)
+
+
+def majority(masks, num_classes):
+    """The most frequent label of every pixel, the lowest of equals."""
+    result = [[0] * len(masks[0][0]) for _ in masks[0]]
+    for h, row in enumerate(result):
+        for w in range(len(row)):
+            votes = [mask[h][w] for mask in masks]
+            row[w] = max(range(num_classes), key=lambda label: (votes.count(label), -label))
+    return result
+
+
+def staple(masks, num_iterations=300):
+    """Warfield's binary EM: the probability that each pixel is foreground, [pixel]; in products, not logarithms."""
+    masks = [[pixel for row in mask for pixel in row] for mask in masks]
+    raters, pixels = range(len(masks)), range(len(masks[0]))
+    prior = sum(map(sum, masks)) / (len(masks) * len(masks[0]))
+    sensitivity, specificity = [0.99999 for _ in raters], [0.99999 for _ in raters]
+    for _ in range(num_iterations):
+        weights = []
+        for i in pixels:
+            yes, no = prior, 1 - prior
+            for j in raters:
+                yes *= sensitivity[j] if masks[j][i] else 1 - sensitivity[j]
+                no *= 1 - specificity[j] if masks[j][i] else specificity[j]
+            weights.append(yes / (yes + no))
+        foreground, background = sum(weights), sum(1 - w for w in weights)
+        sensitivity = [sum(weights[i] for i in pixels if masks[j][i]) / foreground for j in raters]
+        specificity = [sum(1 - weights[i] for i in pixels if not masks[j][i]) / background for j in raters]
+    return weights

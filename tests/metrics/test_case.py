@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from phiseg.metrics import mean_log_probs
-from phiseg.metrics.case import score_case
+from phiseg.metrics.case import FURTHER_SCORES, SCORES, score_case
 
 
-def make_case(num_classes, num_samples=5, num_annotators=3, size=(6, 5), seed=0):
+def make_case(num_classes, num_samples=6, num_annotators=3, size=(6, 5), seed=0):
     generator = torch.Generator().manual_seed(seed)
     probs = (3 * torch.randn(num_samples, num_classes, *size, generator=generator)).softmax(1)
     annotations = torch.randint(num_classes, (num_annotators, *size), generator=generator, dtype=torch.uint8)
@@ -30,9 +30,16 @@ def test_every_score_equals_its_definition(num_classes, seed):
     expected = {
         "ged": naive.ged(samples, experts, num_classes),
         "ged_unbiased": naive.ged(samples, experts, num_classes, distinct=True),
-        "ged_floor": delta * (1 / 3 + 1 / 5),
+        "ged_floor": delta * (1 / 3 + 1 / 6),
         "s_ncc": sum(naive.pearson(gamma, naive.error(numbers, y)) for y in experts) / 3,
         "dice": sum(naive.dice(prediction, y, num_classes) for y in experts) / 3,
+        "hm_iou": naive.matched_iou(samples, experts, num_classes),
+        "best_dice": naive.best_dice(samples, experts, num_classes),
+        "diversity": naive.diversity(samples, num_classes),
+        "diversity_annotators": delta,
+        "area_crps": naive.area_crps(samples, experts, num_classes),
+        "area_coverage": naive.area_interval(samples, experts, num_classes)[0],
+        "area_width": naive.area_interval(samples, experts, num_classes)[1],
         "ged_cross": naive.mean_distance(samples, experts, num_classes),
         "ged_within_samples": naive.mean_distance(samples, samples, num_classes),
         "ged_within_annotations": naive.mean_distance(experts, experts, num_classes),
@@ -40,6 +47,7 @@ def test_every_score_equals_its_definition(num_classes, seed):
         "s_ncc_constant": 0,
     }
     assert score(probs, annotations) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert [*expected][: len(SCORES + FURTHER_SCORES)] == [*SCORES, *FURTHER_SCORES]
 
 
 def test_dice_is_taken_against_the_reference_alone():
@@ -66,6 +74,8 @@ def test_a_single_annotator_leaves_the_unbiased_score_and_the_floor_undefined():
     found = score(probs, annotations)
     assert found["ged_unbiased"] is None
     assert found["ged_floor"] is None
+    assert found["diversity_annotators"] is None
+    assert found["hm_iou"] == pytest.approx(1 - found["ged_cross"])  # nothing to choose
     assert found["ged"] == pytest.approx(naive.ged(probs.argmax(1).tolist(), annotations.tolist(), 2))
 
 
@@ -74,6 +84,7 @@ def test_a_single_sample_leaves_the_unbiased_score_undefined():
     found = score(probs, annotations)
     assert found["ged_unbiased"] is None
     assert found["ged_floor"] is not None
+    assert (found["diversity"], found["area_crps"], found["area_width"]) == (None, None, 0)
 
 
 def test_an_annotator_with_a_constant_error_map_is_counted():

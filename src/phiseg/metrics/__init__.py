@@ -1,6 +1,11 @@
 """Scores of a set of sampled segmentations against a set of annotations: pure functions of tensors."""
 
+from phiseg.metrics.area import AreaScores, area_scores, foreground_areas
+from phiseg.metrics.calibration import expected_calibration_error, reliability
+from phiseg.metrics.consensus import consensus
+from phiseg.metrics.diversity import diversity
 from phiseg.metrics.ged import EnergyDistance, energy_distance, ged_floor
+from phiseg.metrics.matching import best_dice, matched_iou
 from phiseg.metrics.ncc import (
     EPSILON,
     Correlation,
@@ -11,25 +16,35 @@ from phiseg.metrics.ncc import (
     ncc,
     s_ncc,
 )
-from phiseg.metrics.overlap import dice, iou, pairwise_iou
+from phiseg.metrics.overlap import dice, iou, pairwise_dice, pairwise_iou
 from phiseg.metrics.significance import PairedTest, bootstrap_interval, paired_t_test
 
 __all__ = [
     "EPSILON",
+    "AreaScores",
     "Correlation",
     "EnergyDistance",
     "PairedTest",
+    "area_scores",
+    "best_dice",
     "bootstrap_interval",
+    "consensus",
     "dice",
+    "diversity",
     "energy_distance",
     "error_maps",
+    "expected_calibration_error",
     "expected_cross_entropy",
+    "foreground_areas",
     "gamma_map",
     "ged_floor",
     "iou",
+    "matched_iou",
     "mean_log_probs",
     "ncc",
     "paired_t_test",
+    "pairwise_dice",
     "pairwise_iou",
+    "reliability",
     "s_ncc",
 ]

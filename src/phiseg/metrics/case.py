@@ -2,12 +2,20 @@
 
 from torch import Tensor
 
-from phiseg.metrics.ged import energy_distance
+from phiseg.metrics.area import area_scores
+from phiseg.metrics.diversity import mean_distinct
+from phiseg.metrics.ged import energy_distance_from
+from phiseg.metrics.matching import best_dice, matched_mean
 from phiseg.metrics.ncc import expected_cross_entropy, s_ncc
-from phiseg.metrics.overlap import dice
+from phiseg.metrics.overlap import dice, pairwise_iou
 
 SCORES = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
-"""The names of the scores; what else `score_case` returns explains them."""
+"""The names of the paper's scores and of what they are read against."""
+FURTHER_SCORES = (
+    *("hm_iou", "best_dice", "diversity", "diversity_annotators"),
+    *("area_crps", "area_coverage", "area_width"),
+)
+"""The names of the scores beyond the paper; what else `score_case` returns explains the first ones."""
 
 
 def score_case(
@@ -29,12 +37,15 @@ def score_case(
             all annotators if not given, undefined if there is none.
 
     Returns:
-        `ged`, `ged_unbiased`, `ged_floor`, `s_ncc`, `dice`, the three terms of the GED, and how many annotators
-        had a constant map in S_NCC. None where a score is undefined (fewer than two annotators or samples, no
-        reference).
+        All of `SCORES` and `FURTHER_SCORES`, the three terms of the GED, and how many annotators had a constant map
+        in S_NCC. None where a score is undefined (fewer than two annotators or samples, no reference).
     """
     num_classes = len(mean_probs)
-    distance = energy_distance(labels, annotations, num_classes=num_classes)
+    iou_cross = pairwise_iou(labels, annotations, num_classes=num_classes)  # (S, A)
+    d_samples = 1 - pairwise_iou(labels, labels, num_classes=num_classes)  # (S, S)
+    d_annotations = 1 - pairwise_iou(annotations, annotations, num_classes=num_classes)  # (A, A)
+    distance = energy_distance_from(1 - iou_cross, d_samples, d_annotations)
+    area = area_scores(labels, annotations, num_classes=num_classes)
     errors = -mean_log_probs.gather(0, annotations.long())  # (A, H, W): one-hot y picks one term of the sum
     correlation = s_ncc(expected_cross_entropy(mean_probs, mean_log_probs), errors)
     prediction = mean_probs.argmax(0)
@@ -45,6 +56,13 @@ def score_case(
         "ged_floor": distance.ged_floor,
         "s_ncc": correlation.value,
         "dice": float(dice(prediction, targets, num_classes=num_classes).mean()) if len(targets) else None,
+        "hm_iou": matched_mean(iou_cross),
+        "best_dice": best_dice(labels, annotations, num_classes=num_classes),
+        "diversity": mean_distinct(d_samples),
+        "diversity_annotators": mean_distinct(d_annotations),
+        "area_crps": area.crps,
+        "area_coverage": area.coverage,
+        "area_width": area.width,
         "ged_cross": distance.cross,
         "ged_within_samples": distance.within_samples,
         "ged_within_annotations": distance.within_annotations,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from phiseg.core.errors import DataError
+from phiseg.metrics.diversity import mean_distinct
 from phiseg.metrics.overlap import pairwise_iou
 
 
@@ -59,16 +60,28 @@ def energy_distance(
     def distance(first: Tensor, second: Tensor) -> Tensor:
         return 1 - pairwise_iou(first, second, num_classes=num_classes, both_empty=both_empty)
 
-    d_cross = distance(samples, annotations)  # (S, A)
-    d_samples = distance(samples, samples)  # (S, S)
-    d_annotations = distance(annotations, annotations)  # (A, A)
-    cross, within_samples, within_annotations = (float(d.mean()) for d in (d_cross, d_samples, d_annotations))
+    return energy_distance_from(
+        distance(samples, annotations), distance(samples, samples), distance(annotations, annotations)
+    )
 
-    spread, delta = _mean_distinct(d_samples), _mean_distinct(d_annotations)
+
+def energy_distance_from(d_cross: Tensor, d_samples: Tensor, d_annotations: Tensor) -> EnergyDistance:
+    """Return what `energy_distance` does, of distances that are known already.
+
+    Args:
+        d_cross: d(s, y), (S, A).
+        d_samples: d(s, s'), (S, S).
+        d_annotations: d(y, y'), (A, A).
+
+    >>> energy_distance_from(Tensor([[0.5]]), Tensor([[0.0]]), Tensor([[0.0]])).ged
+    1.0
+    """
+    cross, within_samples, within_annotations = (float(d.mean()) for d in (d_cross, d_samples, d_annotations))
+    spread, delta = mean_distinct(d_samples), mean_distinct(d_annotations)
     return EnergyDistance(
         ged=2 * cross - within_samples - within_annotations,
         ged_unbiased=None if spread is None or delta is None else 2 * cross - spread - delta,
-        ged_floor=_floor(d_annotations, len(samples)),
+        ged_floor=_floor(d_annotations, len(d_samples)),
         cross=cross,
         within_samples=within_samples,
         within_annotations=within_annotations,
@@ -102,15 +115,7 @@ def ged_floor(annotations: Tensor, num_samples: int, *, num_classes: int, both_e
 
 
 def _floor(distances: Tensor, num_samples: int) -> float | None:
-    delta = _mean_distinct(distances)
+    delta = mean_distinct(distances)
     if delta is None:
         return None
     return (delta - float(distances.diagonal().mean())) * (1 / len(distances) + 1 / num_samples)
-
-
-def _mean_distinct(distances: Tensor) -> float | None:
-    """Return the mean over i != j, or None where no such pair exists."""
-    count = len(distances)
-    if count < 2:
-        return None
-    return float((distances.sum() - distances.diagonal().sum()) / (count * (count - 1)))

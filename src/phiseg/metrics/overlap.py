@@ -7,6 +7,8 @@ paper; other code uses 0), a label that is empty in one scores 0. Counts are exa
 N, M masks of the two sets, P pixels, K classes.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -43,19 +45,34 @@ def pairwise_iou(first: Tensor, second: Tensor, *, num_classes: int, both_empty:
     tensor([[1.0000, 0.3333, 0.0000],
             [0.3333, 1.0000, 0.0000]], dtype=torch.float64)
     """
-    first = checked_labels("first", first, num_classes)
-    second = checked_labels("second", second, num_classes)
-    if first.ndim < 2 or first.shape[1:] != second.shape[1:]:
-        raise DataError(
-            f"masks of shapes {tuple(first.shape)} and {tuple(second.shape)} cannot be paired; "
-            "pass (N, *spatial) and (M, *spatial) of one size"
-        )
-    first, second = first.flatten(1), second.flatten(1)  # (N, P), (M, P)
-    scores = []
-    for label in range(1, num_classes):
-        shared, total = _pairwise_counts(first, second, label)
-        scores.append(_ratio(shared, total - shared, both_empty))
-    return torch.stack(scores).mean(0)
+    counts = _pairwise_counts(first, second, num_classes)
+    return torch.stack([_ratio(shared, total - shared, both_empty) for shared, total in counts]).mean(0)
+
+
+def pairwise_dice(first: Tensor, second: Tensor, *, num_classes: int, both_empty: float = 1.0) -> Tensor:
+    """Return the Dice score of every mask of one set with every mask of another.
+
+    The convention is that of `dice`, the memory that of `pairwise_iou`.
+
+    Args:
+        first: integer labels (N, *spatial).
+        second: integer labels (M, *spatial).
+        num_classes: K, the background included.
+        both_empty: Dice of a label that neither mask has.
+
+    Returns:
+        float64 (N, M).
+
+    Raises:
+        DataError: labels are not integers in 0..K-1, a set is empty, or the masks differ in size.
+
+    >>> masks = torch.tensor([[[0, 1], [0, 1]], [[1, 1], [0, 0]], [[0, 0], [0, 0]]])
+    >>> pairwise_dice(masks[:2], masks, num_classes=2)
+    tensor([[1.0000, 0.5000, 0.0000],
+            [0.5000, 1.0000, 0.0000]], dtype=torch.float64)
+    """
+    counts = _pairwise_counts(first, second, num_classes)
+    return torch.stack([_ratio(2 * shared, total, both_empty) for shared, total in counts]).mean(0)
 
 
 def iou(prediction: Tensor, target: Tensor, *, num_classes: int, both_empty: float = 1.0) -> Tensor:
@@ -139,7 +156,21 @@ def check_pairs(first_name: str, first: Tensor, second_name: str, second: Tensor
         )
 
 
-def _pairwise_counts(first: Tensor, second: Tensor, label: int) -> tuple[Tensor, Tensor]:
+def _pairwise_counts(first: Tensor, second: Tensor, num_classes: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield |a & b| and |a| + |b| of every pair for each foreground label, each (N, M)."""
+    first = checked_labels("first", first, num_classes)
+    second = checked_labels("second", second, num_classes)
+    if first.ndim < 2 or first.shape[1:] != second.shape[1:]:
+        raise DataError(
+            f"masks of shapes {tuple(first.shape)} and {tuple(second.shape)} cannot be paired; "
+            "pass (N, *spatial) and (M, *spatial) of one size"
+        )
+    first, second = first.flatten(1), second.flatten(1)  # (N, P), (M, P)
+    for label in range(1, num_classes):
+        yield _label_counts(first, second, label)
+
+
+def _label_counts(first: Tensor, second: Tensor, label: int) -> tuple[Tensor, Tensor]:
     """Return |a & b| and |a| + |b| of one label for every pair, each (N, M)."""
     shared = torch.zeros(len(first), len(second), dtype=torch.float64, device=first.device)
     total = torch.zeros_like(shared)

@@ -1,0 +1,85 @@
+"""Is a foreground probability of 30 % marked by 30 % of the annotators? Reliability tables and their ECE.
+
+Convention: the probability is that of the mean prediction, the frequency the share of annotators who gave the
+pixel that label; each foreground label against the rest; bins of equal width, lower edge included, 1 in the last
+one; *all* pixels count. Background that nobody doubts fills the first bin and makes the error small: compare it
+only between methods on the same images, and look at the diagram for the rest.
+
+One image has too few annotators to tell a frequency, so tables of images are added up first, and the error is that
+of the whole dataset, never a mean over images.
+
+A annotators, K classes, B bins.
+"""
+
+import torch
+from torch import Tensor
+
+from phiseg.core.errors import DataError
+from phiseg.metrics.overlap import checked_labels
+
+NUM_BINS = 10
+
+
+def reliability(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = NUM_BINS) -> Tensor:
+    """Return the reliability table of one image; add up those of many.
+
+    Args:
+        mean_probs: mean of the softmax samples (K, *spatial).
+        annotations: integer labels (A, *spatial), valid annotators only.
+        num_bins: B.
+
+    Returns:
+        float64 (K-1, B, 3): for each foreground label and bin of its probability the number of pixels, the sum of
+        their probabilities, and the sum of the shares of annotators who gave them that label.
+
+    Raises:
+        DataError: the shapes do not fit, or the values are not probabilities and labels in 0..K-1.
+
+    >>> probs = torch.tensor([[[0.75, 0.5]], [[0.25, 0.5]]])
+    >>> reliability(probs, torch.tensor([[[0, 1]], [[0, 1]]]), num_bins=2)
+    tensor([[[1.0000, 0.2500, 0.0000],
+             [1.0000, 0.5000, 1.0000]]], dtype=torch.float64)
+    """
+    num_classes = len(mean_probs)
+    annotations = checked_labels("annotations", annotations, num_classes)
+    if num_bins < 1 or annotations.shape[1:] != mean_probs.shape[1:]:
+        raise DataError(
+            f"annotations {tuple(annotations.shape)} do not fit mean_probs {tuple(mean_probs.shape)} in "
+            f"{num_bins} bins; pass (A, *spatial), (K, *spatial) and at least one bin"
+        )
+    low, high = mean_probs.aminmax()
+    if not (low >= 0 and high <= 1 + 1e-3):  # NaN fails too; the margin is for rounding
+        raise DataError("mean_probs holds values outside 0..1; pass the mean of softmax samples, not of logits")
+    edges = bin_edges(num_bins).to(mean_probs.device)
+    tables = []
+    for label in range(1, num_classes):
+        probs = mean_probs[label].flatten().double()  # (P,)
+        votes = (annotations == label).flatten(1).double().mean(0)  # (P,)
+        place = torch.bucketize(probs, edges[1:-1], right=True)
+        terms = torch.stack([torch.ones_like(probs), probs, votes], dim=1)  # (P, 3)
+        tables.append(terms.new_zeros(num_bins, 3).index_add_(0, place, terms))
+    return torch.stack(tables)
+
+
+def bin_edges(num_bins: int = NUM_BINS) -> Tensor:
+    """Return the edges of the bins, 0, 1/B, ..., 1, float64 (B+1,).
+
+    >>> bin_edges(2).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    return torch.arange(num_bins + 1, dtype=torch.float64) / num_bins
+
+
+def expected_calibration_error(table: Tensor) -> float:
+    """Return the expected calibration error of a reliability table, the mean over the foreground labels.
+
+    ECE = sum_b n_b/n |mean probability - frequency| over the bins b with n_b of all n pixels.
+
+    Args:
+        table: (K-1, B, 3), the sum of those of all images.
+
+    >>> expected_calibration_error(torch.tensor([[[1.0, 0.25, 0.0], [3.0, 2.25, 3.0]]]))
+    0.25
+    """
+    pixels, probs, votes = table.double().unbind(-1)  # (K-1, B)
+    return float(((probs - votes).abs().sum(1) / pixels.sum(1)).mean())

@@ -1,0 +1,61 @@
+import naive_metrics as naive
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phiseg.core.errors import DataError
+from phiseg.metrics import expected_calibration_error, reliability
+
+
+def make_case(num_classes, num_annotators, seed, size=(4, 5)):
+    generator = torch.Generator().manual_seed(seed)
+    probs = (2 * torch.randn(num_classes, *size, generator=generator)).softmax(0)
+    probs = torch.where(torch.rand(size, generator=generator) < 0.3, (10 * probs).round() / 10, probs)  # on edges
+    return probs, torch.randint(num_classes, (num_annotators, *size), generator=generator)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from([2, 3, 5]), st.integers(1, 5), st.sampled_from([1, 3, 10]), st.integers(0, 10**6))
+def test_table_and_error_are_their_definitions(num_classes, num_annotators, num_bins, seed):
+    probs, annotations = make_case(num_classes, num_annotators, seed)
+    table = reliability(probs, annotations, num_bins=num_bins)
+    expected = naive.reliability(probs.tolist(), annotations.tolist(), num_bins)
+    torch.testing.assert_close(table, torch.tensor(expected, dtype=torch.float64))
+    assert expected_calibration_error(table) == pytest.approx(naive.calibration_error(expected))
+
+
+def test_tables_of_images_add_up_to_that_of_all_their_pixels():
+    cases = [make_case(3, 4, seed) for seed in range(3)]
+    together = reliability(torch.cat([p for p, _ in cases], 1), torch.cat([y for _, y in cases], 1))
+    torch.testing.assert_close(sum(reliability(*case) for case in cases), together)
+    mean_of_cases = sum(expected_calibration_error(reliability(*case)) for case in cases) / 3
+    assert expected_calibration_error(together) < mean_of_cases  # a single image looks worse than it is
+
+
+def test_true_probabilities_have_no_error_and_certain_wrong_ones_have_all():
+    half = torch.full((2, 2, 2), 0.5)
+    annotations = torch.tensor([[[0, 0], [0, 0]], [[1, 1], [1, 1]]])
+    assert expected_calibration_error(reliability(half, annotations)) == 0
+    certain = torch.tensor([1.0, 0.0]).reshape(2, 1, 1).expand(2, 2, 2)
+    assert expected_calibration_error(reliability(certain, annotations[1:])) == 1
+
+
+def test_the_last_bin_holds_one_and_the_lower_edge():
+    probs = torch.tensor([0.0, 0.1, 0.9, 1.0], dtype=torch.float64).reshape(1, 1, 4)
+    table = reliability(torch.cat([1 - probs, probs]), torch.zeros(1, 1, 4, dtype=torch.uint8))
+    assert table[0, :, 0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("probs", "annotations", "message"),
+    [
+        (torch.full((2, 2, 2), 3.0), torch.zeros(1, 2, 2).long(), "outside 0..1"),
+        (torch.full((2, 2, 2), torch.nan), torch.zeros(1, 2, 2).long(), "outside 0..1"),
+        (torch.full((2, 2, 2), 0.5), torch.zeros(1, 2, 3).long(), "do not fit"),
+        (torch.full((2, 2, 2), 0.5), torch.full((1, 2, 2), 255), "missing \\(255\\)"),
+    ],
+)
+def test_a_wrong_input_is_told_with_its_cure(probs, annotations, message):
+    with pytest.raises(DataError, match=message):
+        reliability(probs, annotations)
