@@ -16,7 +16,9 @@ from phiseg.evaluation.pooling import pool
 from phiseg.evaluation.results import read_evaluation
 from phiseg.training.recipe import load_recipe, recipe_names
 
-PLAN = Plan(steps=4, num_samples=6, num_validations=2, validation_samples=2)
+PLAN = Plan(
+    steps=4, num_samples=6, overrides=("--train.validation_samples=2", "--train.validate_every=2", "--train.seed=7")
+)
 
 
 @pytest.fixture(scope="module")

@@ -66,13 +66,10 @@ class Plan(StrictConfig):
     """Per case of the split."""
     split: str = "test"
     """What is reported; models are selected on val."""
-    num_validations: int = Field(default=10, ge=1)
-    """In the course of a training."""
-    validation_samples: int = Field(default=16, ge=2)
     select_by: Literal["loss", "elbo", "ged", "s_ncc"] = "ged"
     """Which validation figure decides on the model that is reported."""
     overrides: tuple[str, ...] = ()
-    """Changes to all recipes, `--section.key=value`."""
+    """Changes to all recipes, `--section.key value`; what the plan and the row decide stays theirs."""
 
     @model_validator(mode="after")
     def _one_budget(self) -> "Plan":
@@ -252,12 +249,9 @@ def run_all(
 
 def _recipe(job: Job, plan: Plan, data: Path, run: Path) -> tuple[Recipe, float | None]:
     """Return the row's recipe, and the time of a step where the budget is in minutes and was not yet settled."""
-    annotator = "random" if job.regime == "all" else plan.expert
-    common = [
-        *plan.overrides,
-        f"--train.annotator={annotator}",
+    decided = [
+        f"--train.annotator={'random' if job.regime == 'all' else plan.expert}",
         f"--train.seed={job.seed}",
-        f"--train.validation_samples={plan.validation_samples}",
         f"--train.select_by={plan.select_by}",
     ]
     steps, measured = plan.steps, None
@@ -265,14 +259,11 @@ def _recipe(job: Job, plan: Plan, data: Path, run: Path) -> tuple[Recipe, float 
         steps = load_recipe(str(run / "config.yaml")).train.steps
     if steps is None:
         assert plan.minutes is not None, "a plan has one budget"
-        measured = seconds_per_step(load_recipe(job.method, common), Dataset.open(data))
+        measured = seconds_per_step(load_recipe(job.method, [*plan.overrides, *decided]), Dataset.open(data))
         steps = max(1, round(60 * plan.minutes / measured))
-    budget = [
-        f"--train.steps={steps}",
-        f"--train.validate_every={-(-steps // plan.num_validations)}",
-        f"--train.checkpoint_every={max(1, min(250, steps // 10))}",
-    ]
-    return load_recipe(job.method, [*common, *budget]), measured
+    intervals = [f"--train.validate_every={-(-steps // 10)}", f"--train.checkpoint_every={max(1, steps // 20)}"]
+    overrides = [*intervals, *plan.overrides, *decided, f"--train.steps={steps}"]
+    return load_recipe(job.method, overrides), measured
 
 
 def _read_json(path: Path) -> Any:

@@ -41,6 +41,6 @@ def seconds_per_step(recipe: Recipe, dataset: Dataset, *, num_steps: int = 8) ->
         optimizer.zero_grad()
         fabric.backward(loss.total)
         optimizer.step()
-        float(loss.total)  # waits for a GPU
+        float(loss.total.detach())  # waits for a GPU
         times.append(perf_counter() - start)
     return float(torch.tensor(times[2:]).median())
