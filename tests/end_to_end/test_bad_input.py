@@ -127,7 +127,7 @@ def test_a_gpu_that_is_not_there_is_refused(refuses, train_words, trained, lesio
 
 def test_a_dice_annotator_who_does_not_exist_is_refused(refuses, trained, lesions, tmp_path):
     words = ("evaluate", trained(), "--data", lesions, "--out", tmp_path / "out")
-    refuses(*words, "--dice-annotator", 4, says="there is no annotator 4; use 0 to 3 or all")
+    refuses(*words, "--dice-annotator", 4, says="there is no annotator 4; use 0 to 3, all, majority or staple")
     refuses(*words, "--num-examples", 0, says="num_examples is 0")
 
 

@@ -1,12 +1,17 @@
 """Evaluations of methods that do not exist: blobs for images, thresholds for annotators, plausible numbers."""
 
+import csv
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.ndimage import gaussian_filter
 
 from phiseg.evaluation.results import DatasetRef, Evaluation, Examples, ModelRef, Summary, write_evaluation
+from phiseg.metrics import expected_calibration_error
+from phiseg.metrics.case import FURTHER_SCORES
 
 NUM_CASES, NUM_SAMPLES = 40, 100
 PROVENANCE: dict[str, Any] = {
@@ -37,6 +42,13 @@ def make_cases(quality: float, *, num_cases: int = NUM_CASES, seed: int = 1) -> 
         "ged_cross": delta,
         "ged_within_samples": delta * 0.9,
         "ged_within_annotations": delta * 0.75,
+        "hm_iou": np.clip(0.9 - 0.6 * delta + 0.1 * quality, 0, 1),
+        "best_dice": np.clip(dice + 0.15, 0, 1),
+        "diversity": delta * (0.5 + 0.5 * quality),
+        "diversity_annotators": delta,
+        "area_crps": 60 * (1.1 - quality) * delta,
+        "area_coverage": np.clip(own.integers(0, 5, num_cases) / 4 + 0.5 * quality, 0, 1),
+        "area_width": 80 * delta,
         "num_annotators": np.full(num_cases, 4.0),
         "s_ncc_constant": np.zeros(num_cases),
     }
@@ -136,13 +148,37 @@ def make_evaluation(
 ) -> Evaluation:
     """Return an evaluation in memory that says it came from `path`; `write` puts it there."""
     cases = cases or make_cases(quality, num_cases=num_cases)
-    summary = Summary.of(cases, method=method, **PROVENANCE | provenance)
+    reliability = make_reliability(quality, num_classes=num_classes)
+    ece = expected_calibration_error(torch.from_numpy(reliability))
+    summary = Summary.of(cases, ece=ece, method=method, **PROVENANCE | provenance)
     examples = make_examples(
         quality, num_classes=num_classes, num_levels=num_levels, num_examples=min(2, num_cases), size=size
     )
-    return Evaluation(
-        path, summary, cases, examples, make_training(num_levels, seed=int(quality * 1000)) if training else []
-    )
+    records = make_training(num_levels, seed=int(quality * 1000)) if training else []
+    return Evaluation(path, summary, cases, examples, records, reliability)
+
+
+def make_reliability(quality: float, *, num_classes: int = 2) -> np.ndarray:
+    """Return a table (K-1, 10, 3) of a method that is the more overconfident, the worse `quality` is."""
+    pixels = np.array([40_000, 900, 400, 300, 0, 250, 300, 400, 900, 3_000.0])
+    probs = (np.arange(10) + 0.5) / 10
+    votes = 0.5 + (probs - 0.5) * (0.5 + 0.5 * quality)
+    return np.stack([np.stack([pixels, pixels * probs, pixels * votes], axis=1)] * (num_classes - 1))
+
+
+def forget_further_scores(folder: Path) -> None:
+    """Make of `folder` an evaluation as it was written before there were scores beyond the paper's."""
+    summary = json.loads((folder / "summary.json").read_text())
+    for name in (*FURTHER_SCORES, "ece"):
+        del summary[name]
+        summary["intervals"].pop(name, None)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "reliability.csv").unlink()
+    with (folder / "cases.csv").open(newline="") as file:
+        columns = list(zip(*csv.reader(file), strict=True))
+    kept = [column for column in columns if column[0] not in FURTHER_SCORES]
+    with (folder / "cases.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(zip(*kept, strict=True))
 
 
 def write(evaluation: Evaluation) -> Path:
@@ -152,6 +188,8 @@ def write(evaluation: Evaluation) -> Path:
         summary=evaluation.summary,
         cases=evaluation.cases,
         examples=evaluation.examples,
+        reliability=evaluation.reliability,
+        classes=[f"class {k + 1}" for k in range(len(evaluation.reliability))],
         training=evaluation.training or None,
     )
     return evaluation.path

@@ -1,12 +1,14 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic_evaluations import PROVENANCE, make_cases, make_evaluation, write
+from synthetic_evaluations import PROVENANCE, forget_further_scores, make_cases, make_evaluation, write
 
 from phiseg.core.errors import DataError, OutputError
 from phiseg.evaluation.results import Examples, Summary, read_evaluation, read_training
-from phiseg.metrics.case import SCORES
+from phiseg.evaluation.tables import comparison_table
+from phiseg.metrics.case import FURTHER_SCORES, SCORES
 from phiseg.metrics.significance import bootstrap_interval
 
 
@@ -41,15 +43,17 @@ def test_what_is_written_is_read_back(tmp_path):
     cases["case"][2:] = ["ü", "d", "e", "f"]
     cases["s_ncc"][1] = None
     cases["dice"] = [None] * 6
-    written = make_evaluation(tmp_path / "eval", num_levels=3, size=16, training=True)
+    cases["diversity"] = [None] * 6
+    written = make_evaluation(tmp_path / "eval", num_levels=3, num_classes=3, size=16, training=True)
     examples = Examples(**vars(written.examples) | {"cases": np.array(cases["case"][:2])})
-    summary = Summary.of(cases, method="phiseg", **PROVENANCE)
-    written = type(written)(written.path, summary, cases, examples, written.training)
+    summary = Summary.of(cases, ece=written.summary.ece, method="phiseg", **PROVENANCE)
+    written = replace(written, summary=summary, cases=cases, examples=examples)
 
     read = read_evaluation(write(written))
     assert read.cases == cases
     assert read.summary == summary
     assert read.training == written.training
+    np.testing.assert_allclose(read.reliability, written.reliability)
     for name, array in vars(examples).items():
         np.testing.assert_array_equal(getattr(read.examples, name), array)
 
@@ -73,19 +77,33 @@ def test_optional_parts_may_be_absent(tmp_path):
     assert read.examples.level_probs is None
 
 
+def test_an_evaluation_from_before_the_further_scores_is_read_and_compared(tmp_path):
+    old = write(make_evaluation(tmp_path / "old", num_cases=6, size=16))
+    expected = read_evaluation(old)
+    forget_further_scores(old)
+    read = read_evaluation(old)
+    assert [read.cases[name] for name in FURTHER_SCORES] == [[None] * 6] * len(FURTHER_SCORES)
+    assert [getattr(read.summary, name) for name in FURTHER_SCORES] == [None] * len(FURTHER_SCORES)
+    assert (read.summary.ece, read.reliability) == (None, None)
+    new = read_evaluation(write(make_evaluation(tmp_path / "new", num_cases=6, size=16)))
+    for name in SCORES:
+        assert read.cases[name] == expected.cases[name]
+    assert [row.ged for row in comparison_table([read, new]).rows] == [expected.summary.ged, new.summary.ged]
+
+
 def test_a_folder_is_not_replaced_unless_asked(folder):
     with pytest.raises(OutputError, match="--overwrite"):
         write(make_evaluation(folder, num_cases=3, size=16))
     assert read_evaluation(folder).summary.num_cases == 6
 
 
-@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz"])
+@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "reliability.csv"])
 def test_a_missing_file_is_refused(folder, name):
     (folder / name).unlink()
     refuse(folder, name, "evaluate")
 
 
-@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "training.jsonl"])
+@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "reliability.csv", "training.jsonl"])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
 def test_a_truncated_file_is_refused(folder, name, share):
     data = (folder / name).read_bytes()
@@ -93,7 +111,7 @@ def test_a_truncated_file_is_refused(folder, name, share):
     refuse(folder, name, "evaluate again")
 
 
-@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "training.jsonl"])
+@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "reliability.csv", "training.jsonl"])
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[[[1", b"\x93NUMPY", b"null", b'"a'])
 def test_a_foreign_file_is_refused(folder, name, content):
     (folder / name).write_bytes(content)
@@ -118,6 +136,8 @@ def test_a_damaged_byte_in_the_examples_is_noticed(folder):
         ({"ged": 0.123}, "mean of 'ged'"),
         ({"dice": None}, "mean of 'dice'"),
         ({"ged": float("nan")}, "ged"),
+        ({"hm_iou": None}, "mean of 'hm_iou'"),
+        ({"ece": 0.5}, "calibration error is not that of summary.json"),
         ({"metod": "x"}, "did you mean 'method'"),
         ({"method": "two\nlines"}, "method"),
         ({"method": ""}, "method"),
@@ -179,5 +199,5 @@ def test_training_keeps_finite_numbers_only(tmp_path):
 
 
 def test_every_metric_is_a_column_and_a_field():
-    assert set(SCORES) <= set(Summary.model_fields)
-    assert set(SCORES) <= set(make_cases(0.5, num_cases=2))
+    assert {*SCORES, *FURTHER_SCORES} <= set(Summary.model_fields)
+    assert {*SCORES, *FURTHER_SCORES} <= set(make_cases(0.5, num_cases=2))

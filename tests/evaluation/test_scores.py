@@ -1,24 +1,24 @@
 """Evaluating a model: every case of the split, scored as by hand, and the same results written again."""
 
+import csv
 import hashlib
 import json
 
 import numpy as np
 import pytest
 import torch
+from synthetic_evaluations import forget_further_scores
 
 from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import read_evaluation
 from phiseg.evaluation.scores import evaluate
 from phiseg.inference.sampling import sample_cases
-from phiseg.metrics import error_maps, gamma_map
-from phiseg.metrics.case import score_case
+from phiseg.metrics import consensus, error_maps, expected_calibration_error, gamma_map, reliability
+from phiseg.metrics.case import FURTHER_SCORES, SCORES, score_case
 from phiseg.models import load_model
 from phiseg.training.loop import train
 from phiseg.training.tracking import read_metrics
-
-SCORES = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_every_case_of_the_split_is_scored_as_by_hand(model, split, run, trained
         scores = score_case(*case.summary, torch.from_numpy(dataset.annotations(case.row)))
         found = {name: evaluation.cases[name][index] for name in scores}
         assert found == pytest.approx(scores, rel=1e-5)
-    for name in SCORES:
+    for name in (*SCORES, *FURTHER_SCORES):
         assert getattr(evaluation.summary, name) == pytest.approx(np.mean(evaluation.cases[name]))
 
 
@@ -75,6 +75,33 @@ def test_batches_and_chunks_change_nothing(run):
         assert second.cases[name] == (column if name == "case" else pytest.approx(column, rel=1e-5))
 
 
+# Calibration
+
+
+def test_the_calibration_is_that_of_all_pixels_of_the_split(run, trained, gaps):
+    evaluation = run(data=gaps)
+    dataset = Dataset.open(gaps)
+    rows = dataset.rows("test").tolist()
+    samples = sample_cases(load_model(trained()), dataset, rows, num_samples=5, seed=0)
+    tables = [reliability(case.summary.mean_probs, torch.tensor(dataset.annotations(case.row))) for case in samples]
+    np.testing.assert_allclose(evaluation.reliability, sum(tables), rtol=1e-5)
+    assert evaluation.reliability[:, :, 0].sum() == len(rows) * 16 * 16
+    assert evaluation.summary.ece == pytest.approx(expected_calibration_error(sum(tables)), rel=1e-4)
+
+
+def test_every_foreground_class_has_its_bins(make_recipe, zones, run, tmp_path):
+    train(make_recipe("unet", steps=2), zones, tmp_path / "run", progress=False)
+    evaluation = run(model=tmp_path / "run", data=zones, num_samples=2)
+    assert evaluation.reliability.shape == (2, 10, 3)
+    with (tmp_path / "eval" / "reliability.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    first, second = Dataset.open(zones).info.classes[1:]
+    assert [row["class"] for row in rows] == [first] * 10 + [second] * 10
+    assert all(row["mean_prob"] == row["frequency"] == "" for row in rows if row["pixels"] == "0")
+    for row in rows:
+        assert row["pixels"] == "0" or float(row["lower"]) <= float(row["mean_prob"]) <= float(row["upper"])
+
+
 # Dice references
 
 
@@ -92,6 +119,17 @@ def test_dice_can_be_taken_against_one_annotator(run, trained, gaps):
             scores = score_case(*case.summary, annotation)
             assert found.cases["dice"][index] == pytest.approx(scores["dice"])
         assert found.cases["ged"] == pytest.approx(everybody.cases["ged"])
+
+
+@pytest.mark.parametrize("how", ["majority", "staple"])
+def test_dice_can_be_taken_against_a_consensus(how, run, trained, gaps):
+    dataset = Dataset.open(gaps)
+    found = run(data=gaps, dice_annotator=how)
+    assert found.summary.dice_annotator == how
+    samples = sample_cases(load_model(trained()), dataset, dataset.rows("test").tolist(), num_samples=5, seed=0)
+    for value, case in zip(found.cases["dice"], samples, strict=True):
+        agreed = consensus(torch.from_numpy(dataset.annotations(case.row)), how, num_classes=2)
+        assert value == pytest.approx(score_case(*case.summary, agreed[None])["dice"])
 
 
 def test_a_model_of_one_annotator_is_measured_against_that_one(run, make_recipe, lesions, tmp_path):
@@ -185,6 +223,13 @@ def test_an_evaluation_of_other_things_is_made_anew(run, trained, lesions, copy)
     assert run(reuse=True, data=moved).cases["case"] == sorted(splits["test"]), "the same pixels, other test cases"
 
 
+def test_an_evaluation_without_the_further_scores_is_made_anew(run, tmp_path):
+    first = run(reuse=True)
+    forget_further_scores(tmp_path / "eval")
+    assert read_evaluation(tmp_path / "eval").cases["hm_iou"] == [None] * 3
+    assert run(reuse=True).cases == first.cases
+
+
 def test_a_damaged_evaluation_is_made_anew(run, tmp_path):
     first = run(reuse=True)
     (tmp_path / "eval" / "summary.json").write_text("{")
@@ -207,7 +252,7 @@ def test_an_existing_folder_is_refused_before_anything_is_computed(run, trained,
         ({"batch_size": 0}, ConfigError, "batch_size is 0"),
         ({"method": "m" * 201}, ConfigError, "'method' = 'mmm"),
         ({"method": "two\nlines"}, ConfigError, r"'method' = 'two\\nlines'"),
-        ({"dice_annotator": 4}, ConfigError, "there is no annotator 4"),
+        ({"dice_annotator": 4}, ConfigError, "there is no annotator 4; use 0 to 3, all, majority or staple"),
         ({"dice_annotator": -1}, ConfigError, "there is no annotator -1"),
         ({"device": "banana"}, ConfigError, "device 'banana'"),
     ],

@@ -14,9 +14,9 @@ from phiseg.cli.parsing import parse
 class Evaluate:
     """Score a model's samples on every case of a split.
 
-    OUT gets cases.csv (one row a case), summary.json (the means) and examples.npz (what the figures show). GED
-    falls with the number of samples, so compare only scores of the same number, and read it beside `ged_floor`,
-    the score of a perfect sampler.
+    OUT gets cases.csv (one row a case), summary.json (the means), reliability.csv (how true the probabilities are)
+    and examples.npz (what the figures show). GED falls with the number of samples, so compare only scores of the
+    same number, and read it beside `ged_floor`, the score of a perfect sampler.
 
     Example: phiseg evaluate runs/phiseg --data data --out runs/phiseg-eval
     """
@@ -35,8 +35,9 @@ class Evaluate:
     """Of the samples."""
     method: str | None = None
     """How tables call it; by default the recipe's name."""
-    dice_annotator: int | Literal["all"] | None = None
-    """Whose annotation Dice is taken against; by default the one the model learned from, or all."""
+    dice_annotator: int | Literal["all", "majority", "staple"] | None = None
+    """Whose annotation Dice is taken against: an annotator's number, all of them, or their consensus by majority or
+    STAPLE; by default the one the model learned from, or all."""
     num_examples: int = 4
     """Cases kept for the figures, from the most disputed one down."""
     batch_size: int = 4
@@ -53,7 +54,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Evaluate, arguments, prog=prog)
     from phiseg.evaluation.scores import evaluate
-    from phiseg.metrics.case import SCORES
+    from phiseg.metrics.case import FURTHER_SCORES, SCORES
 
     summary = evaluate(
         command.model,
@@ -71,9 +72,9 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         overwrite=command.overwrite,
     )
     print(f"{summary.method} on {summary.num_cases} {summary.split} cases, {summary.num_samples} samples each")
-    for name in SCORES:
+    for name in (*SCORES, *FURTHER_SCORES, "ece"):
         value, interval = getattr(summary, name), summary.intervals.get(name)
         if value is not None:
             spread = f"   95 % interval {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
-            print(f"  {name:<13}{value:8.4f}{spread}")
+            print(f"  {name:<21}{value:9.4f}{spread}")
     print(f"written to {command.out}; next: phiseg compare {command.out} ... --out report")

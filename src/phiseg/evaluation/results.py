@@ -4,6 +4,7 @@
 EVAL/  cases.csv        one row a case; an undefined value is an empty field
        summary.json     the means, their 95 % intervals and where they came from
        examples.npz     a few cases with samples and maps, for the figures
+       reliability.csv  the probabilities of the mean prediction and how often they were right, by class and bin
        training.jsonl   the metrics of the training run, if there was one
 ```
 
@@ -16,19 +17,23 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
 from zipfile import BadZipFile
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat, StringConstraints
 
 from phiseg import __version__
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
-from phiseg.metrics.case import SCORES
+from phiseg.metrics.calibration import bin_edges, expected_calibration_error
+from phiseg.metrics.case import FURTHER_SCORES, SCORES
 from phiseg.metrics.significance import bootstrap_interval
 
 FORMAT = "phiseg-evaluation"
@@ -39,6 +44,8 @@ COLUMNS = (
     *("case", *SCORES),
     *("ged_cross", "ged_within_samples", "ged_within_annotations", "num_annotators", "s_ncc_constant"),
 )
+"""The columns every evaluation has; the first ones had no `FURTHER_SCORES`, which are then read as undefined."""
+_RELIABILITY_COLUMNS = ("class", "lower", "upper", "mean_prob", "frequency", "pixels")
 
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=200)]
 Cases = dict[str, list[Any]]
@@ -75,8 +82,8 @@ class Provenance(StrictConfig):
     num_samples: int = Field(ge=1)
     seed: int
     split: Line
-    dice_annotator: Annotated[int, Field(ge=0)] | Literal["all"]
-    """Whose annotation Dice is taken against; `all` averages over all of them."""
+    dice_annotator: Annotated[int, Field(ge=0)] | Literal["all", "majority", "staple"]
+    """Whose annotation Dice is taken against; `all` averages over all of them, the others are their consensus."""
     dataset: DatasetRef
     model: ModelRef
 
@@ -90,13 +97,22 @@ class Summary(Provenance):
     ged_floor: FiniteFloat | None
     s_ncc: FiniteFloat | None
     dice: FiniteFloat | None
+    hm_iou: FiniteFloat | None = None
+    best_dice: FiniteFloat | None = None
+    diversity: FiniteFloat | None = None
+    diversity_annotators: FiniteFloat | None = None
+    area_crps: FiniteFloat | None = None
+    area_coverage: FiniteFloat | None = None
+    area_width: FiniteFloat | None = None
+    ece: FiniteFloat | None = None
+    """The calibration error over the pixels of all cases together: no case has one of its own."""
     intervals: dict[str, tuple[FiniteFloat, FiniteFloat]]
     """95 % bootstrap interval of the mean, for every metric that is defined in two cases or more."""
 
     @classmethod
     def of(cls, cases: Cases, **provenance: Any) -> Self:
         """Summarise `cases`; `provenance` gives the fields that are not computed from them."""
-        values = {name: defined(cases[name]) for name in SCORES}
+        values = {name: defined(cases[name]) for name in (*SCORES, *FURTHER_SCORES)}
         means = {name: float(np.mean(column)) if column else None for name, column in values.items()}
         intervals = {name: bootstrap_interval(column) for name, column in values.items() if len(column) > 1}
         return cls(num_cases=len(cases["case"]), **means, intervals=intervals, **provenance)
@@ -158,6 +174,8 @@ class Evaluation:
     examples: Examples
     training: list[dict[str, Any]]
     """Records `{"step", "kind", name: number}`; empty when there was no training run."""
+    reliability: NDArray[np.float64] | None = None
+    """(K-1, B, 3), the sum of the cases' tables, see `metrics.calibration`; the first evaluations had none."""
     spread: dict[str, float] = field(default_factory=dict)
     """Standard deviation of every mean between trainings, where several were pooled."""
     num_trainings: int = 1
@@ -169,10 +187,14 @@ def write_evaluation(
     summary: Summary,
     cases: Cases,
     examples: Examples,
+    reliability: NDArray[np.float64] | None = None,
+    classes: Sequence[str] = (),
     training: Iterable[Mapping[str, Any]] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write the folder of one evaluation; it appears complete or not at all.
+
+    `classes` names the foreground classes of `reliability`.
 
     Raises:
         OutputError: `out` exists and may not be replaced, or it cannot be written.
@@ -184,6 +206,8 @@ def write_evaluation(
         arrays = {field.name: getattr(examples, field.name) for field in fields(examples)}
         with atomic_file(folder / "examples.npz") as file:
             np.savez_compressed(file, **{name: array for name, array in arrays.items() if array is not None})
+        if reliability is not None:
+            write_text(folder / "reliability.csv", _reliability_to_csv(reliability, classes))
         if training is not None:
             lines = [json.dumps(dict(record), allow_nan=False) + "\n" for record in training]
             write_text(folder / "training.jsonl", "".join(lines))
@@ -203,15 +227,16 @@ def read_evaluation(path: Path) -> Evaluation:
     cases = _read_cases(path / "cases.csv")
     if len(cases["case"]) != summary.num_cases:
         raise _damaged(path / "cases.csv", f"{len(cases['case'])} rows, summary.json says {summary.num_cases}")
-    for name in SCORES:
+    for name in (*SCORES, *FURTHER_SCORES):
         values, mean = defined(cases[name]), getattr(summary, name)
         if bool(values) != (mean is not None) or (values and abs(np.mean(values) - mean) > 1e-6):
             raise _damaged(path / "cases.csv", f"the mean of '{name}' is not that of summary.json")
     examples = _read_examples(path / "examples.npz")
     if strangers := set(examples.cases.tolist()) - set(cases["case"]):
         raise _damaged(path / "examples.npz", f"case '{min(strangers)}' is not in cases.csv")
-    training = path / "training.jsonl"
-    return Evaluation(path, summary, cases, examples, read_training(training) if training.exists() else [])
+    reliability = None if summary.ece is None else _read_reliability(path / "reliability.csv", summary.ece)
+    training = read_training(path / "training.jsonl") if (path / "training.jsonl").exists() else []
+    return Evaluation(path, summary, cases, examples, training, reliability)
 
 
 def read_training(path: Path) -> list[dict[str, Any]]:
@@ -285,7 +310,35 @@ def _read_cases(path: Path) -> Cases:
     numbers = (value for name in columns.keys() - {"case"} for value in defined(columns[name]))
     if not all(map(isfinite, numbers)):
         raise _damaged(path, "a value is not finite")
-    return columns
+    return {name: [None] * len(rows) for name in FURTHER_SCORES} | columns
+
+
+def _reliability_to_csv(table: NDArray[np.float64], classes: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_RELIABILITY_COLUMNS)
+    bins = list(pairwise(bin_edges(table.shape[1]).tolist()))
+    for name, rows in zip(classes, table.tolist(), strict=True):
+        for (lower, upper), (pixels, probs, votes) in zip(bins, rows, strict=True):
+            means = (probs / pixels, votes / pixels) if pixels else (None, None)
+            writer.writerow([name, lower, upper, *means, int(pixels)])
+    return text.getvalue()
+
+
+def _read_reliability(path: Path, ece: float) -> NDArray[np.float64]:
+    try:
+        header, *rows = csv.reader(io.StringIO(_read_text(path)), strict=True)
+        numbers = np.array([[float(text or 0) for text in row[3:]] for row in rows])  # (K-1 B, 3)
+        pixels = numbers[:, 2:]
+        num_bins = sum(row[0] == rows[0][0] for row in rows)
+        table = np.concatenate([pixels, numbers[:, :2] * pixels], axis=1).reshape(-1, num_bins, 3)
+    except (csv.Error, ValueError, IndexError):
+        raise _damaged(path, "it is not a table of numbers") from None
+    with np.errstate(all="ignore"):
+        difference = abs(expected_calibration_error(torch.from_numpy(table)) - ece)
+    if tuple(header) != _RELIABILITY_COLUMNS or not difference <= 1e-6:
+        raise _damaged(path, "its calibration error is not that of summary.json")
+    return table
 
 
 def _read_examples(path: Path) -> Examples:

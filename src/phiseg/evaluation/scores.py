@@ -25,7 +25,7 @@ from phiseg.evaluation.results import (
     write_evaluation,
 )
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
-from phiseg.metrics import ged_floor
+from phiseg.metrics import consensus, expected_calibration_error, ged_floor, reliability
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import draw_noise, seeded_generator
@@ -52,7 +52,7 @@ def evaluate(
     num_samples: int = 100,
     seed: int = 0,
     method: str | None = None,
-    dice_annotator: int | Literal["all"] | None = None,
+    dice_annotator: int | Literal["all", "majority", "staple"] | None = None,
     num_examples: int = 4,
     batch_size: int = 4,
     chunk_size: int = 16,
@@ -66,13 +66,13 @@ def evaluate(
     Args:
         model_folder: a model folder or the run folder around it.
         data: a prepared dataset.
-        out: the folder to write: cases.csv, summary.json, examples.npz.
+        out: the folder to write: cases.csv, summary.json, reliability.csv, examples.npz.
         split: which cases.
         num_samples: samples per case.
         seed: of the samples.
         method: how tables call it; the recipe's name if not given.
-        dice_annotator: whose annotation Dice is taken against; `all` averages over all. If not given: the one the
-            model was trained on, or all.
+        dice_annotator: whose annotation Dice is taken against; `all` averages over all, `majority` and `staple` are
+            the consensus of all. If not given: the one the model was trained on, or all.
         num_examples: cases kept for the figures.
         batch_size: images encoded at once.
         chunk_size: samples of each decoded at once.
@@ -96,10 +96,9 @@ def evaluate(
     source = _model_ref(find_model(model_folder), model.provenance)
     if dice_annotator is None:
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
-    if dice_annotator != "all" and not 0 <= dice_annotator < dataset.info.num_annotators:
-        raise ConfigError(
-            f"there is no annotator {dice_annotator}; use 0 to {dataset.info.num_annotators - 1} or all"
-        )
+    if isinstance(dice_annotator, int) and not 0 <= dice_annotator < dataset.info.num_annotators:
+        last = dataset.info.num_annotators - 1
+        raise ConfigError(f"there is no annotator {dice_annotator}; use 0 to {last}, all, majority or staple")
     samples = sample_cases(
         model,
         dataset,
@@ -125,22 +124,26 @@ def evaluate(
     shown = _choose_examples(dataset, rows.tolist(), num_examples)
     table: list[dict[str, Any]] = []
     examples: dict[int, CaseSamples] = {}
+    bins = torch.zeros(())
     title = f"scoring {provenance.method}"
     for case in tqdm(samples, title, len(rows), unit="case", disable=not progress, dynamic_ncols=True):
         annotations = torch.from_numpy(dataset.annotations(case.row))
-        reference = None if dice_annotator == "all" else _annotation(dataset, case.row, dice_annotator)
+        reference = _dice_reference(dataset, case.row, dice_annotator)
         scores = score_case(*case.summary, annotations, reference=reference)
+        bins = bins + reliability(case.summary.mean_probs, annotations)
         table.append({"case": dataset.cases[case.row]["case"], **scores})
         if case.row in shown:
             examples[case.row] = case
     cases = {column: [row[column] for row in table] for column in table[0]}
-    summary = Summary.of(cases, **dict(provenance))
+    summary = Summary.of(cases, ece=expected_calibration_error(bins), **dict(provenance))
     run = find_model(model_folder).parent / "metrics.jsonl"
     write_evaluation(
         out,
         summary=summary,
         cases=cases,
         examples=_examples(model, dataset, [examples[row] for row in shown], seed=seed),
+        reliability=bins.numpy(),
+        classes=dataset.info.classes[1:],
         training=read_metrics(run) if run.is_file() else None,
         overwrite=overwrite or reuse,
     )
@@ -189,11 +192,18 @@ def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Sum
     except DataError:
         return None
     same = before.cases["case"] == cases and all(getattr(before.summary, k) == v for k, v in provenance)
-    return before.summary if same else None
+    return before.summary if same and before.reliability is not None else None  # an older phiseg wrote fewer scores
 
 
-def _annotation(dataset: Dataset, row: int, annotator: int) -> torch.Tensor:
-    """Return the annotation as (1, H, W), or (0, H, W) if that annotator did not see the case."""
+def _dice_reference(
+    dataset: Dataset, row: int, annotator: int | Literal["all", "majority", "staple"]
+) -> torch.Tensor:
+    """Return the annotations that Dice is taken against (A', H, W): none if that annotator did not see the case."""
+    annotations = torch.from_numpy(dataset.annotations(row))
+    if annotator == "all":
+        return annotations
+    if isinstance(annotator, str):
+        return consensus(annotations, annotator, num_classes=len(dataset.info.classes))[None]
     chosen = [annotator] if dataset.valid[row, annotator] else []
     return torch.from_numpy(dataset.labels[row, chosen])
 
