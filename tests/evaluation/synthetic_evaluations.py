@@ -32,6 +32,7 @@ def make_cases(quality: float, *, num_cases: int = NUM_CASES, seed: int = 1) -> 
     own = np.random.default_rng(int(quality * 1000))
     floor = delta * (1 / 4 + 1 / NUM_SAMPLES)
     unbiased = (1.1 - quality) * delta * 0.4 + own.normal(0, 0.02, num_cases)
+    within_samples, within_annotations = delta * (0.4 + 0.5 * quality), delta * 0.75
     dice = np.clip(0.6 + 0.25 * quality - 0.3 * delta + own.normal(0, 0.03, num_cases), 0, 1)
     columns = {
         "ged": unbiased + floor,
@@ -39,9 +40,9 @@ def make_cases(quality: float, *, num_cases: int = NUM_CASES, seed: int = 1) -> 
         "ged_floor": floor,
         "s_ncc": np.clip(0.5 + 0.4 * quality + own.normal(0, 0.05, num_cases), -1, 1),
         "dice": dice,
-        "ged_cross": delta,
-        "ged_within_samples": delta * 0.9,
-        "ged_within_annotations": delta * 0.75,
+        "ged_cross": (unbiased + floor + within_samples + within_annotations) / 2,
+        "ged_within_samples": within_samples,
+        "ged_within_annotations": within_annotations,
         "hm_iou": np.clip(0.9 - 0.6 * delta + 0.1 * quality, 0, 1),
         "best_dice": np.clip(dice + 0.15, 0, 1),
         "diversity": delta * (0.5 + 0.5 * quality),

@@ -1,61 +1,16 @@
-import io
-from itertools import combinations
-from pathlib import Path
+"""Panels of pictures: everything is there, on shared scales, and can be read."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.image import imread
-from synthetic_evaluations import make_cases, make_evaluation
+from figure_checks import LONG, assert_readable, bars, evaluation, pictures, titles
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
-from phiseg.evaluation.charts import score_distributions, training_curves
-from phiseg.evaluation.drawing import to_png
+from phiseg.evaluation.drawing import scale_bar
 from phiseg.evaluation.figures import level_panel, sample_panel
-
-
-def evaluation(name, quality=0.8, **changes):
-    return make_evaluation(Path(f"/evals/{name}"), changes.pop("method", name), quality, size=16, **changes)
-
-
-def pictures(figure):
-    return [axes for axes in figure.axes if axes.images]
-
-
-def titles(figure):
-    return [axes.get_title() for axes in figure.axes if axes.get_title()]
-
-
-def bars(figure):
-    return [axes for axes in figure.axes if not axes.images]
-
-
-def boxes_of_text(figure):
-    """Return everything written in the figure with its extent in pixels."""
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
-    texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
-    for axes in figure.axes:
-        texts += [axes.title, *axes.texts]
-        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
-            low, high = sorted(axis.get_view_interval())
-            texts += [axis.label, *(t.label1 for t in axis.get_major_ticks() if low <= t.get_loc() <= high)]
-    return [
-        (t.get_text(), t.get_window_extent(renderer)) for t in texts if t.get_text().strip() and t.get_visible()
-    ]
-
-
-def assert_readable(figure):
-    boxes = boxes_of_text(figure)
-    assert boxes
-    for text, box in boxes:
-        inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
-        assert inside, f"'{text}' leaves the figure"
-    for (one, box), (two, other) in combinations(boxes, 2):
-        overlap = min(box.x1, other.x1) - max(box.x0, other.x0), min(box.y1, other.y1) - max(box.y0, other.y0)
-        assert min(overlap) < 2, f"'{one}' overlaps '{two}'"
-
-
-LONG = "unet-deterministic-trained-with-annotator-2-and-a-very-long-name-that-goes-on"
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
@@ -126,47 +81,45 @@ def test_levels_go_from_coarse_to_fine_on_symmetric_scales():
     np.testing.assert_allclose(shown[0].get_array(), coarsest, rtol=1e-5)
 
 
-def test_training_curves_give_every_method_axes_of_its_own():
-    methods = [
-        evaluation("a", num_levels=5, training=True),
-        evaluation("b", training=True, method=LONG),
-        evaluation("c"),
-    ]
-    figure = training_curves(methods)
-    shown = titles(figure)
-    assert shown.count("validation loss") == 2  # the third has no training
-    assert sum("running mean of" in title for title in shown) == 3  # two cross entropies, one KL
-    shared = next(axes for axes in figure.axes if "GED" in axes.get_title())
-    assert len(shared.lines) == 2
-    kl = next(axes for axes in figure.axes if "KL" in axes.get_title())
-    assert len(kl.lines) == 2 * 5  # raw and smoothed
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
 
 
-def test_curves_of_a_very_short_training_are_drawn():
-    method = evaluation("a", num_levels=2, training=True)
-    method.training[:] = [{"step": 1, "kind": "train", "loss": 2.0, "cross_entropy/0": 1.0, "kl/0": -1.0}]
-    assert to_png(training_curves([method]))
-
-
-def test_scores_have_one_box_a_method_and_leave_out_what_nobody_has():
-    cases = make_cases(0.5) | {"dice": [None] * 40}
-    methods = [evaluation("a", cases=cases), evaluation("b", cases=cases, method=LONG)]
-    figure = score_distributions(methods)
-    assert len(titles(figure)) == 2
-    excess = figure.axes[0].collections[0].get_offsets()[:, 0]
-    np.testing.assert_allclose(excess, np.subtract(cases["ged"], cases["ged_floor"]))
-    assert len(figure.axes[0].collections) == 2
+def test_the_reason_for_a_case_stands_beside_it():
+    figure = sample_panel([evaluation("a")], "case-0000", reason="best of phiseg-small, most ambiguous")
+    assert figure.texts[0].get_text() == "case-0000\nbest of\nphiseg-small\nmost ambiguous"
     assert_readable(figure)
+    assert_readable(sample_panel([evaluation("a")], "case-0000", reason=f"best of {LONG}, worst of {LONG}"))
 
 
-def test_a_name_is_never_read_as_mathematics():
-    method = evaluation("a", method=r"$\frac{$ and $x_1$", num_levels=2, training=True)
-    for figure in (sample_panel([method], "case-0000"), training_curves([method]), score_distributions([method])):
-        assert to_png(figure)
+def test_an_image_of_known_spacing_has_a_scale_bar():
+    method = evaluation("a")
+    spacing = np.array([[0.7, 2.0], [0.7, 0.7]])  # 16 columns of 2 mm
+    known = replace(method, examples=replace(method.examples, spacing_mm=spacing))
+    first, *others = pictures(sample_panel([known], "case-0000"))
+    assert texts(first) == ["10 mm"]
+    (bar,) = first.lines
+    assert np.ptp(bar.get_xdata()) * 32 == pytest.approx(10)
+    assert not any(axes.lines for axes in others)
+    assert not any(axes.lines for axes in sample_panel([method], "case-0000").axes)
 
 
-def test_a_png_is_white_and_the_same_every_time():
-    first, second = (to_png(score_distributions([evaluation("a")])) for _ in range(2))
-    assert first == second
-    image = imread(io.BytesIO(first))
-    np.testing.assert_array_equal(image[0, 0, :3], [1, 1, 1])
+@given(columns=st.integers(8, 2000), spacing=st.floats(1e-3, 50))
+def test_a_scale_bar_is_round_and_neither_long_nor_short(columns, spacing):
+    axes = Figure().add_subplot()
+    scale_bar(axes, columns, spacing)
+    length = float(texts(axes)[0].removesuffix(" mm"))
+    assert f"{length:e}"[0] in "125"
+    assert f"{length:e}"[1:8] == ".000000"
+    assert 0.39 / 3 < length / (columns * spacing) < 1.01 / 3
+    assert np.ptp(axes.lines[0].get_xdata()) == pytest.approx(length / (columns * spacing), rel=1e-4)
+
+
+def test_a_windowed_image_is_shown_in_its_window():
+    method = evaluation("a")
+    image = method.examples.image
+    assert np.percentile(image[0], 0.5) > -0.5
+    assert pictures(sample_panel([method], "case-0000"))[0].images[0].get_clim() == (-0.5, 0.5)
+    image *= 4  # as z-scores are: no window is known
+    shown = pictures(sample_panel([method], "case-0000"))[0].images[0]
+    np.testing.assert_allclose(shown.get_clim(), np.percentile(image[0], [0.5, 99.5]), rtol=1e-6)

@@ -125,12 +125,13 @@ def test_compare_writes_everything_and_leaves_the_rest_alone(evaluations, tmp_pa
     table = compare([write(evaluation) for evaluation in evaluations], out, title="My comparison")
     names = {"table.csv", "table.md", "table.tex", "report.html", "scores.png", "curves.png", "levels.png"}
     names |= {"samples.png", "samples-2.png", "samples-of-mine.png", "phiseg"}
+    names |= {"terms.png", "scatter.png", "reliability.png"}
     assert {path.name for path in out.iterdir()} == names
     assert [row.method for row in table.rows] == ["phiseg", "probunet"]
     with (out / "table.csv").open(newline="") as file:
         assert [float(row["ged"]) for row in csv.DictReader(file)] == [row.ged for row in table.rows]
     page = Page((out / "report.html").read_text())
-    assert len(page.all("img")) == 5
+    assert len(page.all("img")) == 8
     assert "My comparison" in page.text
 
 

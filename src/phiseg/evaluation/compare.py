@@ -7,12 +7,18 @@ from typing import NamedTuple
 
 from phiseg.core.errors import OutputError
 from phiseg.core.files import atomic_file, write_text
-from phiseg.evaluation.charts import score_distributions, training_curves
+from phiseg.evaluation.charts import (
+    case_scatter,
+    ged_terms,
+    reliability_diagram,
+    score_distributions,
+    training_curves,
+)
 from phiseg.evaluation.drawing import to_png
 from phiseg.evaluation.figures import level_panel, sample_panel
 from phiseg.evaluation.report import Part, render_report
-from phiseg.evaluation.results import Evaluation, read_evaluation
-from phiseg.evaluation.tables import Table, comparison_table, to_csv, to_latex, to_markdown
+from phiseg.evaluation.results import Evaluation, defined, read_evaluation
+from phiseg.evaluation.tables import Table, comparison_table, excess_ged, to_csv, to_latex, to_markdown
 
 _OWN = re.compile(
     r"table\.(csv|md|tex)|report\.html"
@@ -95,15 +101,30 @@ def _check_former(out: Path, *, overwrite: bool) -> list[Path]:
 
 
 def draw_pictures(evaluations: Sequence[Evaluation], labels: Mapping[str, str]) -> dict[str, bytes]:
-    """Return all pictures as PNG, by file name; there are no `levels` or `curves` where no method has any."""
+    """Return all pictures as PNG, by file name; what no method has is not drawn.
+
+    Args:
+        evaluations: the methods.
+        labels: why a case is shown, by case.
+    """
     shown = [evaluation.examples.cases.tolist() for evaluation in evaluations]
     cases = [case for case in shown[0] if all(case in others for others in shown)]
-    figures = {_numbered("samples", at): sample_panel(evaluations, case) for at, case in enumerate(cases)}
+    figures = {
+        _numbered("samples", at): sample_panel(evaluations, case, reason=labels.get(case, ""))
+        for at, case in enumerate(cases)
+    }
     layered = [evaluation for evaluation in evaluations if evaluation.examples.level_probs is not None]
     if cases:
         drawn = max(cases, key=lambda case: _annotated_area(evaluations[0], case))  # an empty case shows no level
         figures |= {_numbered("levels", at): level_panel(own, drawn) for at, own in enumerate(layered)}
     figures["scores.png"] = score_distributions(evaluations)
+    num_scored = sum(bool(defined(excess_ged(evaluation))) for evaluation in evaluations)
+    if num_scored:
+        figures["terms.png"] = ged_terms(evaluations)
+    if num_scored > 1:
+        figures["scatter.png"] = case_scatter(evaluations)
+    if any(evaluation.reliability is not None for evaluation in evaluations):
+        figures["reliability.png"] = reliability_diagram(evaluations)
     if any(evaluation.training for evaluation in evaluations):
         figures["curves.png"] = training_curves(evaluations)
     return {name: to_png(figure) for name, figure in figures.items()}
