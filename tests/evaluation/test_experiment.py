@@ -216,7 +216,7 @@ def test_the_report_has_a_table_and_figures_for_each_regime(done):
         path.name for path in out.iterdir()
     }
     page = (out / "report.html").read_text()
-    assert page.count("<table>") == 2
+    assert page.count("Further scores") == 2
     assert "Trained with one expert" in page
     rows = list(csv.DictReader((out / "table.csv").open()))
     assert [(row["block"], row["method"]) for row in rows][-1] == ("Trained with one expert", "unet")

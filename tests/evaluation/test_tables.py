@@ -160,7 +160,7 @@ def test_latex_escapes_what_is_special():
     name = r"a\_b \& 5\% \#1 \textbackslash{}x \{y\} \$z\$ \textasciitilde{}\textasciicircum{} $<$$>$"
     assert f"{name} & 1.23 M & \\textbf{{{table.rows[0].ged:.4f}}}" in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {9}
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {9, 7}, "the paper's scores, and the further ones"
     assert text.isascii()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from phiseg.evaluation.results import Evaluation, Provenance, Summary, defined
 from phiseg.evaluation.tables import check_comparable
-from phiseg.metrics.case import SCORES
+from phiseg.metrics.case import FURTHER_SCORES, SCORES
 
 
 def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
@@ -35,11 +35,13 @@ def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
         ]
         cases[name] = [float(np.mean(known)) if (known := defined(seeds)) else None for seeds in values]
     provenance = {name: getattr(first.summary, name) for name in Provenance.model_fields}
-    means = {name: defined([getattr(other.summary, name) for other in evaluations]) for name in SCORES}
+    names = (*SCORES, *FURTHER_SCORES, "ece")
+    means = {name: defined([getattr(other.summary, name) for other in evaluations]) for name in names}
     spread = {name: float(np.std(values, ddof=1)) for name, values in means.items() if len(values) > 1}
+    ece = float(np.mean(means["ece"])) if means["ece"] else None
     return replace(
         first,
-        summary=Summary.of(cases, **provenance),
+        summary=Summary.of(cases, **provenance, ece=ece),
         cases={name: cases[name] for name in first.cases},
         spread=spread,
         num_trainings=len(evaluations),

@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 
 from phiseg import __version__
 from phiseg.evaluation.results import Evaluation
-from phiseg.evaluation.tables import COLUMNS, Table, show_cell
+from phiseg.evaluation.tables import COLUMNS, FURTHER_COLUMNS, FURTHER_NOTE, Table, has_further, show_cell
 
 _KINDS = ("samples", "levels", "scores", "terms", "scatter", "reliability", "curves")
 _SCALE = 0.59
@@ -56,6 +56,9 @@ def render_report(parts: Sequence[Part], *, title: str) -> str:
             for part, pictures in zip(parts, shown, strict=True)
         ],
         columns=COLUMNS,
+        further_columns=FURTHER_COLUMNS,
+        further_note=FURTHER_NOTE,
+        has_further=has_further,
         show_cell=show_cell,
         version=__version__,
     )

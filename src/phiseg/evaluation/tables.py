@@ -45,6 +45,13 @@ class Row:
     intervals: dict[str, tuple[float, float]]
     best: frozenset[str]
     """The scores that are significantly better than those of all other methods."""
+    hm_iou: float | None = None
+    best_dice: float | None = None
+    diversity: float | None = None
+    diversity_annotators: float | None = None
+    area_crps: float | None = None
+    area_coverage: float | None = None
+    ece: float | None = None
     spread: dict[str, float] = field(default_factory=dict)
     """Standard deviation of a mean between trainings, where there are several."""
 
@@ -93,6 +100,26 @@ COLUMNS = (
     Column("num_cases", "cases", "cases", str),
     Column("num_samples", "samples", "samples", str),
 )
+FURTHER_COLUMNS = (
+    COLUMNS[0],
+    Column("hm_iou", "HM-IoU ↑", r"HM-IoU $\uparrow$", _decimals),
+    Column("best_dice", "best Dice ↑", r"best Dice $\uparrow$", _decimals),
+    Column("diversity", "diversity", "diversity", _decimals),
+    Column("diversity_annotators", "of annotators", "of annotators", _decimals),
+    Column("area_crps", "area CRPS ↓", r"area CRPS $\downarrow$", _decimals),
+    Column("area_coverage", "area in 90 %", r"area in 90\,\%", _decimals),
+    Column("ece", "ECE ↓", r"ECE $\downarrow$", _decimals),
+)
+FURTHER_NOTE = (
+    "HM-IoU: Hungarian-matched IoU. Best Dice: of each annotation with its nearest sample. Diversity: mean "
+    "distance 1 - IoU of two samples; it should be that of the annotators. Area CRPS in pixels. Area in 90 %: how often an "
+    "annotator's area lies within the central 90 % of the samples'. ECE: calibration error of the mean prediction."
+)
+
+
+def has_further(table: Table) -> bool:
+    """Return whether there is something to show beyond the paper's scores."""
+    return any(getattr(row, column.key) is not None for row in table.rows for column in FURTHER_COLUMNS[1:])
 
 
 def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
@@ -121,6 +148,7 @@ def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
             num_samples=summary.num_samples,
             intervals=summary.intervals,
             best=frozenset(metric for metric in tested if _beats_all(own, others, metric)),
+            **{column.key: getattr(summary, column.key) for column in FURTHER_COLUMNS[1:]},
             spread=own.spread,
         )
         rows.append(row)
@@ -226,7 +254,8 @@ def to_csv(tables: Mapping[str, Table]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     bounds = [f"{metric}_{side}" for metric in SCORES for side in ("low", "high")]
-    names = [*(column.key for column in COLUMNS), *bounds, *(f"{metric}_spread" for metric in SCORES)]
+    columns = [*COLUMNS, *FURTHER_COLUMNS[1:]]
+    names = [*(column.key for column in columns), *bounds, *(f"{metric}_spread" for metric in SCORES)]
     blocks = ["block"] if len(tables) > 1 else []
     writer.writerow([*blocks, *names, *(f"best_{metric}" for metric in BETTER)])
     for heading, table in tables.items():
@@ -234,7 +263,7 @@ def to_csv(tables: Mapping[str, Table]) -> str:
             limits = [limit for metric in SCORES for limit in row.intervals.get(metric, (None, None))]
             spreads = [row.spread.get(metric) for metric in SCORES]
             marks = ["true" if metric in row.best else "false" for metric in BETTER]
-            values = [getattr(row, column.key) for column in COLUMNS]
+            values = [getattr(row, column.key) for column in columns]
             writer.writerow([*([heading] if blocks else []), *values, *limits, *spreads, *marks])
     return text.getvalue()
 
@@ -242,7 +271,7 @@ def to_csv(tables: Mapping[str, Table]) -> str:
 def to_text(table: Table) -> str:
     """Write an aligned table for the terminal; a significantly better score has a star."""
     cells = [[column.heading for column in COLUMNS]]
-    cells += [_cells(row, str, lambda cell: f"{cell}*") for row in table.rows]
+    cells += [_cells(row, COLUMNS, str, lambda cell: f"{cell}*") for row in table.rows]
     for line in cells:  # numbers stay aligned: what is not marked ends in a space
         line[1:] = [cell if cell.endswith("*") else f"{cell} " for cell in line[1:]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -262,10 +291,14 @@ def to_markdown(tables: Mapping[str, Table]) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    lines = [[_markdown(column.heading) for column in COLUMNS], ["---"] + ["---:"] * (len(COLUMNS) - 1)]
-    lines += [_cells(row, _markdown, lambda cell: f"**{cell}**") for row in table.rows]
-    notes = map(_markdown, _notes(table, "Bold"))
-    return "\n".join([f"| {' | '.join(line)} |" for line in lines]) + "\n\n" + "  \n".join(notes) + "\n"
+    parts = [(COLUMNS, _notes(table, "Bold")), (FURTHER_COLUMNS, [FURTHER_NOTE])]
+    texts = []
+    for columns, notes in parts if has_further(table) else parts[:1]:
+        lines = [[_markdown(column.heading) for column in columns], ["---"] + ["---:"] * (len(columns) - 1)]
+        lines += [_cells(row, columns, _markdown, lambda cell: f"**{cell}**") for row in table.rows]
+        rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        texts.append(f"{rows}\n\n" + "  \n".join(map(_markdown, notes)) + "\n")
+    return "\n".join(texts)
 
 
 def to_latex(tables: Mapping[str, Table]) -> str:
@@ -277,19 +310,26 @@ def to_latex(tables: Mapping[str, Table]) -> str:
 
 
 def _latex_table(table: Table) -> str:
-    lines = [" & ".join(column.latex for column in COLUMNS), r"\hline"]
-    lines += [" & ".join(_cells(row, _latex, lambda cell: rf"\textbf{{{cell}}}")) for row in table.rows]
-    body = "\n".join(line if line == r"\hline" else rf"{line} \\" for line in lines)
-    notes = "\n\n".join(map(_latex, _notes(table, "Bold")))
-    alignment = "l" + "r" * (len(COLUMNS) - 1)
-    return (
-        f"\\begin{{tabular}}{{{alignment}}}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n\n"
-        f"\\smallskip\n{{\\footnotesize\n{notes}\n\\par}}\n"
-    )
+    parts = [(COLUMNS, _notes(table, "Bold")), (FURTHER_COLUMNS, [FURTHER_NOTE])]
+    texts = []
+    for columns, notes in parts if has_further(table) else parts[:1]:
+        lines = [" & ".join(column.latex for column in columns), r"\hline"]
+        lines += [
+            " & ".join(_cells(row, columns, _latex, lambda cell: rf"\textbf{{{cell}}}")) for row in table.rows
+        ]
+        body = "\n".join(line if line == r"\hline" else rf"{line} \\" for line in lines)
+        alignment = "l" + "r" * (len(columns) - 1)
+        texts.append(
+            f"\\begin{{tabular}}{{{alignment}}}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n\n"
+            "\\smallskip\n{\\footnotesize\n" + "\n\n".join(map(_latex, notes)) + "\n\\par}\n"
+        )
+    return "\n".join(texts)
 
 
-def _cells(row: Row, escape: Callable[[str], str], mark: Callable[[str], str]) -> list[str]:
-    cells = [(column.key, escape(show_cell(row, column))) for column in COLUMNS]
+def _cells(
+    row: Row, columns: Sequence[Column], escape: Callable[[str], str], mark: Callable[[str], str]
+) -> list[str]:
+    cells = [(column.key, escape(show_cell(row, column))) for column in columns]
     return [mark(cell) if key in row.best else cell for key, cell in cells]
 
 
