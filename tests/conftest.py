@@ -139,7 +139,7 @@ def trained(make_recipe, lesions, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shared_data():
-    """Return a function that finds a file of real data beside the project, and skips the test where it is not."""
+    """Return a function that finds real data beside the project, and skips the test where there is none."""
     folder = Path(__file__).parents[2] / "shared" / "data"
 
     def find(name):

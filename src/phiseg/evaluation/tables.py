@@ -112,8 +112,9 @@ FURTHER_COLUMNS = (
 )
 FURTHER_NOTE = (
     "HM-IoU: Hungarian-matched IoU. Best Dice: of each annotation with its nearest sample. Diversity: mean "
-    "distance 1 - IoU of two samples; it should be that of the annotators. Area CRPS in pixels. Area in 90 %: how often an "
-    "annotator's area lies within the central 90 % of the samples'. ECE: calibration error of the mean prediction."
+    "distance 1 - IoU of two samples; it should be that of the annotators. Area CRPS in pixels. Area in 90 %: how "
+    "often an annotator's area lies within the central 90 % of the samples'. ECE: calibration error of the mean "
+    "prediction."
 )
 
 
