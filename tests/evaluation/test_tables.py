@@ -1,6 +1,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +185,16 @@ def test_numbers_of_parameters_are_readable():
     table = [comparison_table([evaluation("a", num_parameters=n)]) for n in (None, 950, 12_345, 4_560_000)]
     shown = [to_text(each).splitlines()[2].split("  ")[1:] for each in table]
     assert [next(cell.strip() for cell in row if cell.strip()) for row in shown] == ["-", "950", "12.3 k", "4.56 M"]
+
+
+def test_a_dataset_with_one_annotator_has_no_ged_and_says_why(tmp_path):
+    alone = evaluation("a", 0.9)
+    for name in ("ged", "ged_floor", "ged_unbiased", "s_ncc"):
+        alone.cases[name] = [None] * len(alone.cases[name])
+    alone.cases["num_annotators"] = [1.0] * len(alone.cases["case"])
+    empty = dict.fromkeys(("ged", "ged_floor", "ged_unbiased", "s_ncc"))
+    alone = replace(alone, summary=alone.summary.model_copy(update=empty))
+    table = comparison_table([alone])
+    assert table.rows[0].ged is None
+    assert table.rows[0].dice is not None
+    assert any("this dataset has one" in note for note in table.notes)

@@ -79,7 +79,8 @@ def test_any_number_of_annotators_trains_evaluates_and_samples(
     train(make_recipe(model), dataset.path, tmp_path / "run", progress=False)
     assert all(isfinite(line["loss"]) for kind in ("train", "val") for line in lines(tmp_path / "run", kind))
     summary = evaluate(tmp_path / "run", dataset.path, tmp_path / "eval", num_samples=3, progress=False)
-    assert isfinite(summary.ged)
+    assert isfinite(summary.dice)
+    assert (summary.ged is None) == (summary.s_ncc is None) == (number == 1), "one annotator is no distribution"
     assert (summary.ged_floor is None) == (number == 1)  # one annotator cannot disagree
     examples = read_evaluation(tmp_path / "eval").examples
     assert examples.annotations.shape[1] == number

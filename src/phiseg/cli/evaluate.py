@@ -77,4 +77,6 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         if value is not None:
             spread = f"   95 % interval {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
             print(f"  {name:<21}{value:9.4f}{spread}")
+    if summary.ged is None:
+        print("  no GED and S_NCC: they compare with several annotators, and this dataset has one")
     print(f"written to {command.out}; next: phiseg compare {command.out} ... --out report")

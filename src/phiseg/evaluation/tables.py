@@ -154,6 +154,8 @@ def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
         )
         rows.append(row)
     notes = [_significance_note(rows), FLOOR_NOTE, *_undefined_notes(rows, evaluations)]
+    if all(max(evaluation.cases["num_annotators"]) == 1 for evaluation in evaluations):
+        notes.append("GED and S_NCC are not given: they compare with several annotators, and this dataset has one.")
     if any(evaluation.num_trainings > 1 for evaluation in evaluations):
         numbers = ", ".join(f"{name} {own.num_trainings}" for name, own in zip(names, evaluations, strict=True))
         notes.append(f"±: standard deviation between trainings with different seeds ({numbers}).")
