@@ -29,6 +29,8 @@ class TrainingState:
     """The best value of the selection criterion so far."""
     skipped: int = 0
     """Steps skipped so far because something was not finite."""
+    average: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The moving average of the weights; empty where there is none."""
     scaler: dict[str, Any] = field(default_factory=dict)
     """The loss scaler of precision 16-mixed; empty for the others."""
 

@@ -20,6 +20,7 @@ from phiseg.data.store import Dataset
 from phiseg.models import Segmenter, build_model, save_model
 from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import load_weights
+from phiseg.training.averaging import WeightAverage
 from phiseg.training.card import model_card, preprocessing, provenance
 from phiseg.training.checkpoints import TrainingState, load_state, save_state
 from phiseg.training.normalisation import follow_sampling_path, recalibrate
@@ -74,6 +75,7 @@ class _Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.settings.seed, "weights"))
             self.model: Segmenter = build_model(recipe.model)
+        self.average = WeightAverage(self.model, self.settings.averaging)
         self.optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=self.settings.learning_rate, fused=True)
         self.step, self.skipped, self.skipped_in_a_row = 0, 0, 0
         self.best: float | None = None
@@ -90,6 +92,7 @@ class _Training:
         self.stream = self._stream("train", rank=self.fabric.global_rank)
         self.parallel, self.optimizer = self.fabric.setup(self.model, self.optimizer)  # wrapped for its processes
         self.optimizer.load_state_dict(self.optimizer.state_dict())  # what was restored follows to the device
+        self.average.model.to(self.fabric.device)
         self._write(self._open_folder)
         bar = tqdm(
             total=self.settings.steps,
@@ -185,6 +188,7 @@ class _Training:
                 self.optimizer.step()
         if finite:
             self.skipped_in_a_row = 0
+            self.average.update(self.model, self.step + 1)
             if self.settings.norm_statistics == "both":
                 with self.fabric.autocast():
                     follow_sampling_path(self.model, batch, seed=self.settings.seed, step=self.step)
@@ -208,8 +212,8 @@ class _Training:
             number = self.settings.recalibration_batches
             with self.fabric.autocast():
                 batches = (self.stream.batch(i, self.fabric.device) for i in range(number))
-                recalibrate(self.model, batches, seed=self.settings.seed)
-        values = validate(self.model, self.dataset, self.settings, self.fabric)
+                recalibrate(self.average.model, batches, seed=self.settings.seed)
+        values = validate(self.average.model, self.dataset, self.settings, self.fabric)
         self._track("val", values)
         criterion = self.settings.select_by
         value = values.get(criterion)
@@ -218,7 +222,7 @@ class _Training:
             self._write(
                 lambda: save_model(
                     self.out / "model",
-                    self.model,
+                    self.average.model,
                     preprocessing=preprocessing(self.dataset),
                     provenance=provenance(self.recipe, self.dataset, self.step),
                     card=model_card(self.recipe, self.dataset, self.step, values),
@@ -240,6 +244,7 @@ class _Training:
             self.step,
             self.best,
             self.skipped,
+            self.average.model.state_dict() if self.settings.averaging else {},
             self.fabric.strategy.precision.state_dict(),
         )
         self._write(lambda: save_state(self.state_file, state))
@@ -264,6 +269,8 @@ class _Training:
             )
         try:
             load_weights(self.model, stored.weights, where=where)
+            if self.settings.averaging:
+                load_weights(self.average.model, stored.average, where=where)
             self.optimizer.load_state_dict(stored.optimizer)
             self.fabric.strategy.precision.load_state_dict(stored.scaler)
             self.step, self.best, self.skipped = int(stored.step), stored.best, stored.skipped

@@ -32,6 +32,9 @@ class TrainConfig(StrictConfig):
     """Of Adam."""
     schedule: Literal["constant", "cosine"] = "constant"
     """How the learning rate goes on: constant as in the paper, or down to zero along half a cosine."""
+    averaging: float = Field(default=0.0, ge=0, lt=1)
+    """Validate, select and save an exponential moving average of the weights with this decay, such as 0.999, which
+    rises to it over the first steps; 0 takes the weights themselves, as in the paper."""
     seed: int = Field(default=0, ge=0)
     """The same command with the same seed gives the same weights on the same machine."""
     annotator: int | Literal["random"] = "random"
