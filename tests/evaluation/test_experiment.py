@@ -2,23 +2,28 @@
 
 import csv
 import json
+import os
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
 from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.data.store import Dataset
 from phiseg.evaluation import experiment
-from phiseg.evaluation.experiment import Job, Plan, list_jobs, open_experiment, run_all, run_job
+from phiseg.evaluation.experiment import Job, Plan, list_jobs, open_experiment, run_all, run_job, unfinished
 from phiseg.evaluation.experiment_report import write_report
 from phiseg.evaluation.pooling import pool
 from phiseg.evaluation.results import read_evaluation
+from phiseg.training.budget import seconds_per_step
 from phiseg.training.recipe import load_recipe, recipe_names
 
-PLAN = Plan(
-    steps=4, num_samples=6, overrides=("--train.validation_samples=2", "--train.validate_every=2", "--train.seed=7")
-)
+PLAN = Plan(steps=4, num_samples=6, overrides=("--train.validation_samples=2", "--train.validate_every=2"))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +46,7 @@ def done(recipes, lesions, tmp_path_factory):
     open_experiment(out, PLAN, lesions)
     for job in jobs:
         run_job(job, PLAN, lesions, out, progress=False)
-    tables = write_report(jobs, lesions, out)
+    tables = write_report(lesions, out)
     return out, jobs, tables
 
 
@@ -77,7 +82,8 @@ def test_rows_are_chosen_by_pattern_and_seeds_multiply_them():
 @pytest.mark.parametrize(
     ("choice", "reason"),
     [
-        ({"methods": ["phisge-small"]}, "did you mean 'phiseg-small'"),
+        ({"methods": ["phisge-small"]}, "did you mean 'phiseg-small'.*probunet-small, .*hprobunet-small"),
+        ({"methods": ["unet-small"], "regimes": ["all"]}, "a deterministic method has only regime one"),
         ({"methods": ["unet-small"], "rows": ["all/*"]}, "no row matches"),
         ({"methods": ["unet-small", "unet-small"]}, "two rows are called 'one/unet-small/seed-0'"),
     ],
@@ -87,10 +93,18 @@ def test_rows_that_are_none(choice, reason):
         list_jobs(**choice)
 
 
-@pytest.mark.parametrize("budget", [{}, {"steps": 3, "minutes": 1}])
-def test_a_plan_has_one_budget(budget):
-    with pytest.raises(ConfigError, match="either steps or minutes"):
-        Plan.parse(budget, where="the test")
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ({}, "either steps or minutes"),
+        ({"steps": 3, "minutes": 1}, "either steps or minutes"),
+        ({"steps": 3, "overrides": ["--train.seed=3"]}, "use --seeds"),
+        ({"steps": 3, "overrides": ["--train.annotator", "1"]}, "use --expert"),
+    ],
+)
+def test_a_plan_decides_each_thing_once(plan, reason):
+    with pytest.raises(ConfigError, match=reason):
+        Plan.parse(plan, where="the test")
 
 
 # What a row is ---------------------------------------------------------------------------------------
@@ -99,9 +113,9 @@ def test_a_plan_has_one_budget(budget):
 def test_a_row_trains_with_its_regime_seed_and_budget(done):
     out, _, _ = done
     every = load_recipe(str(out / "rows/all/phiseg/seed-1/run/config.yaml")).train
-    assert (every.annotator, every.seed, every.steps, every.select_by) == ("random", 1, 4, "ged")
+    assert (every.annotator, every.seed, every.steps, every.select_by) == ("random", 1, 4, "ged_unbiased")
     one = load_recipe(str(out / "rows/one/phiseg/seed-0/run/config.yaml")).train
-    assert one.annotator == 0
+    assert (one.annotator, one.select_by) == (0, "loss"), "no other expert has a say"
     evaluation = read_evaluation(out / "rows/one/phiseg/seed-0/eval")
     assert evaluation.summary.dice_annotator == 0, "Dice is against the expert that was learned from"
     assert evaluation.summary.num_samples == 6
@@ -125,17 +139,37 @@ def test_a_finished_row_is_not_touched(done, lesions):
     assert {path: path.stat().st_mtime_ns for path in files} == files
 
 
-def test_an_interrupted_row_ends_as_if_nothing_had_happened(done, lesions, tmp_path, monkeypatch):
+@pytest.mark.parametrize("part", ["train", "evaluate"])
+def test_an_interrupted_row_ends_as_if_nothing_had_happened(part, done, lesions, tmp_path, monkeypatch):
     out, jobs, _ = done
-    monkeypatch.setattr(experiment, "evaluate", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    original = getattr(experiment, part)
+
+    def stops(*arguments, **options):
+        if part == "train":  # in the middle: after its second step
+            recipe, *others = arguments
+            short = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 2})})
+            original(short, *others, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, part, stops)
     with pytest.raises(KeyboardInterrupt):
         run_job(jobs[0], PLAN, lesions, tmp_path, progress=False)
     monkeypatch.undo()
-    assert not experiment.is_finished(jobs[0], tmp_path)
+    assert unfinished(jobs[:1], PLAN, lesions, tmp_path) == jobs[:1]
     run_job(jobs[0], PLAN, lesions, tmp_path, progress=False)
     for name in ("run/metrics.jsonl", "run/model/model.safetensors", "eval/cases.csv", "eval/summary.json"):
         files = [folder / "rows" / jobs[0].name / name for folder in (tmp_path, out)]
-        assert files[0].read_bytes() == files[1].read_bytes()
+        if part == "evaluate" or name != "run/metrics.jsonl":  # the short run logged and validated its own end
+            assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_row_of_another_recipe_with_the_same_name_is_refused(done, recipes, lesions, tmp_path):
+    out, jobs, _ = done
+    other = tmp_path / "phiseg.yaml"
+    other.write_text(load_recipe(recipes["phiseg"], ["--model.latent_channels=3"]).to_yaml())
+    with pytest.raises(ConfigError, match=r"started with model\.latent_channels = 2, now it is 3"):
+        unfinished([Job("all", str(other), 0)], PLAN, lesions, out)
+    assert unfinished(jobs, PLAN, lesions, out) == []
 
 
 def test_a_budget_in_minutes_becomes_steps_once(recipes, lesions, tmp_path, monkeypatch):
@@ -151,15 +185,10 @@ def test_a_budget_in_minutes_becomes_steps_once(recipes, lesions, tmp_path, monk
     assert (row["steps"], row["measured_seconds_per_step"]) == (5, 6.0)
 
 
-def test_steps_are_really_timed(recipes, lesions):
-    from phiseg.data.store import Dataset
-    from phiseg.training.budget import seconds_per_step
-
-    small, large = (
-        seconds_per_step(load_recipe(recipes["phiseg"], [f"--train.batch_size={size}"]), Dataset.open(lesions))
-        for size in (1, 64)
-    )
-    assert 0 < small < large
+@pytest.mark.parametrize("model", ["phiseg", "unet"])
+def test_a_step_takes_some_time(recipes, lesions, model):
+    seconds = seconds_per_step(load_recipe(recipes[model]), Dataset.open(lesions), num_steps=2)
+    assert 0 < seconds < 60
 
 
 def test_two_processes_cannot_work_on_one_row(recipes, lesions, tmp_path):
@@ -179,6 +208,10 @@ def test_other_data_or_another_plan_needs_another_folder(done, lesions, zones, t
         open_experiment(out, PLAN.model_copy(update={"num_samples": 7}), lesions)
     with pytest.raises(DataError, match="another dataset"):
         open_experiment(out, PLAN, zones)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "report.html").touch()
+    with pytest.raises(OutputError, match="something else than an experiment"):
+        open_experiment(tmp_path / "used", PLAN, lesions)
     with pytest.raises(ConfigError, match="no annotator 4; use --expert 0 to 3"):
         open_experiment(tmp_path / "new", PLAN.model_copy(update={"expert": 4}), lesions)
 
@@ -200,9 +233,23 @@ def test_a_failed_row_is_told_and_the_others_go_on(tmp_path, capfd):
     assert (tmp_path / "rows/all/good/seed-0/log.txt").read_text() == "fine\n"
 
 
-def test_finished_rows_are_skipped(done):
-    out, jobs, _ = done
-    assert run_all(jobs, lambda job: pytest.fail("it was run"), out, progress=False) == {}
+SCRIPT = """
+from pathlib import Path
+from phiseg.evaluation.experiment import Job, run_all
+jobs = [Job("all", str(n), 0) for n in range(4)]
+run_all(jobs, lambda job: ["sh", "-c", "echo begun; sleep 100"], Path({folder!r}), progress=False)
+"""
+
+
+def test_ctrl_c_ends_the_running_rows_and_begins_no_other(tmp_path):
+    """Ctrl-C reaches the whole group of processes, as in a terminal."""
+    words = [sys.executable, "-c", SCRIPT.format(folder=str(tmp_path))]
+    process = subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE)
+    while not any(log.stat().st_size for log in tmp_path.rglob("log.txt")):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert len(list(tmp_path.rglob("log.txt"))) == 1
 
 
 # The report ------------------------------------------------------------------------------------------
@@ -218,6 +265,8 @@ def test_the_report_has_a_table_and_figures_for_each_regime(done):
     page = (out / "report.html").read_text()
     assert page.count("Further scores") == 2
     assert "Trained with one expert" in page
+    assert "Every row: 4 steps" in page
+    assert "Dice is that of the mean prediction with annotator 0" in page
     rows = list(csv.DictReader((out / "table.csv").open()))
     assert [(row["block"], row["method"]) for row in rows][-1] == ("Trained with one expert", "unet")
 
@@ -235,9 +284,9 @@ def test_trainings_are_pooled_with_their_spread(done):
     assert pooled.cases["ged"][2] == pytest.approx(np.mean([training.cases["ged"][2] for training in trainings]))
 
 
-def test_an_experiment_without_a_finished_row_has_no_report(recipes, lesions, tmp_path):
+def test_an_experiment_without_a_finished_row_has_no_report(lesions, tmp_path):
     with pytest.raises(DataError, match="no finished row"):
-        write_report([Job("all", recipes["unet"], 0)], lesions, tmp_path)
+        write_report(lesions, tmp_path)
 
 
 # The command -----------------------------------------------------------------------------------------
@@ -263,9 +312,46 @@ def test_a_dry_run_prints_commands_that_do_the_rows(recipes, lesions, tmp_path, 
 def test_a_row_that_fails_fails_the_command_after_the_report(recipes, lesions, tmp_path, cli):
     words = ["experiment", "table1", "--data", lesions, "--out", tmp_path / "out", "--steps", 2, "--num-samples", 3]
     words += ["--regimes", "one", "--methods", recipes["unet"], recipes["phiseg"], "--train.batch_size", 2]
+    assert cli(*words, "--rows", "one/unet/*").code == 0
     (tmp_path / "out/rows/one/phiseg/seed-0").mkdir(parents=True)
     (tmp_path / "out/rows/one/phiseg/seed-0/run").write_text("a file where a folder belongs")
     done = cli(*words)
     assert done.code == 2
     assert "1 of 2 rows failed (one/phiseg/seed-0)" in done.err
     assert "unet" in done.out
+
+
+def test_when_every_row_fails_the_command_says_which(recipes, lesions, tmp_path, cli):
+    words = ["experiment", "table1", "--data", lesions, "--out", tmp_path / "out", "--steps", 2, "--regimes", "one"]
+    words += ["--methods", recipes["unet"], recipes["phiseg"], "--augment.quarter_turns", "true"]
+    words += ["--train.learning_rate", "1e30"]
+    done = cli(*words)
+    assert done.code == 2
+    assert "2 of 2 rows failed (one/unet/seed-0, one/phiseg/seed-0)" in done.err.splitlines()[-1]
+
+
+def test_a_dataset_with_one_annotator_has_its_dice(recipes, lesions, tmp_path):
+    """Regime `all` is that of its one annotator, and is selected by the loss."""
+    from phiseg.data.writer import Case, write_dataset
+
+    source = Dataset.open(lesions)
+    one = write_dataset(
+        tmp_path / "data",
+        name="one",
+        classes=source.info.classes,
+        num_annotators=1,
+        image_shape=source.images.shape[1:],
+        image_dtype=source.images.dtype,
+        intensity=source.info.intensity,
+        cases=(
+            Case(case["case"], case["patient"], source.images[row], source.labels[row, :1], np.array([True]))
+            for row, case in enumerate(source.cases)
+        ),
+        splits=source.splits,
+    )
+    job = Job("all", recipes["phiseg"], 0)
+    run_job(job, PLAN, one.path, tmp_path / "out", progress=False)
+    (table,) = write_report(one.path, tmp_path / "out").values()
+    assert (table.rows[0].ged, table.rows[0].s_ncc) == (None, None)
+    assert 0 <= table.rows[0].dice <= 1
+    assert any("this dataset has one" in note for note in table.notes)

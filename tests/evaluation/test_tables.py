@@ -86,7 +86,7 @@ def test_one_method_or_one_case_has_no_marks_and_a_note():
     assert "one method only" in alone.notes[0]
     one_case = comparison_table([evaluation("a", 0.9, num_cases=1), evaluation("b", 0.1, num_cases=1)])
     assert not any(row.best for row in one_case.rows)
-    assert "two cases or more" in one_case.notes[0]
+    assert "too few for a paired test" in one_case.notes[0]
 
 
 def test_the_excess_is_over_cases_that_have_a_floor():
@@ -151,8 +151,8 @@ def test_csv_holds_every_number_in_full():
             assert bounds == source.summary.intervals[metric]
         assert float(row["ged_excess"]) == pytest.approx(source.summary.ged - source.summary.ged_floor)
         assert (int(row["num_cases"]), int(row["num_samples"])) == (40, 100)
-    assert [rows[0][f"best_{metric}"] for metric in ("ged", "s_ncc", "dice")] == ["true"] * 3
-    assert [rows[1][f"best_{metric}"] for metric in ("ged", "s_ncc", "dice")] == ["false"] * 3
+    assert [rows[0][f"{metric}_marked"] for metric in ("ged", "s_ncc", "dice")] == ["true"] * 3
+    assert [rows[1][f"{metric}_marked"] for metric in ("ged", "s_ncc", "dice")] == ["false"] * 3
 
 
 def test_latex_escapes_what_is_special():

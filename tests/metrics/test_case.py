@@ -69,14 +69,14 @@ def test_dice_without_a_reference_is_undefined():
     assert score(probs, annotations, reference=annotations[:0])["dice"] is None
 
 
-def test_a_single_annotator_leaves_the_unbiased_score_and_the_floor_undefined():
+def test_a_single_annotator_leaves_what_compares_with_a_distribution_undefined():
     probs, annotations = make_case(2, num_annotators=1)
     found = score(probs, annotations)
     assert found["ged_unbiased"] is None
     assert found["ged_floor"] is None
     assert found["diversity_annotators"] is None
     assert found["hm_iou"] == pytest.approx(1 - found["ged_cross"])  # nothing to choose
-    assert found["ged"] == pytest.approx(naive.ged(probs.argmax(1).tolist(), annotations.tolist(), 2))
+    assert (found["ged"], found["s_ncc"]) == (None, None), "one annotation is no distribution"
 
 
 def test_a_single_sample_leaves_the_unbiased_score_undefined():

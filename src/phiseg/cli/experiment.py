@@ -42,15 +42,17 @@ class Experiment:
     steps: int | None = None
     """Budget of every training in steps."""
     minutes: float | None = None
-    """Budget of every training in minutes, turned into steps by timing a few; measure on an idle machine."""
+    """Budget of every training in minutes of steps, without validations; turned into steps by timing a few when a
+    row begins, so begin on an idle machine."""
     expert: int = 0
     """The annotator that regime `one` learns from."""
     num_samples: int = 100
     """Samples per case."""
     split: str = "test"
     """The split that is reported."""
-    select_by: Literal["loss", "elbo", "ged", "s_ncc"] = "ged"
-    """Which validation figure decides on the model of a training."""
+    select_by: Literal["loss", "elbo", "ged", "ged_unbiased", "s_ncc"] | None = None
+    """Which validation figure decides on the model of a training; by default the unbiased GED, and the loss in
+    regime `one`, where no other expert may have a say."""
     workers: int = 1
     """Rows that run at the same time; they share the cores."""
     dry_run: bool = False
@@ -66,7 +68,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     words, overrides = split_overrides(arguments)
     command = parse(Experiment, words, prog=prog)
     from phiseg.core.errors import TrainingError
-    from phiseg.evaluation.experiment import METHODS, Plan, list_jobs, open_experiment, run_all, run_job
+    from phiseg.evaluation.experiment import METHODS, Plan, list_jobs, open_experiment, run_all, run_job, unfinished
     from phiseg.evaluation.experiment_report import write_report
     from phiseg.evaluation.tables import to_text
 
@@ -87,25 +89,29 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         options = ["--data", command.data, "--out", command.out, "--methods", job.method, "--regimes", job.regime]
         options += ["--seeds", job.seed, "--expert", command.expert, "--num-samples", command.num_samples]
         options += ["--steps", command.steps] if command.steps else ["--minutes", command.minutes]
-        options += ["--split", command.split, "--select-by", command.select_by, *overrides, "--no-report"]
+        options += ["--select-by", command.select_by] if command.select_by else []
+        options += ["--split", command.split, *overrides, "--no-report"]
         return [*prog.split(), *map(str, options)]
 
     if command.dry_run:
         for job in jobs:
             print(shlex.join(row_command(job)))
-        print(f"# then, for the report: {shlex.join([*prog.split(), *(a for a in arguments if a != '--dry-run')])}")
+        same = [word for word in arguments if word not in ("--dry-run", "--dry_run")]
+        print(f"# then, for the report: {shlex.join([*prog.split(), *same])}")
         return
     open_experiment(command.out, plan, command.data)
     failed: dict[str, str] = {}
+    waiting = unfinished(jobs, plan, command.data, command.out)
     if len(jobs) == 1:
         run_job(jobs[0], plan, command.data, command.out)
-    else:
+    elif waiting:
+        print(f"{len(jobs) - len(waiting)} of {len(jobs)} rows are done already", file=sys.stderr)
         this_program = [sys.executable, "-m", "phiseg"]
         failed = run_all(
-            jobs, lambda job: [*this_program, *row_command(job)[1:]], command.out, workers=command.workers
+            waiting, lambda job: [*this_program, *row_command(job)[1:]], command.out, workers=command.workers
         )
-    if not command.no_report:
-        for title, table in write_report(jobs, command.data, command.out, title=command.title).items():
+    if not command.no_report and len(failed) < len(jobs):
+        for title, table in write_report(command.data, command.out, title=command.title).items():
             print(f"{title}\n{to_text(table)}")
         print(f"report: {command.out / 'report.html'}")
     if failed:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ class Block(NamedTuple):
     evaluations: Sequence[Evaluation]
     labels: Mapping[str, str] = {}
     """Why a case is shown, by case."""
+    notes: Sequence[str] = ()
+    """Further lines below the table."""
 
 
 def compare(
@@ -67,7 +70,10 @@ def write_comparison(blocks: Sequence[Block], out: Path, *, overwrite: bool = Fa
         OutputError: `out` holds a comparison and `overwrite` is not set, or it cannot be written.
     """
     former = _check_former(out, overwrite=overwrite)
-    tables = [comparison_table(block.evaluations) for block in blocks]
+    tables = [
+        replace(table, notes=(*table.notes, *block.notes))
+        for block, table in ((block, comparison_table(block.evaluations)) for block in blocks)
+    ]
     drawn = [draw_pictures(block.evaluations, block.labels) for block in blocks]
     headings = [block.title for block in blocks]
     texts = {

@@ -12,6 +12,7 @@ number of processes and machines can work on one OUT, each on its own rows.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -21,20 +22,21 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from filelock import FileLock, Timeout
 from pydantic import Field, model_validator
 from tqdm import tqdm
 
 from phiseg.core.config import StrictConfig
-from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.core.errors import ConfigError, DataError, OutputError, nearest
 from phiseg.core.files import write_json
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import MARKER
 from phiseg.evaluation.scores import evaluate
 from phiseg.training.budget import seconds_per_step
 from phiseg.training.loop import train
-from phiseg.training.recipe import Recipe, load_recipe
-from phiseg.training.setup import dataset_identity, describe_software
+from phiseg.training.recipe import Recipe, load_recipe, recipe_names
+from phiseg.training.setup import check_folder, dataset_identity, describe_software
 
 REGIMES = ("all", "one")
 """Trained with the annotations of all experts in turn, or with those of one."""
@@ -66,8 +68,9 @@ class Plan(StrictConfig):
     """Per case of the split."""
     split: str = "test"
     """What is reported; models are selected on val."""
-    select_by: Literal["loss", "elbo", "ged", "s_ncc"] = "ged"
-    """Which validation figure decides on the model that is reported."""
+    select_by: Literal["loss", "elbo", "ged", "ged_unbiased", "s_ncc"] | None = None
+    """Which validation figure decides on the model that is reported. None: the unbiased GED where all experts are
+    learned from, and the loss where one is, for no other expert may have a say there."""
     overrides: tuple[str, ...] = ()
     """Changes to all recipes, `--section.key value`; what the plan and the row decide stays theirs."""
 
@@ -75,6 +78,10 @@ class Plan(StrictConfig):
     def _one_budget(self) -> "Plan":
         if (self.steps is None) == (self.minutes is None):
             raise ValueError("give either steps or minutes as the budget of every row")
+        for override in self.overrides:
+            if match := re.match(r"--train\.(steps|seed|annotator|select[_-]by)\b", override):
+                option = {"seed": "seeds", "annotator": "expert"}.get(match[1], match[1].replace("_", "-"))
+                raise ValueError(f"'{match[0]}' is decided by the experiment; use --{option}")
         return self
 
 
@@ -108,7 +115,14 @@ def list_jobs(
     Raises:
         ConfigError: there is no such method, or nothing matches.
     """
-    models = {method: load_recipe(method).model.name for method in methods}
+    models = {}
+    for method in methods:
+        if not method.endswith((".yaml", ".yml")) and method not in recipe_names():
+            raise ConfigError(
+                f"there is no method '{method}' ({nearest(method, recipe_names())}); use recipes such as "
+                f"{', '.join(METHODS)}, or .yaml files"
+            )
+        models[method] = load_recipe(method).model.name
     jobs = [
         Job(regime, method, seed)
         for regime in regimes
@@ -122,7 +136,7 @@ def list_jobs(
         )
     chosen = [job for job in jobs if any(fnmatchcase(job.name, pattern) for pattern in rows)]
     if not chosen:
-        names = ", ".join(job.name for job in jobs)
+        names = ", ".join(job.name for job in jobs) or "none, for a deterministic method has only regime one"
         raise ConfigError(f"no row matches {' '.join(rows)}; there are {names}")
     return chosen
 
@@ -147,8 +161,10 @@ def open_experiment(out: Path, plan: Plan, data: Path) -> None:
     }
     path = out / "experiment.json"
     if not path.exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise OutputError(f"{out} holds something else than an experiment; choose another --out")
         write_json(path, noted)
-    elif (before := _read_json(path)) != noted:
+    elif (before := read_json(path)) != noted:
         different = [key for key in noted if before.get(key) != noted[key]] or ["format"]
         raise DataError(f"{out} holds an experiment with another {different[0]}, see {path}; choose another --out")
 
@@ -158,29 +174,45 @@ def is_finished(job: Job, out: Path) -> bool:
     return (out / "rows" / job.name / "eval" / MARKER).is_file()
 
 
+def unfinished(jobs: Sequence[Job], plan: Plan, data: Path, out: Path) -> list[Job]:
+    """Return the jobs that are still to be done.
+
+    Raises:
+        ConfigError: a row was made with another recipe of the same name.
+    """
+    dataset = Dataset.open(data)
+    for job in jobs:
+        run = out / "rows" / job.name / "run"
+        if (run / "config.yaml").is_file():
+            check_folder(run, _recipe(job, plan, dataset, run)[0].for_dataset(dataset), resume=True)
+    return [job for job in jobs if not is_finished(job, out)]
+
+
 def run_job(job: Job, plan: Plan, data: Path, out: Path, *, progress: bool = True) -> None:
-    """Train and score one row; go on where an earlier process was stopped.
+    """Train and score one row, unless it is done; go on where an earlier process was stopped.
 
     Raises:
         OutputError: another process is at work on this row, or something cannot be written.
         PhisegError: what the training or the scoring complains of.
     """
-    if is_finished(job, out):
-        return
     folder = out / "rows" / job.name
     folder.mkdir(parents=True, exist_ok=True)
+    dataset = Dataset.open(data)
     try:
         with FileLock(folder / "lock", timeout=0):
-            recipe, measured = _recipe(job, plan, data, folder / "run")
-            record = {
-                "row": job.name,
-                "plan": plan.model_dump(mode="json"),
-                "steps": recipe.train.steps,
-                "measured_seconds_per_step": measured,
-                "dataset": Dataset.open(data).fingerprint,
-                **describe_software(),
-            }
-            if not (folder / "row.json").exists():
+            if not unfinished([job], plan, data, out):
+                return
+            recipe, measured = _recipe(job, plan, dataset, folder / "run")
+            if not (folder / "run" / "config.yaml").is_file():
+                record = {
+                    "row": job.name,
+                    "plan": plan.model_dump(mode="json"),
+                    "steps": recipe.train.steps,
+                    "measured_seconds_per_step": measured,
+                    "dataset": dataset.fingerprint,
+                    "threads": torch.get_num_threads(),
+                    **describe_software(),
+                }
                 write_json(folder / "row.json", record)
             train(recipe, data, folder / "run", resume=True, progress=progress)
             evaluate(
@@ -199,7 +231,7 @@ def run_job(job: Job, plan: Plan, data: Path, out: Path, *, progress: bool = Tru
 def run_all(
     jobs: Sequence[Job], command: Callable[[Job], list[str]], out: Path, *, workers: int = 1, progress: bool = True
 ) -> dict[str, str]:
-    """Run each job that is not finished as a command of its own, and keep what it prints in its log.txt.
+    """Run each job as a command of its own, and keep what it prints in its log.txt.
 
     Args:
         jobs: what to run.
@@ -231,42 +263,46 @@ def run_all(
             else f"{reason or 'it printed nothing'} (exit code {done.returncode}, {log})",
         )
 
-    waiting = [job for job in jobs if not is_finished(job, out)]
     with (
-        tqdm(
-            total=len(jobs), initial=len(jobs) - len(waiting), desc="rows", unit="row", disable=not progress
-        ) as bar,
+        tqdm(total=len(jobs), desc="rows", unit="row", disable=not progress) as bar,
         ThreadPoolExecutor(workers) as pool,
     ):
-        for future in as_completed([pool.submit(run, job) for job in waiting]):
-            job, reason = future.result()
-            if reason:
-                failed[job.name] = reason
-                tqdm.write(f"phiseg: row {job.name} failed: {reason}", file=sys.stderr)
-            bar.update()
+        try:
+            for future in as_completed([pool.submit(run, job) for job in jobs]):
+                job, reason = future.result()
+                if reason:
+                    failed[job.name] = reason
+                    tqdm.write(f"phiseg: row {job.name} failed: {reason}", file=sys.stderr)
+                bar.update()
+        except BaseException:  # Ctrl-C has reached the running ones as well
+            pool.shutdown(cancel_futures=True)
+            raise
     return failed
 
 
-def _recipe(job: Job, plan: Plan, data: Path, run: Path) -> tuple[Recipe, float | None]:
+def _recipe(job: Job, plan: Plan, dataset: Dataset, run: Path) -> tuple[Recipe, float | None]:
     """Return the row's recipe, and the time of a step where the budget is in minutes and was not yet settled."""
+    every = job.regime == "all"
+    select_by = plan.select_by or ("ged_unbiased" if every and dataset.info.num_annotators > 1 else "loss")
     decided = [
-        f"--train.annotator={'random' if job.regime == 'all' else plan.expert}",
+        f"--train.annotator={'random' if every else plan.expert}",
         f"--train.seed={job.seed}",
-        f"--train.select_by={plan.select_by}",
+        f"--train.select_by={select_by}",
     ]
     steps, measured = plan.steps, None
     if steps is None and (run / "config.yaml").is_file():
         steps = load_recipe(str(run / "config.yaml")).train.steps
     if steps is None:
         assert plan.minutes is not None, "a plan has one budget"
-        measured = seconds_per_step(load_recipe(job.method, [*plan.overrides, *decided]), Dataset.open(data))
+        measured = seconds_per_step(load_recipe(job.method, [*plan.overrides, *decided]), dataset)
         steps = max(1, round(60 * plan.minutes / measured))
     intervals = [f"--train.validate_every={-(-steps // 10)}", f"--train.checkpoint_every={max(1, steps // 20)}"]
     overrides = [*intervals, *plan.overrides, *decided, f"--train.steps={steps}"]
     return load_recipe(job.method, overrides), measured
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Read a record of the experiment."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

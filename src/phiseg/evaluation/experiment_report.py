@@ -1,6 +1,6 @@
 """The report of an experiment: a block a regime, a row a method, its trainings pooled."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,23 +8,22 @@ from phiseg.core.errors import DataError
 from phiseg.data.store import Dataset
 from phiseg.evaluation.compare import Block, write_comparison
 from phiseg.evaluation.examples import chosen_cases
-from phiseg.evaluation.experiment import Job, is_finished
+from phiseg.evaluation.experiment import METHODS, read_json
 from phiseg.evaluation.pooling import pool
-from phiseg.evaluation.results import Evaluation, read_evaluation
+from phiseg.evaluation.results import MARKER, Evaluation, read_evaluation
 from phiseg.evaluation.scores import draw_examples
 from phiseg.evaluation.tables import Table
 
 TITLES = {"all": "Trained with all experts", "one": "Trained with one expert"}
 
 
-def write_report(jobs: Sequence[Job], data: Path, out: Path, *, title: str | None = None) -> dict[str, Table]:
-    """Put the finished rows into one report with tables and figures.
+def write_report(data: Path, out: Path, *, title: str | None = None) -> dict[str, Table]:
+    """Put all finished rows of an experiment into one report with tables and figures.
 
     The figures show the best, the median and the worst case of the method with the lowest GED, and the case that
     annotators dispute most: the same cases for every method of a regime.
 
     Args:
-        jobs: rows of the experiment, finished or not.
         data: the dataset.
         out: the experiment's folder, which also gets the report.
         title: heading of the report.
@@ -36,24 +35,42 @@ def write_report(jobs: Sequence[Job], data: Path, out: Path, *, title: str | Non
         DataError: no row is finished, or a row is damaged.
     """
     dataset = Dataset.open(data)
-    finished = [job for job in jobs if is_finished(job, out)]
-    if not finished:
-        raise DataError(f"{out} has no finished row to report; run its rows first")
     blocks = []
-    for regime in dict.fromkeys(job.regime for job in finished):
-        rows: dict[str, list[Job]] = {}
-        for job in finished:
-            if job.regime == regime:
-                rows.setdefault(job.method, []).append(job)
-        evaluations = [_evaluation(trainings, out) for trainings in rows.values()]
-        evaluations, labels = _with_examples(evaluations, dataset)
-        blocks.append(Block(regime, TITLES[regime], evaluations, labels))
+    for regime, heading in TITLES.items():
+        rows = {folder.name: _trainings(folder) for folder in (out / "rows" / regime).glob("*")}
+        finished = {name: rows[name] for name in sorted(rows, key=_place) if rows[name]}
+        if finished:
+            pooled = [pool([read_evaluation(row / "eval") for row in trainings]) for trainings in finished.values()]
+            evaluations, labels = _with_examples(pooled, dataset)
+            blocks.append(Block(regime, heading, evaluations, labels, [_how(finished)]))
+    if not blocks:
+        raise DataError(f"{out} has no finished row to report; run its rows first")
     tables = write_comparison(blocks, out, overwrite=True, title=title or f"Experiment on {dataset.info.name}")
     return {block.title: table for block, table in zip(blocks, tables, strict=True)}
 
 
-def _evaluation(trainings: Sequence[Job], out: Path) -> Evaluation:
-    return pool([read_evaluation(out / "rows" / job.name / "eval") for job in trainings])
+def _trainings(folder: Path) -> list[Path]:
+    """Return the finished trainings of a method, by seed."""
+    finished = [path.parent.parent for path in folder.glob(f"seed-*/eval/{MARKER}")]
+    return sorted(finished, key=lambda path: int(path.name.removeprefix("seed-")))
+
+
+def _place(method: str) -> tuple[int, str]:
+    """Order methods as the experiment lists them, and others after them."""
+    return METHODS.index(method) if method in METHODS else len(METHODS), method
+
+
+def _how(rows: Mapping[str, Sequence[Path]]) -> str:
+    """Tell in one line how the rows came about."""
+    records = [read_json(row / "row.json") for trainings in rows.values() for row in trainings]
+    plan = records[0]["plan"]
+    budget = f"{plan['steps']} steps" if plan["steps"] else f"{plan['minutes']:g} minutes of training steps"
+    seeds = {name: ", ".join(row.name.removeprefix("seed-") for row in found) for name, found in rows.items()}
+    listed = sorted(set(seeds.values()))
+    trained = f"seeds {listed[0]}" if len(listed) == 1 else "; ".join(f"{n}: seeds {s}" for n, s in seeds.items())
+    versions = sorted({f"torch {record['packages']['torch']}, commit {record['commit']}" for record in records})
+    overrides = f"; {' '.join(plan['overrides'])}" if plan["overrides"] else ""
+    return f"Every row: {budget}{overrides}; {trained}; {'; '.join(versions)}."
 
 
 def _with_examples(evaluations: list[Evaluation], dataset: Dataset) -> tuple[list[Evaluation], dict[str, str]]:

@@ -35,8 +35,6 @@ from phiseg.training.tracking import read_metrics
 
 NUM_SHOWN = 8
 """Samples per example case that are kept for the figures."""
-OF_SEVERAL_ANNOTATORS = ("ged", "ged_unbiased", "ged_floor", "s_ncc")
-"""Scores that compare with a distribution: a dataset with one annotator has none."""
 _SPACING_COLUMNS = (
     ("spacing_mm", "spacing_mm"),
     ("row_spacing_mm", "column_spacing_mm"),
@@ -132,8 +130,6 @@ def evaluate(
         annotations = torch.from_numpy(dataset.annotations(case.row))
         reference = _dice_reference(dataset, case.row, dice_annotator)
         scores = score_case(*case.summary, annotations, reference=reference)
-        if dataset.info.num_annotators == 1:
-            scores |= dict.fromkeys(OF_SEVERAL_ANNOTATORS)
         bins = bins + reliability(case.summary.mean_probs, annotations)
         table.append({"case": dataset.cases[case.row]["case"], **scores})
         if case.row in shown:

@@ -20,6 +20,8 @@ from phiseg.metrics.case import SCORES
 from phiseg.metrics.significance import paired_t_test
 
 SIGNIFICANCE = 0.01
+MIN_PAIRS = 5
+"""Cases below which nothing is called significant."""
 BETTER = {"ged": -1, "s_ncc": 1, "dice": 1}
 """The scores that are tested, with the sign of an improvement."""
 FLOOR_NOTE = (
@@ -52,6 +54,7 @@ class Row:
     area_crps: float | None = None
     area_coverage: float | None = None
     ece: float | None = None
+    num_trainings: int = 1
     spread: dict[str, float] = field(default_factory=dict)
     """Standard deviation of a mean between trainings, where there are several."""
 
@@ -110,6 +113,12 @@ FURTHER_COLUMNS = (
     Column("area_coverage", "area in 90 %", r"area in 90\,\%", _decimals),
     Column("ece", "ECE ↓", r"ECE $\downarrow$", _decimals),
 )
+SPREAD = tuple(
+    column.key
+    for column in (*COLUMNS, *FURTHER_COLUMNS)
+    if column.show is _decimals and column.key not in {"ged_floor", "ged_excess", "diversity_annotators"}
+)
+"""What differs between trainings."""
 FURTHER_NOTE = (
     "HM-IoU: Hungarian-matched IoU. Best Dice: of each annotation with its nearest sample. Diversity: mean "
     "distance 1 - IoU of two samples; it should be that of the annotators. Area CRPS in pixels. Area in 90 %: how "
@@ -150,10 +159,13 @@ def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
             intervals=summary.intervals,
             best=frozenset(metric for metric in tested if _beats_all(own, others, metric)),
             **{column.key: getattr(summary, column.key) for column in FURTHER_COLUMNS[1:]},
+            num_trainings=own.num_trainings,
             spread=own.spread,
         )
         rows.append(row)
     notes = [_significance_note(rows), FLOOR_NOTE, *_undefined_notes(rows, evaluations)]
+    if len(set(references)) == 1:
+        notes.append(f"Dice is that of the mean prediction with {_dice_reference(references[0])}.")
     if all(max(evaluation.cases["num_annotators"]) == 1 for evaluation in evaluations):
         notes.append("GED and S_NCC are not given: they compare with several annotators, and this dataset has one.")
     if any(evaluation.num_trainings > 1 for evaluation in evaluations):
@@ -225,16 +237,21 @@ def _beats_all(own: Evaluation, others: Sequence[Evaluation], metric: str) -> bo
 def _beats(own: Evaluation, rival: Evaluation, metric: str) -> bool:
     theirs = dict(zip(rival.cases["case"], rival.cases[metric], strict=True))
     test = paired_t_test(own.cases[metric], [theirs[case] for case in own.cases["case"]])
-    if test.p_value is None or test.mean_difference is None:
+    if test.num_pairs < MIN_PAIRS or test.p_value is None or test.mean_difference is None:
         return False
     return test.p_value < SIGNIFICANCE and test.mean_difference * BETTER[metric] > 0
+
+
+def _dice_reference(annotator: str) -> str:
+    known = {"all": "each annotator, averaged", "majority": "the annotators' majority", "staple": "their STAPLE"}
+    return known.get(annotator, f"annotator {annotator}")
 
 
 def _significance_note(rows: Sequence[Row]) -> str:
     if len(rows) < 2:
         return "No significance: there is one method only."
-    if rows[0].num_cases < 2:
-        return "No significance: a paired test needs two cases or more."
+    if rows[0].num_cases < MIN_PAIRS:
+        return f"No significance: {rows[0].num_cases} cases are too few for a paired test; it takes {MIN_PAIRS}."
     return f"Marked: better than all other methods, p < {SIGNIFICANCE} in a paired t-test over the cases."
 
 
@@ -258,16 +275,17 @@ def to_csv(tables: Mapping[str, Table]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     bounds = [f"{metric}_{side}" for metric in SCORES for side in ("low", "high")]
     columns = [*COLUMNS, *FURTHER_COLUMNS[1:]]
-    names = [*(column.key for column in columns), *bounds, *(f"{metric}_spread" for metric in SCORES)]
+    names = [*(column.key for column in columns), "num_trainings", *bounds, *(f"{key}_spread" for key in SPREAD)]
     blocks = ["block"] if len(tables) > 1 else []
-    writer.writerow([*blocks, *names, *(f"best_{metric}" for metric in BETTER)])
+    writer.writerow([*blocks, *names, *(f"{metric}_marked" for metric in BETTER)])
     for heading, table in tables.items():
         for row in table.rows:
             limits = [limit for metric in SCORES for limit in row.intervals.get(metric, (None, None))]
-            spreads = [row.spread.get(metric) for metric in SCORES]
+            spreads = [row.spread.get(key) for key in SPREAD]
             marks = ["true" if metric in row.best else "false" for metric in BETTER]
             values = [getattr(row, column.key) for column in columns]
-            writer.writerow([*([heading] if blocks else []), *values, *limits, *spreads, *marks])
+            head = [heading] if blocks else []
+            writer.writerow([*head, *values, row.num_trainings, *limits, *spreads, *marks])
     return text.getvalue()
 
 
@@ -339,7 +357,7 @@ def _cells(
 def show_cell(row: Row, column: Column) -> str:
     """Print one value, with its standard deviation between trainings if there are several."""
     text = column.show(getattr(row, column.key))
-    return f"{text} ± {row.spread[column.key]:.4f}" if column.key in row.spread else text
+    return f"{text} ± {row.spread[column.key]:.4f}" if column.key in {*row.spread} & {*SPREAD} else text
 
 
 def _notes(table: Table, mark: str) -> list[str]:

@@ -50,11 +50,12 @@ def score_case(
     correlation = s_ncc(expected_cross_entropy(mean_probs, mean_log_probs), errors)
     prediction = mean_probs.argmax(0)
     targets = annotations if reference is None else reference
+    several = len(annotations) > 1  # one annotation is no distribution to compare with
     return {
-        "ged": distance.ged,
+        "ged": distance.ged if several else None,
         "ged_unbiased": distance.ged_unbiased,
         "ged_floor": distance.ged_floor,
-        "s_ncc": correlation.value,
+        "s_ncc": correlation.value if several else None,
         "dice": float(dice(prediction, targets, num_classes=num_classes).mean()) if len(targets) else None,
         "hm_iou": matched_mean(iou_cross),
         "best_dice": best_dice(labels, annotations, num_classes=num_classes),

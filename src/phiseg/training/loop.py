@@ -68,6 +68,11 @@ class _Training:
         rows = self._stream("train").rows
         if self.settings.select_by in ("loss", "elbo"):
             self._stream("val")  # refused if the annotator saw none of it
+        elif not (dataset.valid[dataset.rows("val")].sum(1) > 1).any():
+            raise ConfigError(
+                f"train.select_by {self.settings.select_by} compares with several annotators, and no validation "
+                f"case of {dataset.path} has two; use loss or elbo"
+            )
         self._check_batch()
         dataset.check_labels(rows)
         dataset.check_labels(dataset.rows("val"))

@@ -17,7 +17,7 @@ from phiseg.data.augment import AugmentConfig
 from phiseg.data.store import Dataset
 from phiseg.models import ModelConfig
 
-BEST = {"loss": min, "elbo": max, "ged": min, "s_ncc": max}
+BEST = {"loss": min, "elbo": max, "ged": min, "ged_unbiased": min, "s_ncc": max}
 """The criteria a model can be selected by, and which end of each is the better one."""
 
 
@@ -48,8 +48,10 @@ class TrainConfig(StrictConfig):
     """Steps between the states that `--resume` starts from."""
     log_every: int = Field(default=10, ge=1)
     """Steps between the training lines of metrics.jsonl."""
-    select_by: Literal["loss", "elbo", "ged", "s_ncc"] = "loss"
-    """Which validation figure decides on the best model. The paper's: the lowest loss."""
+    select_by: Literal["loss", "elbo", "ged", "ged_unbiased", "s_ncc"] = "loss"
+    """Which validation figure decides on the best model. The paper's: the lowest loss. With few samples take the
+    unbiased GED: the GED itself prefers samples that are all alike. The loss alone looks at no annotator but those
+    that are trained on."""
     norm_statistics: Literal["recalibrated", "both", "running"] = "recalibrated"
     """Where batch norm's statistics for evaluation come from; see `phiseg.training.normalisation`."""
     recalibration_batches: int = Field(default=25, ge=2)
