@@ -227,7 +227,9 @@ def test_what_dead_processes_left_is_deleted_and_what_living_ones_write_is_kept(
 def test_only_a_folder_with_the_marker_is_replaced(tmp_path):
     path = tmp_path / "folder"
     fill(path, "precious")
-    with pytest.raises(OutputError, match=r"is not a result of phiseg \(it holds no summary.json\); choose"):
+    with pytest.raises(
+        OutputError, match=r"exists, and is not a result of phiseg \(it holds no summary.json\); choose"
+    ):
         fill(path, "new", overwrite=True, marker="summary.json")
     assert (path / "content").read_text() == "precious"
     fill(path, "new", overwrite=True, marker="content")

@@ -472,7 +472,7 @@ def test_when_every_case_is_bad_it_is_an_error_and_nothing_is_written(source, cl
     assert "none of its cases can be used" in done.err
     for case in ("p1", "p2", "p3"):
         write(source / case / "image.nii.gz", np.full(SHAPE, np.nan, np.float32))
-    assert "the source has no usable case" in cli("prepare", "nifti", source, source.parent / "out").err
+    assert "no case of the source could be used" in cli("prepare", "nifti", source, source.parent / "out").err
     assert not (source.parent / "out").exists()
 
 
@@ -534,7 +534,7 @@ def test_an_existing_folder_is_kept_unless_it_may_be_replaced(source):
     [
         (["--merge", "3-0"], "--merge '3-0' must be OLD:NEW"),
         (["--merge", "3:0", "3:1"], "--merge gives label 3 two new numbers, 0 and 1"),
-        (["--size", "1", "2", "3"], "--size takes one number or two"),
+        (["--size", "1x2x3"], "--size '1x2x3' must be pixels, such as 192 or 192x160"),
         (["--size", "0"], "size 0 x 0 must be 1 to 8192 pixels"),
         (["--spacing", "-1"], "spacing -1 must be millimetres above 0"),
         (["--spacing", "nan"], "spacing nan must be millimetres above 0"),

@@ -60,7 +60,7 @@ def test_a_split_is_random_not_alphabetical():
     "fractions", [(0.6, 0.4), (0.6, 0.3, 0.2), (-0.2, 0.6, 0.6), (0, 0.5, 0.5), (float("nan"), 0.5, 0.5)]
 )
 def test_fractions_without_meaning_are_refused(fractions):
-    with pytest.raises(ConfigError, match="such as"):
+    with pytest.raises(ConfigError, match="split fractions"):
         split_patients(["a"], seed=0, fractions=fractions)
 
 

@@ -202,7 +202,7 @@ def test_pixels_that_the_stored_type_cannot_hold_are_refused(tmp_path):
 
 
 def test_a_source_without_cases_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="no usable case"):
+    with pytest.raises(DataError, match="no case of the source could be used"):
         write(tmp_path / "data", [])
 
 

@@ -216,7 +216,7 @@ def test_results_are_never_written_over(refuses, train_words, trained, lesions, 
     run = copy(trained(), "run")
     refuses(*train_words(), says=["holds a run already", "--resume"])
     for command in ("evaluate", "sample"):
-        refuses(command, run, "--data", lesions, "--out", run, says=["exists already", "--overwrite"])
+        refuses(command, run, "--data", lesions, "--out", run, says="exists, and is not a result of phiseg")
 
 
 def test_only_results_of_the_same_kind_are_written_over(refuses, trained, lesions, copy, tmp_path, monkeypatch):
@@ -228,8 +228,8 @@ def test_only_results_of_the_same_kind_are_written_over(refuses, trained, lesion
         refuses(*words, tmp_path / ("n" * 300), says="cannot write")
     refuses("prepare", "phantom", "lesion", run, "--overwrite", says="is not a result of phiseg")
     monkeypatch.chdir(run)
-    refuses("evaluate", ".", "--data", lesions, "--out", ".", says="exists already")
-    refuses("prepare", "phantom", "lesion", ".", says="exists already")
+    refuses("evaluate", ".", "--data", lesions, "--out", ".", says="exists, and is not")
+    refuses("prepare", "phantom", "lesion", ".", says="exists, and is not")
 
 
 def test_an_existing_dataset_is_kept(cli, lesions, copy, tmp_path):
@@ -437,3 +437,12 @@ def test_a_training_on_a_disk_that_fills_up_ends_with_one_line(cli, train_words,
         assert result.err.splitlines()[-1].startswith("phiseg: error: cannot write ")
         assert "Traceback" not in result.err
         assert not list((tmp_path / "disk").rglob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("--steps", "--train.steps"), ("--flip-vertical", "--augment.flip_vertical")]
+)
+def test_a_key_of_the_recipe_without_its_section_is_named(cli, lesions, tmp_path, word, meant):
+    done = cli("train", "phiseg-small", "--data", lesions, "--out", tmp_path / "run", word, "3")
+    assert done.code == 2
+    assert f"write {meant}" in done.err

@@ -92,9 +92,9 @@ def test_split_replaces_the_split_and_tells_the_counts(fractions, cli, copy, les
 @pytest.mark.parametrize(
     ("fractions", "problem"),
     [
-        ("0,50,50", "with train above 0"),
-        ("60,20", "must be three numbers"),
-        ("60,20,30", "summing to 1 or to 100"),
+        ("0,50,50", "train above it"),
+        ("60,20", "60,20 are 2 numbers; give three"),
+        ("60,20,30", "60,20,30 must sum to 1 or to 100"),
         ("most,some,few", "'most,some,few' are not numbers"),
         ("-20,60,60", "none below 0"),
     ],
@@ -161,3 +161,25 @@ def test_help_teaches_with_an_example(command, cli):
     done = cli("data", command, "--help")
     assert done.code == 0
     assert f"phiseg data {command} data" in done.out
+
+
+def test_a_split_that_is_missing_is_told_when_data_are_prepared(cli, tmp_path):
+    arrays = {
+        "images": np.zeros((6, 8, 8), dtype=np.uint8),
+        "masks": np.zeros((6, 1, 8, 8), dtype=np.uint8),
+        "split": np.array(["train"] * 4 + ["validation"] * 2),
+    }
+    np.savez(tmp_path / "crops.npz", **arrays)
+    done = cli("prepare", "arrays", tmp_path / "crops.npz", tmp_path / "data")
+    assert done.code == 0
+    for name in ("val", "test"):
+        assert f"there is no case in split '{name}'" in done.err
+    assert "no case in split 'train'" not in done.err
+
+
+def test_groups_of_commands_list_their_own(cli):
+    done = cli("data", "--help")
+    assert done.code == 0
+    assert "usage: phiseg data COMMAND" in done.out
+    assert "data split" in done.out
+    assert "prepare" not in done.out

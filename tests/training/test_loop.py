@@ -79,7 +79,7 @@ def scripted(monkeypatch):
     def script(**columns):
         rows = iter([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
         default = {"loss": 1.0, "elbo": -1.0, "ged": 1.0, "s_ncc": 0.0}
-        monkeypatch.setattr("phiseg.training.loop.validate", lambda *_: default | next(rows))
+        monkeypatch.setattr("phiseg.training.loop.validate", lambda *_, **__: default | next(rows))
 
         def save(folder, model, **options):
             saved.append(options["provenance"]["step"])

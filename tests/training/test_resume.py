@@ -308,3 +308,14 @@ def test_the_undisturbed_run_differs_where_it_should(trained, run):
         assert_same_run(other, trained())
     with pytest.raises(AssertionError):
         assert_same_state(state(other), state(trained()))
+
+
+def test_a_run_that_was_killed_in_a_validation_repeats_no_step(run, trained, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "validate", _raise_at(loop.validate, 2))  # after the last step
+        with pytest.raises(Killed):
+            run()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Training, "_optimise", lambda *_: pytest.fail("a step is repeated"))
+        resumed = run(resume=True)
+    assert_same_run(resumed, trained())

@@ -26,7 +26,7 @@ class DataCheck:
 
     data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """The prepared dataset."""
-    json: Path | None = None
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the report to this file too."""
     overwrite: bool = False
     """Replace that file if it exists."""

@@ -25,7 +25,7 @@ class DataShow:
     """The picture to write, a .png file."""
     num: int = 24
     """Number of cases."""
-    split: str | None = None
+    split: Annotated[str | None, tyro.conf.arg(metavar="SPLIT")] = None
     """Show only cases of this split."""
     order: Literal["row", "random", "disagreement"] = "row"
     """Evenly spread in the dataset's order, drawn by the seed, or those whose annotators differ most."""

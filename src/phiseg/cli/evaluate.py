@@ -33,7 +33,7 @@ class Evaluate:
     """Samples per case."""
     seed: int = 0
     """Of the samples."""
-    method: str | None = None
+    method: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """How tables call it; by default the recipe's name."""
     dice_annotator: int | Literal["all", "majority", "staple"] | None = None
     """Whose annotation Dice is taken against: an annotator's number, all of them, or their consensus by majority or

@@ -5,7 +5,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from phiseg.cli.parsing import parse
 from phiseg.cli.train import split_overrides
@@ -31,7 +33,7 @@ class Experiment:
     """The prepared dataset. Models are selected on its val split."""
     out: Path
     """Folder of the experiment."""
-    methods: tuple[str, ...] | None = None
+    methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="RECIPE ...")] = None
     """Recipes, shipped ones or .yaml files; by default the small ones of all methods."""
     regimes: tuple[Literal["all", "one"], ...] = ("all", "one")
     """Trained with all experts, with one expert."""
@@ -39,9 +41,9 @@ class Experiment:
     """Trainings of every row; with several the table shows their spread."""
     rows: tuple[str, ...] = ("*",)
     """Only the rows whose names match, such as 'one/*' or 'all/phiseg-small/seed-0'."""
-    steps: int | None = None
+    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Budget of every training in steps."""
-    minutes: float | None = None
+    minutes: Annotated[float | None, tyro.conf.arg(metavar="M")] = None
     """Budget of every training in minutes of steps, without validations; turned into steps by timing a few when a
     row begins, so begin on an idle machine."""
     expert: int = 0
@@ -59,7 +61,7 @@ class Experiment:
     """Print the commands of the rows, and run none."""
     no_report: bool = False
     """Leave the report out."""
-    title: str | None = None
+    title: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """Heading of the report."""
 
 

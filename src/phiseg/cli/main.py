@@ -46,6 +46,12 @@ A first tour:
 
 `phiseg COMMAND --help` explains a command. `phiseg --version` prints the version.
 """
+GROUP_USAGE = """usage: phiseg {group} COMMAND ...
+
+{commands}
+
+`phiseg {group} COMMAND --help` explains a command.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_usage(COMMANDS), end="")
+        print(USAGE.format(commands=_listed(COMMANDS)), end="")
         return 0
     if words[0] == "--version":
         print(f"phiseg {__version__}")
@@ -83,14 +89,13 @@ def _run(words: list[str]) -> int:
             return 0
     inner = {name: entry for name, entry in COMMANDS.items() if name.startswith(f"{words[0]} ")}
     if inner and (len(words) == 1 or words[1] in ("-h", "--help")):
-        print(_usage(inner), end="")
+        print(GROUP_USAGE.format(group=words[0], commands=_listed(inner)), end="")
         return 0 if len(words) > 1 else 2
     tried = " ".join(words[:2]) if inner else words[0]
     print(f"phiseg: error: unknown command '{tried}' ({nearest(tried, inner or COMMANDS)})", file=sys.stderr)
     return 2
 
 
-def _usage(commands: dict[str, tuple[str, str]]) -> str:
+def _listed(commands: dict[str, tuple[str, str]]) -> str:
     width = max(map(len, commands))
-    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in commands.items()]
-    return USAGE.format(commands="\n".join(lines))
+    return "\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in commands.items())

@@ -26,14 +26,14 @@ class PrepareArrays:
     """The arrays."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Folder to make."""
-    window: tuple[float, float] | None = None
+    window: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
     """Pixel values that become the darkest and the brightest (lung CT: -1000 400). By default 0 255 for 8 bits, 0 1
     for fractions, and else the range between percentiles 0.5 and 99.5 of the training images, which is printed."""
     zscore: bool = False
     """Give every image mean 0 and standard deviation 1 instead (MR)."""
-    classes: tuple[str, ...] | None = None
+    classes: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="NAME ...")] = None
     """Names of the classes, the background first; by default as many as the masks hold."""
-    size: int | None = None
+    size: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
     """Cut or pad the images to this height and width around their middle; by default they stay as they are."""
     resplit: bool = False
     """Leave the file's `split` out of account."""
@@ -41,7 +41,7 @@ class PrepareArrays:
     """Shares of train, val and test, in percent of the patients, where the file has no `split`."""
     seed: int = 0
     """The same seed gives the same split."""
-    name: str | None = None
+    name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Name of the dataset; by default that of the file."""
     overwrite: bool = False
     """Replace OUT if it is a dataset."""

@@ -26,10 +26,10 @@ class PrepareLegacy:
     """The file or the folder; what it is, its content says."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Folder to make."""
-    window: tuple[float, float] | None = None
+    window: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
     """Pixel values that become the darkest and the brightest; by default 0 255 for 8 bits, 0 1 or -0.5 0.5 for
     fractions, and else the range between percentiles 0.5 and 99.5 of the training images, which is printed."""
-    size: int | None = None
+    size: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
     """Cut or pad the images to this height and width around their middle; by default they stay as they are."""
     resplit: bool = False
     """Leave the file's own splits out of account, and split by patient anew."""
@@ -37,7 +37,7 @@ class PrepareLegacy:
     """Shares of train, val and test, in percent of the patients, where the file has no splits or with --resplit."""
     seed: int = 0
     """The same seed gives the same split."""
-    name: str | None = None
+    name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Name of the dataset; by default that of the file."""
     overwrite: bool = False
     """Replace OUT if it is a dataset."""

@@ -35,7 +35,7 @@ class PrepareLidc:
     """Height and width of a crop in pixels."""
     slices: Literal["all", "largest"] = "all"
     """Every outlined slice of a nodule, or only the one with the largest area."""
-    spacing: float | None = None
+    spacing: Annotated[float | None, tyro.conf.arg(metavar="MM")] = None
     """Resample to this pixel spacing in mm; by default the scan's own pixels are kept."""
     window: tuple[float, float] = (-1000, 400)
     """Hounsfield units between which the network sees differences."""

@@ -39,8 +39,9 @@ class PrepareNifti:
     """Plane of the slices, closest to the volume's own axes; auto takes the one that each volume was scanned in."""
     spacing: Annotated[float | None, tyro.conf.arg(metavar="MM")] = None
     """Resample slices to square pixels of so many millimetres; by default pixels stay as they are."""
-    size: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="H [W]")] = None
-    """Crop or pad slices around their middle, to a square or to H x W; by default to the largest slice of all."""
+    size: Annotated[str | None, tyro.conf.arg(metavar="H[xW]")] = None
+    """Crop or pad slices around their middle, to a square (192) or to height x width (192x160); by default to the
+    largest slice of all."""
     window: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
     """Map these values to -0.5 and 0.5, as for CT; without it every volume is z-scored, as for MR."""
     merge: Annotated[tuple[str, ...], tyro.conf.arg(metavar="OLD:NEW ...")] = ()
@@ -87,22 +88,21 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         overwrite=command.overwrite,
         command=command_line(prog, arguments),
     )
-    tell(dataset)
-    raters = dataset.info.source["raters"]
-    assert isinstance(raters, list)
-    print(f"annotators: {', '.join(map(str, raters))}")
     kept, total = len({case["scan"] for case in dataset.cases}), dataset.info.source["num_cases"]
     assert isinstance(total, int)
     if kept < total:
         print(f"phiseg: {total - kept} of {total} cases left out, for the reasons above", file=sys.stderr)
+    print(f"annotators: {', '.join(dataset.annotator_names)}")
+    tell(dataset)
 
 
-def _size(values: tuple[int, ...] | None) -> tuple[int, int] | None:
-    if values is None:
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
         return None
-    if len(values) not in (1, 2):
-        raise ConfigError(f"--size takes one number or two (H W), not {len(values)}")
-    return values[0], values[-1]
+    match = re.fullmatch(r"(\d+)(?:[x,](\d+))?", text)
+    if not match:
+        raise ConfigError(f"--size '{text}' must be pixels, such as 192 or 192x160")
+    return int(match[1]), int(match[2] or match[1])
 
 
 def _merge(pairs: Sequence[str]) -> dict[int, int]:

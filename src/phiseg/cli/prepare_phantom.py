@@ -27,9 +27,9 @@ class PreparePhantom:
     """Which phantom."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Folder to make."""
-    size: int | None = None
+    size: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
     """Height and width of the images; by default that of the dataset it mirrors."""
-    num_cases: int | None = None
+    num_cases: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Number of images; split 60/20/20 into train, val and test."""
     seed: int = 0
     """The same seed gives the same dataset."""

@@ -1,6 +1,7 @@
 """What every `phiseg prepare` command has in common."""
 
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,13 @@ def tell(dataset: "Dataset") -> None:
         f"{dataset.path}: {dataset.num_cases} cases of {patients} patients ({counts}), "
         f"{dataset.info.num_annotators} annotators, {height} x {width} pixels"
     )
+    for name, purpose in (("train", "to train on"), ("val", "to train with"), ("test", "to evaluate on")):
+        if not any(case["patient"] in set(dataset.splits.get(name, ())) for case in dataset.cases):
+            print(
+                f"phiseg: warning: there is no case in split '{name}', {purpose}; rename splits in splits.json, or "
+                f"split patients anew: phiseg data split {dataset.path} --fractions 60,20,20",
+                file=sys.stderr,
+            )
     print(f"look:  phiseg data show {dataset.path} --out sheet.png")
     print(f"check: phiseg data check {dataset.path}")
     print(f"next:  phiseg train phiseg-small --data {dataset.path} --out runs/phiseg")

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import parse
+from phiseg.core.errors import ConfigError
 
 
 @dataclass
@@ -39,16 +40,35 @@ class Train:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     words, overrides = split_overrides(arguments)
+    _check_options(words)
     command = parse(Train, words, prog=prog)
     from lightning_fabric.utilities import rank_zero_only
 
+    from phiseg.data.store import Dataset
     from phiseg.training.loop import train
     from phiseg.training.recipe import load_recipe
 
     model = train(load_recipe(command.recipe, overrides), command.data, command.out, resume=command.resume)
     tell = rank_zero_only(print)  # a training on several devices runs this command in each of its processes
     tell(f"the best model is in {model}")
-    tell(f"next: phiseg evaluate {command.out} --data {command.data} --out {command.out}-eval")
+    dataset = Dataset.open(command.data)
+    has_test = {case["patient"] for case in dataset.cases} & {*dataset.splits.get("test", ())}
+    split = "" if has_test else " --split val"
+    tell(f"next: phiseg evaluate {command.out} --data {command.data} --out {command.out}-eval{split}")
+
+
+def _check_options(words: Sequence[str]) -> None:
+    """Name the section of a recipe's key that was given without it: --steps for --train.steps."""
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        if option in {"--data", "--out", "--resume", "--help"}:
+            continue
+        from phiseg.data.augment import AugmentConfig
+        from phiseg.training.recipe import TrainConfig
+
+        key = option.removeprefix("--").replace("-", "_")
+        for section, config in (("train", TrainConfig), ("augment", AugmentConfig)):
+            if key in config.model_fields:
+                raise ConfigError(f"{option} is a key of the recipe; write --{section}.{key}")
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

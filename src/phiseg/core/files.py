@@ -91,12 +91,14 @@ def check_replaceable(path: Path, *, overwrite: bool = False, marker: str | None
     place = Path(os.path.realpath(path))
     try:
         _recover(place)
-        if place.exists() and not overwrite:
-            raise OutputError(f"{path} exists already; choose another folder or pass --overwrite")
         if place.exists() and not place.is_dir():
             raise OutputError(f"{path} is a file; choose another folder")
         if marker and place.exists() and any(place.iterdir()) and not (place / marker).is_file():
-            raise OutputError(f"{path} is not a result of phiseg (it holds no {marker}); choose another folder")
+            raise OutputError(
+                f"{path} exists, and is not a result of phiseg (it holds no {marker}); choose another folder"
+            )
+        if place.exists() and not overwrite:
+            raise OutputError(f"{path} exists already; choose another folder or pass --overwrite")
         parent = next((parent for parent in place.parents if parent.exists()), place)
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise OutputError(f"cannot write {path}: {parent} is no folder that can be written to; choose another")

@@ -32,18 +32,20 @@ def split_patients(
     Raises:
         ConfigError: the fractions are not three such numbers, with some left for training.
     """
-    given = tuple(fractions)
+    given = ",".join(f"{share:g}" for share in fractions)
+    if len(fractions) != len(SPLIT_NAMES):
+        raise ConfigError(
+            f"split fractions {given} are {len(fractions)} numbers; give three, for train, val and test"
+        )
     if math.isclose(sum(fractions), 100, abs_tol=1e-6):
         fractions = [share / 100 for share in fractions]
     if (
-        len(fractions) != len(SPLIT_NAMES)
-        or not all(0 <= share <= 1 for share in fractions)
+        not all(0 <= share <= 1 for share in fractions)
         or not math.isclose(sum(fractions), 1, abs_tol=1e-6)
         or fractions[0] == 0
     ):
         raise ConfigError(
-            f"split fractions {given} must be three numbers for train, val and test, none below 0, "
-            "summing to 1 or to 100, with train above 0, such as 60,20,20"
+            f"split fractions {given} must sum to 1 or to 100, none below 0 and train above it, such as 60,20,20"
         )
     unique = sorted(set(patients))
     order = np.random.default_rng(derive_seed(seed, "split")).permutation(len(unique))

@@ -143,6 +143,14 @@ class Dataset:
         return len(self.images)
 
     @property
+    def annotator_names(self) -> list[str]:
+        """What the source calls its annotators, or numbers."""
+        names = self.info.source.get("raters")
+        if isinstance(names, list) and len(names) == self.info.num_annotators:
+            return [str(name) for name in names]
+        return [f"annotator {number}" for number in range(self.info.num_annotators)]
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 over the arrays' hashes and what gives them their meaning: the intensity rule and the classes.
 
@@ -159,11 +167,14 @@ class Dataset:
             DataError: the split does not exist or has no case.
         """
         if split not in self.splits:
-            raise DataError(f"{self.path} has no split '{split}' ({nearest(split, self.splits)})")
+            valid = nearest(split, self.splits)
+            raise DataError(
+                f"{self.path} has no split '{split}' ({valid}); choose another, or use phiseg data split"
+            )
         members = set(self.splits[split])
         rows = np.flatnonzero([case["patient"] in members for case in self.cases])
         if not rows.size:
-            raise DataError(f"{self.path / 'splits.json'}: split '{split}' has no case; add patients to it")
+            raise DataError(f"{self.path / 'splits.json'}: split '{split}' has no case; use phiseg data split")
         return rows
 
     def image(self, row: int) -> NDArray[np.float32]:
@@ -217,7 +228,9 @@ class Dataset:
             raise DataError(f"{' and '.join(changed)} changed after it was written; {_CURE}")
 
 
-def check_classes(labels: NDArray[Any], classes: Sequence[str], *, where: str) -> None:
+def check_classes(
+    labels: NDArray[Any], classes: Sequence[str], *, where: str, cure: str = "map it to one of them"
+) -> None:
     """Check that `labels` holds only indices of `classes`.
 
     Raises:
@@ -227,7 +240,7 @@ def check_classes(labels: NDArray[Any], classes: Sequence[str], *, where: str) -
     if low < 0 or high >= len(classes):
         listed = ", ".join(f"{index} {name}" for index, name in enumerate(classes))
         stray = low if low < 0 else high
-        raise DataError(f"{where}: label {stray} is none of the classes ({listed}); map it to one of them")
+        raise DataError(f"{where}: label {stray} is none of the classes ({listed}); {cure}")
 
 
 def _read_info(path: Path) -> DatasetInfo:

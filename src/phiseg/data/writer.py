@@ -110,7 +110,7 @@ def write_dataset(
                 valid.append(present)
                 table[case.case] = {"case": case.case, "patient": case.patient, **case.columns}
         if not table:
-            raise DataError(f"{out}: the source has no usable case; check the folder it reads")
+            raise DataError(f"no case of the source could be used, so {out} was not made; the lines above say why")
         patients = [str(row["patient"]) for row in table.values()]
         if splits is None:
             splits = split_patients(patients, seed=seed, fractions=fractions)

@@ -94,7 +94,7 @@ def _one_picture_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
         for annotator in np.flatnonzero(dataset.valid[row]):
             mask = _thinned(dataset.labels[row, annotator]) == 1
             outline_mask(axes, mask, colours[annotator], width=float(widths[annotator]))
-    _legend(grid, {f"annotator {number}": colour for number, colour in enumerate(colours)})
+    _legend(grid, dict(zip(map(plain, dataset.annotator_names), colours, strict=True)))
     return grid.figure
 
 
@@ -105,7 +105,7 @@ def _one_row_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
     grid = PictureGrid(1 + num_annotators, spaces, left=text_width(names), num_classes=2, panel=1.3)
     for place, (row, name) in enumerate(zip(rows, names, strict=True)):
         grid.label(place, name)
-        titles = ["image", *(f"annotator {number}" for number in range(num_annotators))]
+        titles = ["image", *(plain(shortened(name, 20)) for name in dataset.annotator_names)]
         titles = titles if place == 0 else [""] * len(titles)
         _show_case(grid.picture(place, 0), dataset, row, title=titles[0])
         for annotator in range(num_annotators):

@@ -33,6 +33,8 @@ class TrainingState:
     """The moving average of the weights; empty where there is none."""
     scaler: dict[str, Any] = field(default_factory=dict)
     """The loss scaler of precision 16-mixed; empty for the others."""
+    validation_due: bool = False
+    """Whether the validation of this step is still to be done."""
 
 
 def save_state(path: Path, state: TrainingState) -> None:

@@ -84,6 +84,7 @@ class _Training:
         self.optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=self.settings.learning_rate, fused=True)
         self.step, self.skipped, self.skipped_in_a_row = 0, 0, 0
         self.best: float | None = None
+        self.validation_due = False
         self.state_file = out / "state" / "last.pt"
         if resume and self.state_file.is_file():
             self._restore(load_state(self.state_file))
@@ -109,6 +110,9 @@ class _Training:
         )
         batches = self._batches()
         with bar:
+            if self.validation_due:  # the run was stopped in it
+                self._validate(bar)
+                self._checkpoint()
             for batch in batches:
                 values = self._optimise(batch)
                 self.step += 1
@@ -117,12 +121,15 @@ class _Training:
                     means = {name: self._mean(value) for name, value in values.items()}
                     self._track("train", {**means, "skipped": self.skipped})
                     bar.set_postfix(_in_short(means))
-                validating = self.step % self.settings.validate_every == 0 or last
-                if validating:
-                    self._validate(bar)
-                due = validating or self.step % self.settings.checkpoint_every == 0
-                if last or (due and not self.skipped_in_a_row):  # a state that gives no finite step is no good one
+                self.validation_due = self.step % self.settings.validate_every == 0 or last
+                due = self.validation_due or self.step % self.settings.checkpoint_every == 0
+                good = last or not self.skipped_in_a_row  # a state that gives no finite step is no good one
+                if due and good:
                     self._checkpoint()
+                if self.validation_due:
+                    self._validate(bar)
+                    if good:
+                        self._checkpoint()
                 bar.update()
         if self.skipped and self.fabric.is_global_zero:
             print(f"{self.skipped} of {self.step} steps were skipped: their loss or gradient was not finite")
@@ -135,7 +142,9 @@ class _Training:
             write_text(self.out / "config.yaml", self.recipe.to_yaml())
         if self.step == 0:
             write_json(self.out / "environment.json", describe_environment(self.fabric, self.dataset))
-        self.tracker = Tracker(self.out, start=self.step, tensorboard=self.settings.tensorboard)
+        self.tracker = Tracker(
+            self.out, start=self.step, validation_due=self.validation_due, tensorboard=self.settings.tensorboard
+        )
 
     def _stream(self, split: str, *, rank: int = 0) -> TrainingStream:
         return TrainingStream(
@@ -213,12 +222,13 @@ class _Training:
             )
 
     def _validate(self, bar: Any) -> None:
+        self.validation_due = False
         if self.settings.norm_statistics == "recalibrated":
             number = self.settings.recalibration_batches
             with self.fabric.autocast():
                 batches = (self.stream.batch(i, self.fabric.device) for i in range(number))
                 recalibrate(self.average.model, batches, seed=self.settings.seed)
-        values = validate(self.average.model, self.dataset, self.settings, self.fabric)
+        values = validate(self.average.model, self.dataset, self.settings, self.fabric, progress=not bar.disable)
         self._track("val", values)
         criterion = self.settings.select_by
         value = values.get(criterion)
@@ -251,6 +261,7 @@ class _Training:
             self.skipped,
             self.average.model.state_dict() if self.settings.averaging else {},
             self.fabric.strategy.precision.state_dict(),
+            self.validation_due,
         )
         self._write(lambda: save_state(self.state_file, state))
 
@@ -279,6 +290,7 @@ class _Training:
             self.optimizer.load_state_dict(stored.optimizer)
             self.fabric.strategy.precision.load_state_dict(stored.scaler)
             self.step, self.best, self.skipped = int(stored.step), stored.best, stored.skipped
+            self.validation_due = bool(stored.validation_due)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):
             raise TrainingError(
                 f"{where} is damaged, or of another training; restore the file, or train into a new folder"

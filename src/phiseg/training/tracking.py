@@ -18,13 +18,16 @@ class Tracker:
     Args:
         folder: the run's folder.
         start: the step the run continues from; later lines of an earlier attempt are cut off.
+        validation_due: whether that step is to be validated; if so, an earlier attempt's line of it is cut off.
         tensorboard: whether to write TensorBoard files too.
     """
 
-    def __init__(self, folder: Path, *, start: int, tensorboard: bool = False):
+    def __init__(self, folder: Path, *, start: int, validation_due: bool = False, tensorboard: bool = False):
         self.path = folder / "metrics.jsonl"
         self._board: Any = _open_board(folder / "tensorboard", start) if tensorboard else None
         kept = [line for line in read_metrics(self.path) if line["step"] <= start] if start else []
+        if validation_due:
+            kept = [line for line in kept if (line["step"], line["kind"]) != (start, "val")]
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:

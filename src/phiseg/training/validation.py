@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from tqdm import tqdm
 
 from phiseg.data.store import Dataset
 from phiseg.inference.sampling import sample_cases
@@ -18,7 +19,13 @@ from phiseg.training.recipe import TrainConfig
 
 @torch.inference_mode()
 def validate(
-    model: Segmenter, dataset: Dataset, config: TrainConfig, fabric: Fabric, *, split: str = "val"
+    model: Segmenter,
+    dataset: Dataset,
+    config: TrainConfig,
+    fabric: Fabric,
+    *,
+    split: str = "val",
+    progress: bool = False,
 ) -> dict[str, float | None]:
     """Return the mean loss, its terms and the scores over the whole split; None where one is not finite.
 
@@ -37,8 +44,10 @@ def validate(
             sums[name] += weight * value
             counts[name] += weight
 
-    with fabric.autocast():
+    bar = tqdm(total=2 * len(rows), desc="validating", unit="case", leave=False, disable=not progress)
+    with bar, fabric.autocast():
         for row in rows:
+            bar.update()
             chosen = [a for a in np.flatnonzero(dataset.valid[row]).tolist() if config.annotator in ("random", a)]
             if chosen:
                 labels = torch.from_numpy(dataset.labels[row, chosen]).long().to(fabric.device)  # (A, H, W)
@@ -51,6 +60,7 @@ def validate(
         for samples in sample_cases(
             model, dataset, rows.tolist(), num_samples=config.validation_samples, seed=config.seed
         ):
+            bar.update()
             if not samples.summary.mean_probs.isfinite().all():  # diverged: the loss above says so
                 continue
             scores = score_case(*samples.summary, torch.from_numpy(dataset.annotations(samples.row)))

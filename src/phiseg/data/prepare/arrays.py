@@ -125,7 +125,9 @@ class ArraysSource:
     def _check(self, key: str, fits: bool, expected: str) -> None:
         if not fits:
             shape = self._npz.header(key).shape
-            raise DataError(f"{self.path}: '{key}' has shape {shape}, it must have {expected}; reshape it")
+            raise DataError(
+                f"{self.path}: '{key}' has shape {shape}, it must have {expected}; transpose it (numpy.moveaxis)"
+            )
 
     def _read_valid(self) -> NDArray[np.bool_]:
         shape = (self._num_rows, self._num_annotators)

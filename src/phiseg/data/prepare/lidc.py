@@ -136,6 +136,7 @@ def prepare_lidc(
     outcomes = _run(list(_jobs(found, options, work)), workers, left_out, progress=progress)
     series, counts = _gather(found, list(outcomes))
     if not series:
+        shutil.rmtree(work, ignore_errors=True)  # there is nothing to go on with
         counted = ", ".join(f"{number} {what}" for what, number in counts.items()) or "no DICOM file"
         raise DataError(f"{src} has no usable nodule ({counted}); give the folder with LIDC-IDRI's patients")
     dataset = write_dataset(

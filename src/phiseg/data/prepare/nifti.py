@@ -133,7 +133,9 @@ def _survey(
     """Settle what all cases share, from headers; labels are read only where nobody names the classes."""
     names = tuple(classes) if classes else _merged_names(read_class_names(folder), merge)
     if names and not 2 <= len(names) <= MISSING:
-        raise ConfigError(f"{len(names)} class names; there must be 2 to {MISSING}, the background first")
+        raise ConfigError(
+            f"{len(names)} class names; there must be 2 to {MISSING}, the background first, separated by blanks"
+        )
     if names and len(set(names)) < len(names):
         raise ConfigError(f"two classes of {', '.join(names)} have the same name; pass others with --classes")
     read_labels = read_nifti_header if names else partial(read_merged, merge=merge)

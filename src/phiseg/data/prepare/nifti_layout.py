@@ -72,6 +72,8 @@ def find_scans(folder: Path, left_out: LeftOut) -> Source:
         raise DataError(f"{folder} is no folder; give one with case folders or with imagesTr")
     nnunet = (folder / "imagesTr").is_dir()
     found = _nnunet(folder) if nnunet else _case_folders(folder, left_out)
+    if not found and any(stem == "image" for stem, _ in _nifti_files(folder)):
+        raise DataError(f"{folder} is a case itself; give the folder that holds the cases")
     if not found:
         raise DataError(
             f"{folder} has no case; expected <case>/image.nii.gz with <case>/rater-<name>.nii.gz beside it, "

@@ -81,7 +81,9 @@ class StackOptions:
             check_size(self.size)
         split_patients([], seed=self.seed, fractions=self.fractions)  # complains now, not after the last case
         if self.classes is not None and not 2 <= len(set(self.classes)) == len(self.classes) <= MISSING:
-            raise ConfigError("--classes needs two or more different names, such as: --classes background nodule")
+            raise ConfigError(
+                "--classes needs two or more different names with blanks between, such as: background nodule"
+            )
 
 
 @dataclass
@@ -265,7 +267,7 @@ def _labels(masks: NDArray[Any], where: str) -> NDArray[Any]:
     if low < 0 or high >= MISSING:
         raise DataError(
             f"{where}: label {low if low < 0 else high} is no class; masks hold 0 for the background and 1, 2, ... "
-            "for classes, and a reader who is missing is marked in 'valid'"
+            "for classes (divide masks of 0 and 255 by 255); a reader who is missing is marked in 'valid'"
         )
     return masks.astype(np.uint8)
 
