@@ -243,6 +243,8 @@ def run_all(
     Returns:
         The reason for every job that failed, by name.
     """
+    if workers < 1:
+        raise ConfigError(f"workers {workers} must be at least 1")
     failed: dict[str, str] = {}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // workers)), **os.environ}
@@ -254,14 +256,7 @@ def run_all(
             done = subprocess.run(  # noqa: S603
                 command(job), stdout=file, stderr=subprocess.STDOUT, env=environment, check=False
             )
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        reason = next((line for line in reversed(lines) if line.strip()), "").rpartition("\r")[2]
-        return (
-            job,
-            ""
-            if done.returncode == 0
-            else f"{reason or 'it printed nothing'} (exit code {done.returncode}, {log})",
-        )
+        return job, f"{_last_line(log)} (exit code {done.returncode}, {log})" if done.returncode else ""
 
     with (
         tqdm(total=len(jobs), desc="rows", unit="row", disable=not progress) as bar,
@@ -278,6 +273,12 @@ def run_all(
             pool.shutdown(cancel_futures=True)
             raise
     return failed
+
+
+def _last_line(log: Path) -> str:
+    """Return what a failed command said last; a progress bar's returns do not end a line."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it printed nothing").rpartition("\r")[2]
 
 
 def _recipe(job: Job, plan: Plan, dataset: Dataset, run: Path) -> tuple[Recipe, float | None]:
