@@ -86,7 +86,7 @@ def test_names_are_plain_text_and_long_ones_are_shortened(copy, lesions):
     title = figure.axes[0].get_title().split("\n")[0]
     assert title.startswith(r"\$\frac{1}\$-x")
     assert title.endswith("x-end")
-    assert len(title) < 30
+    assert len(title) < 32
 
 
 def test_large_images_are_thinned_out_with_their_outlines(tmp_path, monkeypatch):
@@ -134,3 +134,15 @@ def test_a_sheet_of_nothing_is_refused(lesions):
         choose_cases(dataset, 0)
     with pytest.raises(DataError, match="did you mean 'train'"):
         choose_cases(dataset, 3, split="trian")
+
+
+def test_pixels_that_are_not_square_and_annotators_with_names_are_shown_as_they_are(zones, copy):
+    folder = copy(zones)
+    info = json.loads((folder / "dataset.json").read_text())
+    info["spacing_mm"] = [0.5, 0.25]
+    info["source"]["raters"] = ["anna", "ben", "cem", "dora", "e_$x$", "f"]
+    (folder / "dataset.json").write_text(json.dumps(info))
+    figure = contact_sheet(Dataset.open(folder), [0])
+    pictures = [axes for axes in figure.axes if axes.images]
+    assert {axes.get_aspect() for axes in pictures} == {2.0}
+    assert [axes.get_title() for axes in pictures[1:4]] == ["anna", "ben", "cem"]

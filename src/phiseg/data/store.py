@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -29,6 +30,12 @@ from phiseg.data.splits import check_splits, split_patients, write_splits
 MISSING = 255
 """Fills the labels of an annotator who did not look at the image."""
 
+_SPACING_COLUMNS = (
+    ("spacing_mm", "spacing_mm"),
+    ("row_spacing_mm", "column_spacing_mm"),
+    ("spacing_mm_0", "spacing_mm_1"),
+)
+"""Columns of cases.csv where the sources of data put a case's own spacing, vertical and horizontal."""
 _CURE = "prepare the dataset again with 'phiseg prepare'"
 
 
@@ -188,6 +195,20 @@ class Dataset:
             case = self.cases[row]["case"]
             raise DataError(f"{self.path / 'images.npy'}: case '{case}' has NaN or infinite pixels; {_CURE}")
         return image
+
+    def spacing_mm(self, row: int) -> tuple[float, float] | None:
+        """Return a case's millimetres per pixel (vertical, horizontal), or None where nothing tells."""
+        if self.info.spacing_mm is not None:
+            return self.info.spacing_mm
+        case = self.cases[row]
+        for vertical, horizontal in _SPACING_COLUMNS:
+            try:
+                spacing = float(case[vertical]), float(case[horizontal])
+            except (KeyError, ValueError):
+                continue
+            if all(0 < mm < inf for mm in spacing):
+                return spacing
+        return None
 
     def annotations(self, row: int) -> NDArray[np.uint8]:
         """Return what the valid annotators of one row drew, (A_valid, H, W)."""

@@ -250,7 +250,7 @@ def overlay(axes: Axes, probs: np.ndarray) -> None:
         tint = np.empty((*probs.shape[1:], 4))
         tint[..., :3] = to_rgb(class_colour(k))
         tint[..., 3] = 0.45 * np.clip(probs[k], 0, 1)
-        axes.imshow(tint, interpolation="nearest")
+        axes.imshow(tint, interpolation="nearest", aspect=axes.get_aspect())
 
 
 def class_colour(k: int) -> str:

@@ -4,7 +4,6 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,12 +34,6 @@ from phiseg.training.tracking import read_metrics
 
 NUM_SHOWN = 8
 """Samples per example case that are kept for the figures."""
-_SPACING_COLUMNS = (
-    ("spacing_mm", "spacing_mm"),
-    ("row_spacing_mm", "column_spacing_mm"),
-    ("spacing_mm_0", "spacing_mm_1"),
-)
-"""Where the sources of data put a case's own spacing, vertical and horizontal."""
 
 
 def evaluate(
@@ -253,24 +246,9 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
         for name, array in arrays.items():
             columns.setdefault(name, []).append(array.cpu().numpy())
     names = np.array([dataset.cases[case.row]["case"] for case in cases])
-    spacings = [_spacing_mm(dataset, case.row) for case in cases]
+    spacings = [dataset.spacing_mm(case.row) for case in cases]
     return Examples(
         cases=names,
         spacing_mm=None if None in spacings else np.array(spacings, dtype=np.float64),
         **{name: np.stack(arrays) for name, arrays in columns.items()},
     )
-
-
-def _spacing_mm(dataset: Dataset, row: int) -> tuple[float, float] | None:
-    """Return a case's millimetres per pixel (vertical, horizontal): that of all cases, or what cases.csv says."""
-    if dataset.info.spacing_mm is not None:
-        return dataset.info.spacing_mm
-    case = dataset.cases[row]
-    for vertical, horizontal in _SPACING_COLUMNS:
-        try:
-            spacing = float(case[vertical]), float(case[horizontal])
-        except (KeyError, ValueError):
-            continue
-        if all(0 < mm < inf for mm in spacing):
-            return spacing
-    return None

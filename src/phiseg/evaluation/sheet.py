@@ -89,7 +89,7 @@ def _one_picture_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
     grid = PictureGrid(columns, [0.36] * -(-len(rows) // columns), left=0.1, num_classes=2, panel=1.6)
     for place, row in enumerate(rows):
         axes = grid.picture(*divmod(place, columns))
-        name = shortened(dataset.cases[row]["case"], 26)
+        name = shortened(dataset.cases[row]["case"], 28)
         _show_case(axes, dataset, row, title=f"{name}\n{_who_drew(dataset, row)}")
         for annotator in np.flatnonzero(dataset.valid[row]):
             mask = _thinned(dataset.labels[row, annotator]) == 1
@@ -130,6 +130,8 @@ def _show_case(axes: Axes, dataset: Dataset, row: int, *, title: str) -> None:
         show(axes, image, "gray", -0.5, 0.5, title=title)
     else:
         show_image(axes, image, title=title)
+    vertical, horizontal = dataset.spacing_mm(row) or (1.0, 1.0)
+    axes.set_aspect(vertical / horizontal)
 
 
 def _thinned(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
