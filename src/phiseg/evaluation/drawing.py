@@ -206,7 +206,7 @@ def scale_bar(axes: Axes, columns: int, spacing_mm: float) -> None:
         columns: its width in pixels.
         spacing_mm: horizontal size of a pixel.
     """
-    longest = columns * spacing_mm / 3
+    longest = columns * spacing_mm / 3 * (1 + 1e-9)  # a third of 0.3 is to be 0.1
     power = 10.0 ** np.floor(np.log10(longest))
     length = power * max(step for step in (1, 2, 5) if step * power <= longest)
     left, share = 0.06, length / (columns * spacing_mm)
