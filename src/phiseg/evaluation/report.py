@@ -55,7 +55,7 @@ def render_report(parts: Sequence[Part], *, title: str) -> str:
             }
             for part, pictures in zip(parts, shown, strict=True)
         ],
-        columns=COLUMNS,
+        columns=[column for column in COLUMNS if column.key not in {"num_cases", "num_samples"}],  # the lead tells
         further_columns=FURTHER_COLUMNS,
         further_note=FURTHER_NOTE,
         has_further=has_further,

@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -77,8 +78,8 @@ class Column:
     show: Callable[[Any], str]
 
 
-def _decimals(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def _decimals(value: float | None, *, places: int = 4) -> str:
+    return "-" if value is None else f"{value:.{places}f}"
 
 
 def _count(value: int | None) -> str:
@@ -103,20 +104,20 @@ COLUMNS = (
     Column("num_cases", "cases", "cases", str),
     Column("num_samples", "samples", "samples", str),
 )
+_short = partial(_decimals, places=3)
 FURTHER_COLUMNS = (
     COLUMNS[0],
-    Column("hm_iou", "HM-IoU ↑", r"HM-IoU $\uparrow$", _decimals),
-    Column("best_dice", "best Dice ↑", r"best Dice $\uparrow$", _decimals),
-    Column("diversity", "diversity", "diversity", _decimals),
-    Column("diversity_annotators", "of annotators", "of annotators", _decimals),
-    Column("area_crps", "area CRPS ↓", r"area CRPS $\downarrow$", _decimals),
-    Column("area_coverage", "area in 90 %", r"area in 90\,\%", _decimals),
+    Column("hm_iou", "HM-IoU ↑", r"HM-IoU $\uparrow$", _short),
+    Column("best_dice", "best Dice ↑", r"best Dice $\uparrow$", _short),
+    Column("diversity", "diversity", "diversity", _short),
+    Column("diversity_annotators", "of annotators", "of annotators", _short),
+    Column("area_crps", "area CRPS ↓", r"area CRPS $\downarrow$", partial(_decimals, places=1)),
+    Column("area_coverage", "area in 90 %", r"area in 90\,\%", _short),
     Column("ece", "ECE ↓", r"ECE $\downarrow$", _decimals),
 )
-SPREAD = tuple(
-    column.key
-    for column in (*COLUMNS, *FURTHER_COLUMNS)
-    if column.show is _decimals and column.key not in {"ged_floor", "ged_excess", "diversity_annotators"}
+SPREAD = (
+    *("ged", "ged_unbiased", "s_ncc", "dice"),
+    *("hm_iou", "best_dice", "diversity", "area_crps", "area_coverage", "ece"),
 )
 """What differs between trainings."""
 FURTHER_NOTE = (
@@ -357,7 +358,9 @@ def _cells(
 def show_cell(row: Row, column: Column) -> str:
     """Print one value, with its standard deviation between trainings if there are several."""
     text = column.show(getattr(row, column.key))
-    return f"{text} ± {row.spread[column.key]:.4f}" if column.key in {*row.spread} & {*SPREAD} else text
+    if column.key not in SPREAD or column.key not in row.spread:
+        return text
+    return f"{text} ± {column.show(row.spread[column.key])}"
 
 
 def _notes(table: Table, mark: str) -> list[str]:
