@@ -1,0 +1,46 @@
+"""What `phiseg prepare arrays` and `phiseg prepare legacy` can be told alike."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+if TYPE_CHECKING:
+    from phiseg.data.prepare.stack import StackOptions
+
+
+@dataclass(kw_only=True)
+class StackArguments:
+    """Options of a source that is a stack of images of one size."""
+
+    window: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
+    """Pixel values that become the darkest and the brightest (lung CT: -1000 400). By default 0 255 for 8 bits, 0 1
+    or -0.5 0.5 for fractions, and else percentiles 0.5 and 99.5 of the training images, which are printed."""
+    size: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
+    """Cut or pad the images to this height and width around their middle; by default they stay as they are."""
+    resplit: bool = False
+    """Leave the source's own splits out of account, and split by patient anew."""
+    fractions: str = "60,20,20"
+    """Shares of train, val and test in percent of the patients, where the source has no splits or with --resplit."""
+    seed: int = 0
+    """The same seed gives the same split."""
+    name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Name of the dataset; by default that of the file."""
+    overwrite: bool = False
+    """Replace OUT if it is a dataset."""
+
+    def stack_options(self, *, classes: tuple[str, ...] | None, zscore: bool = False) -> "StackOptions":
+        """Return what was chosen, checked."""
+        from phiseg.data.prepare.stack import StackOptions
+        from phiseg.data.splits import parse_fractions
+
+        return StackOptions(
+            window=self.window,
+            zscore=zscore,
+            classes=classes,
+            size=self.size,
+            resplit=self.resplit,
+            seed=self.seed,
+            fractions=parse_fractions(self.fractions),
+            name=self.name,
+        )
