@@ -21,7 +21,7 @@ class StackArguments:
     resplit: bool = False
     """Leave the source's own splits out of account, and split by patient anew."""
     fractions: str = "60,20,20"
-    """Shares of train, val and test in percent of the patients, where the source has no splits or with --resplit."""
+    """Shares of train, val and test in percent of the patients, for a source without splits or with --resplit."""
     seed: int = 0
     """The same seed gives the same split."""
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
