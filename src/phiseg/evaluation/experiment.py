@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from threading import Event, Lock
 from typing import Any, Literal
 
 import torch
@@ -248,15 +249,22 @@ def run_all(
     failed: dict[str, str] = {}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // workers)), **os.environ}
+    starting, stopped, running = Lock(), Event(), set[subprocess.Popen[bytes]]()
 
     def run(job: Job) -> tuple[Job, str]:
         log = out / "rows" / job.name / "log.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
-            done = subprocess.run(  # noqa: S603
-                command(job), stdout=file, stderr=subprocess.STDOUT, env=environment, check=False
-            )
-        return job, f"{_last_line(log)} (exit code {done.returncode}, {log})" if done.returncode else ""
+            with starting:
+                if stopped.is_set():
+                    return job, "stopped before it began"
+                process = subprocess.Popen(  # noqa: S603
+                    command(job), stdout=file, stderr=subprocess.STDOUT, env=environment
+                )
+                running.add(process)
+            code = process.wait()
+            running.discard(process)
+        return job, f"{_last_line(log)} (exit code {code}, {log})" if code else ""
 
     with (
         tqdm(total=len(jobs), desc="rows", unit="row", disable=not progress) as bar,
@@ -269,7 +277,11 @@ def run_all(
                     failed[job.name] = reason
                     tqdm.write(f"phiseg: row {job.name} failed: {reason}", file=sys.stderr)
                 bar.update()
-        except BaseException:  # Ctrl-C has reached the running ones as well
+        except BaseException:  # Ctrl-C reaches the running ones as well, but not one that began just after it
+            with starting:
+                stopped.set()
+            for process in list(running):
+                process.terminate()
             pool.shutdown(cancel_futures=True)
             raise
     return failed
