@@ -24,11 +24,18 @@ class Draw(NamedTuple):
 class LatentLevel(nn.Module):
     """p(z_l | z_{l+1}, x) or q(z_l | z_{l+1}, s, x): eqs. 3 and 4 for one level above the coarsest."""
 
-    def __init__(self, feature_channels: int, channels: int, latent_channels: int, config: LatentConfig):
+    def __init__(
+        self,
+        feature_channels: int,
+        channels: int,
+        config: LatentConfig,
+        *,
+        latent_channels: int,
+        embedding_channels: int,
+    ):
         super().__init__()
-        embedding = 32 * latent_channels
-        self.embed = Blocks(2, latent_channels, embedding, norm=config.norm)
-        self.merge = Blocks(2, embedding + feature_channels, channels, norm=config.norm)
+        self.embed = Blocks(2, latent_channels, embedding_channels, norm=config.norm)
+        self.merge = Blocks(2, embedding_channels + feature_channels, channels, norm=config.norm)
         self.head = GaussianHead(channels, latent_channels, min_std=config.min_std, init_scale=config.head_init)
 
     def forward(self, features: Tensor, below: Tensor) -> Gaussian:
@@ -53,6 +60,7 @@ class LatentHierarchy(nn.Module):
         num_levels: int,
         offset: int,
         latent_channels: int,
+        embedding_channels: int,
     ):
         super().__init__()
         channels, norm = config.channels, config.norm
@@ -65,7 +73,13 @@ class LatentHierarchy(nn.Module):
             for r in range(deepest, len(channels) - 1)
         )
         self.levels = nn.ModuleList(
-            LatentLevel(channels[level + offset], channels[level], latent_channels, config)
+            LatentLevel(
+                channels[level + offset],
+                channels[level],
+                config,
+                latent_channels=latent_channels,
+                embedding_channels=embedding_channels,
+            )
             for level in range(num_levels - 1)
         )
         self.coarsest = GaussianHead(

@@ -34,6 +34,9 @@ class PHiSegConfig(LatentConfig):
     """Latent levels L, at most the number of resolution levels. L = 1 is the paper's ablation."""
     latent_channels: int = Field(default=2, ge=1)
     """Channels D of every latent variable."""
+    embedding_channels: int | None = Field(default=None, ge=1)
+    """Width of what a level of the prior and the posterior makes of the latent below it; 32 for each latent channel
+    if not given (the authors' code), which in a narrow network is most of the work."""
     latents_at: Literal["coarsest", "finest"] = "coarsest"
     """Which resolution levels hold the latents: the L coarsest (the authors' code) or the L finest (the paper's
     text: z_1 at full resolution)."""
@@ -74,6 +77,7 @@ class PHiSeg(Segmenter):
                 num_levels=config.num_levels,
                 offset=self.offset,
                 latent_channels=config.latent_channels,
+                embedding_channels=config.embedding_channels or 32 * config.latent_channels,
             )
 
         self.prior = hierarchy(config.image_channels)
