@@ -15,14 +15,19 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
-def load(folder: str | Path, *, device: str = "cpu") -> "Segmenter":
+def load(folder: str | Path, *, device: str = "cpu", calibrated: bool = True) -> "Segmenter":
     """Load a trained model from its folder (or the run folder around it); it is ready to `sample`.
 
     Reads JSON and safetensors only: nothing in the folder is executed.
+
+    Args:
+        folder: of the model.
+        device: where to put it, e.g. cpu or cuda:1.
+        calibrated: sample with the temperatures that `phiseg calibrate` fitted, if it did.
 
     Raises:
         ModelError: the folder is missing, damaged or of another program.
     """
     from phiseg.models import load_model  # torch is imported when it is needed, not by `import phiseg`
 
-    return load_model(Path(folder), device=device)
+    return load_model(Path(folder), device=device, calibrated=calibrated)

@@ -46,6 +46,8 @@ class Evaluate:
     """Samples of each image decoded at once; a matter of memory, not of results."""
     device: str = "auto"
     """Where to run, e.g. cpu or cuda:1; by default a GPU where there is one."""
+    uncalibrated: bool = False
+    """Do not use the temperatures that `phiseg calibrate` fitted."""
     overwrite: bool = False
     """Replace OUT if it exists."""
 
@@ -69,6 +71,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         batch_size=command.batch_size,
         chunk_size=command.chunk_size,
         device=command.device,
+        calibrated=not command.uncalibrated,
         overwrite=command.overwrite,
     )
     print(f"{summary.method} on {summary.num_cases} {summary.split} cases, {summary.num_samples} samples each")

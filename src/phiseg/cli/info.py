@@ -79,6 +79,7 @@ def _model(folder: Path) -> str:
         ("settings", model.config.model_dump(mode="json")),
         ("preprocessing", model.preprocessing),
         ("provenance", model.provenance),
+        ("calibration", model.calibration.model_dump(mode="json")),
         ("parameters", {part: f"{count:,}" for part, count in _parameters(model).items()}),
     ):
         lines += [f"{title}:", *(f"  {key}: {_short(value)}" for key, value in values.items())]

@@ -40,6 +40,8 @@ class Sample:
     """Samples of each image decoded at once; a matter of memory, not of results."""
     device: str = "auto"
     """Where to run, e.g. cpu or cuda:1; by default a GPU where there is one."""
+    uncalibrated: bool = False
+    """Do not use the temperatures that `phiseg calibrate` fitted."""
     overwrite: bool = False
     """Replace OUT if it exists."""
 
@@ -54,7 +56,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.models import load_model
 
     check_replaceable(command.out, overwrite=command.overwrite, marker=MARKER)
-    model = load_model(command.model, device=usable_device(command.device))
+    model = load_model(command.model, device=usable_device(command.device), calibrated=not command.uncalibrated)
     dataset = Dataset.open(command.data)
     rows = dataset.rows(command.split).tolist()
     samples = sample_cases(

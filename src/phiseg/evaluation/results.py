@@ -35,6 +35,7 @@ from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
 from phiseg.metrics.calibration import bin_edges, expected_calibration_error
 from phiseg.metrics.case import FURTHER_SCORES, SCORES
 from phiseg.metrics.significance import bootstrap_interval
+from phiseg.models.calibration import Calibration
 
 FORMAT = "phiseg-evaluation"
 VERSION = 1
@@ -69,6 +70,8 @@ class ModelRef(StrictConfig):
     """Whose annotations it was trained with: one annotator's number, or `random` for all in turn."""
     sha256: Line | None = None
     """Of its weights."""
+    calibration: Calibration = Calibration()
+    """The temperatures it sampled with."""
 
 
 class Provenance(StrictConfig):

@@ -27,7 +27,7 @@ from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
 from phiseg.metrics import consensus, expected_calibration_error, ged_floor, reliability
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model
-from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import find_model
 from phiseg.training.card import patient_tokens
 from phiseg.training.tracking import read_metrics
@@ -50,6 +50,7 @@ def evaluate(
     batch_size: int = 4,
     chunk_size: int = 16,
     device: str = "auto",
+    calibrated: bool = True,
     overwrite: bool = False,
     reuse: bool = False,
     progress: bool = True,
@@ -70,6 +71,7 @@ def evaluate(
         batch_size: images encoded at once.
         chunk_size: samples of each decoded at once.
         device: where to run; `auto` is a GPU where there is one.
+        calibrated: sample with the temperatures that were fitted for the model, if there are any.
         overwrite: replace an evaluation that is there.
         reuse: keep an evaluation that is there if it is of the same weights, data and settings.
         progress: whether to show a progress bar.
@@ -81,12 +83,12 @@ def evaluate(
     check_replaceable(out, overwrite=overwrite or reuse, marker=MARKER)
     if num_examples < 1:
         raise ConfigError(f"num_examples is {num_examples}; give at least 1")
-    model = load_model(model_folder, device=usable_device(device))
+    model = load_model(model_folder, device=usable_device(device), calibrated=calibrated)
     dataset = Dataset.open(data)
     rows = dataset.rows(split)
     dataset.check_labels(rows)
-    _warn_of_leak(model, dataset, split)
-    source = _model_ref(find_model(model_folder), model.provenance)
+    warn_of_leak(model, dataset, split)
+    source = _model_ref(find_model(model_folder), model)
     if dice_annotator is None:
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
     if isinstance(dice_annotator, int) and not 0 <= dice_annotator < dataset.info.num_annotators:
@@ -152,13 +154,15 @@ def draw_examples(
     return _examples(model, dataset, cases, seed=seed)
 
 
-def _model_ref(folder: Path, provenance: dict[str, Any]) -> ModelRef:
+def _model_ref(folder: Path, model: Segmenter) -> ModelRef:
     """Return where the model in `folder` came from; a recipe without a name counts as none."""
+    provenance = model.provenance
     values = {
         "recipe": provenance.get("recipe") or None,
         "step": provenance.get("step"),
         "annotator": provenance.get("annotator"),
         "sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+        "calibration": model.calibration.model_dump(mode="json"),
     }
     try:
         return ModelRef.parse(values, where=f"{folder / 'config.json'}, provenance")
@@ -166,7 +170,7 @@ def _model_ref(folder: Path, provenance: dict[str, Any]) -> ModelRef:
         raise ModelError(f"{error}; copy the model folder again") from None
 
 
-def _warn_of_leak(model: Segmenter, dataset: Dataset, split: str) -> None:
+def warn_of_leak(model: Segmenter, dataset: Dataset, split: str) -> None:
     """Say on stderr if the model was trained on patients of the split, as after `phiseg data split`."""
     tokens = set(patient_tokens(dataset, split))
     seen = tokens.intersection(map(str, model.provenance.get("train_patients") or ()))
@@ -227,7 +231,7 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
         image = torch.from_numpy(dataset.image(row))[None].to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
         encoding = model.encode(image)
-        noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]
+        noise = [level.to(device) for level in model.draw_noise(encoding.size, 1, generators)]
         arrays = {
             "image": image[0, 0],
             "annotations": torch.tensor(dataset.labels[row]),
@@ -237,7 +241,9 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
             "gamma": summary.gamma,
             "mean_probs": summary.mean_probs,
         }
-        levels = [logits[0, 0].float() for logits in model.sample_levels(encoding, noise, 1)]
+        levels = [
+            logits[0, 0].float() / model.calibration.logits for logits in model.sample_levels(encoding, noise, 1)
+        ]
         if len(levels) > 1:
             below = [*levels[1:], torch.zeros_like(levels[0])]
             residuals = [level - lower for level, lower in zip(levels, below, strict=True)]

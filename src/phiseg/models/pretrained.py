@@ -1,7 +1,7 @@
 """The model folder: all that prediction needs, in formats that cannot run code.
 
-config.json (what to build), model.safetensors (its weights), preprocessing.json (how to prepare an image) and
-README.md (the model card).
+config.json (what to build), model.safetensors (its weights), preprocessing.json (how to prepare an image),
+README.md (the model card) and, after `phiseg calibrate`, calibration.json (temperatures).
 """
 
 import json
@@ -13,13 +13,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as dump_tensors
 
-from phiseg.core.errors import ModelError
+from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
+from phiseg.models.calibration import Calibration
 from phiseg.models.registry import build_model, model_class
 from phiseg.models.segmenter import Segmenter
 
 FORMAT = "phiseg-model"
 VERSION = 1
+CALIBRATION = "calibration.json"
 
 
 def save_model(
@@ -49,8 +51,25 @@ def save_model(
             file.write(dump_tensors(weights))
 
 
-def load_model(folder: Path, *, device: torch.device | str = "cpu") -> Segmenter:
+def save_calibration(folder: Path, calibration: Calibration, *, fit: dict[str, Any]) -> None:
+    """Store fitted temperatures in a model folder, or the one inside a run folder.
+
+    Args:
+        folder: of the model.
+        calibration: what `load_model` will give it.
+        fit: what they were fitted on and what they changed.
+    """
+    values = {"format": "phiseg-calibration", "version": 1, **calibration.model_dump(mode="json"), "fit": fit}
+    write_json(find_model(folder) / CALIBRATION, values)
+
+
+def load_model(folder: Path, *, device: torch.device | str = "cpu", calibrated: bool = True) -> Segmenter:
     """Read a model folder, or the one inside a run folder; the model is in evaluation mode.
+
+    Args:
+        folder: of the model.
+        device: where to put it.
+        calibrated: take the temperatures that were fitted for it, if there are any.
 
     Raises:
         ModelError: the folder is missing, incomplete, damaged or of another program.
@@ -73,6 +92,8 @@ def load_model(folder: Path, *, device: torch.device | str = "cpu") -> Segmenter
     load_weights(model, _read_weights(folder / "model.safetensors"), where=str(folder))
     model.preprocessing = _read_json(folder / "preprocessing.json")
     model.provenance = stored["provenance"]
+    if calibrated and (folder / CALIBRATION).is_file():
+        model.calibration = _read_calibration(folder / CALIBRATION, model)
     return model.to(device).eval()
 
 
@@ -117,6 +138,25 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} is damaged: not a JSON object; copy the model folder again")
     return value
+
+
+def _read_calibration(path: Path, model: Segmenter) -> Calibration:
+    stored = _read_json(path)
+    if stored.get("format") != "phiseg-calibration" or stored.get("version") != 1:
+        raise ModelError(f"{path} is not a calibration that this phiseg reads; run `phiseg calibrate` again")
+    try:
+        calibration = Calibration.parse(
+            {key: stored[key] for key in Calibration.model_fields if key in stored}, where=str(path)
+        )
+    except ConfigError as error:
+        raise ModelError(f"{error}; run `phiseg calibrate` again") from None
+    levels = len(model.noise_shapes((model.stride, model.stride)))
+    if len(calibration.noise) not in (0, levels):
+        raise ModelError(
+            f"{path} has {len(calibration.noise)} noise temperatures, the model has {levels} levels; "
+            "run `phiseg calibrate` again"
+        )
+    return calibration
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ModelError
 from phiseg.models.blocks import Norm
+from phiseg.models.calibration import Calibration
 from phiseg.models.noise import Generators, draw_noise, one_per_image
 from phiseg.models.objective import Loss
 
@@ -71,12 +72,15 @@ class Segmenter(nn.Module, ABC):
     """How images must be prepared, as stored in the model folder; empty for a new model."""
     provenance: dict[str, Any]
     """Where the weights come from, as stored in the model folder; empty for a new model."""
+    calibration: Calibration
+    """The temperatures that `sample` uses, as stored in the model folder; those of a new model change nothing."""
 
     def __init__(self, config: SegmenterConfig):
         super().__init__()
         self.config = config
         self.preprocessing = {}
         self.provenance = {}
+        self.calibration = Calibration()
 
     @abstractmethod
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
@@ -144,12 +148,20 @@ class Segmenter(nn.Module, ABC):
             if value < 1:
                 raise ModelError(f"{name} is {value}; give at least 1")
         encoding = self.encode(image)
-        shapes = self.noise_shapes(encoding.size)
         generators = one_per_image(generator, len(image))
         for start in range(0, num_samples, step):
             number = min(step, num_samples - start)
-            noise = draw_noise(shapes, len(image), number, generators)
-            yield self.decode_samples(encoding, [tensor.to(image.device) for tensor in noise], number)
+            noise = [tensor.to(image.device) for tensor in self.draw_noise(encoding.size, number, generators)]
+            yield self.decode_samples(encoding, noise, number) / self.calibration.logits
+
+    def draw_noise(
+        self, size: tuple[int, int], num_samples: int, generators: Sequence[torch.Generator]
+    ) -> list[Tensor]:
+        """Draw the calibrated noise (B, S, *shape) of samples of (H, W) images, one generator for each image."""
+        shapes = self.noise_shapes(size)
+        noise = draw_noise(shapes, len(generators), num_samples, generators)
+        factors = self.calibration.noise or [1.0] * len(noise)
+        return [factor * tensor for factor, tensor in zip(factors, noise, strict=True)]
 
     def check_image(self, image: Tensor) -> None:
         """Refuse an image that the model was not built for."""

@@ -1,0 +1,57 @@
+"""`phiseg calibrate`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from phiseg.cli.parsing import parse
+
+
+@dataclass
+class Calibrate:
+    """Fit temperatures for a trained model and store them in its folder.
+
+    One factor on the noise of each latent level (the unbiased GED decides) and one on the logits (the cross entropy
+    of the mean prediction decides). `evaluate`, `sample` and `phiseg.load` use them from then on, unless told not
+    to. Fit on the split that the model was selected on, never on the one that is reported.
+
+    Example: phiseg calibrate runs/phiseg --data data
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A model folder, or the run folder around it."""
+    data: Path
+    """The prepared dataset."""
+    split: str = "val"
+    """Which cases to fit on."""
+    num_samples: int = 16
+    """Samples per case."""
+    seed: int = 0
+    """Of the samples."""
+    device: str = "auto"
+    """Where to run, e.g. cpu or cuda:1; by default a GPU where there is one."""
+
+
+def run(arguments: Sequence[str], *, prog: str) -> None:
+    """Parse and run the command."""
+    command = parse(Calibrate, arguments, prog=prog)
+    from phiseg.evaluation.calibrate import calibrate
+
+    fit = calibrate(
+        command.model,
+        command.data,
+        split=command.split,
+        num_samples=command.num_samples,
+        seed=command.seed,
+        device=command.device,
+    )
+    print(f"on split '{command.split}', {command.num_samples} samples a case:")
+    print(f"  {'':<21}{'before':>9}{'after':>9}")
+    for name, value in fit.before.items():
+        print(f"  {name:<21}{value:9.4f}{fit.after[name]:9.4f}")
+    noise = ", ".join(f"{factor:g}" for factor in fit.calibration.noise) or "1 everywhere"
+    print(f"factors on the noise, fine to coarse: {noise}; logits divided by {fit.calibration.logits:g}")
+    print(f"stored in {command.model}; `--uncalibrated` samples without them")

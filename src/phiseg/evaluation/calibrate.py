@@ -1,0 +1,192 @@
+"""Fit temperatures on validation data: how far samples spread at each latent level, and how sure they are.
+
+Training on one annotator at a time leaves the spread to the prior, which has seen the training images. On other
+images its samples can be too alike or too different; a factor on the noise of each level mends what a factor can.
+"""
+
+from collections.abc import Callable
+from math import sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from phiseg.core.errors import ConfigError
+from phiseg.data.store import Dataset
+from phiseg.evaluation.scores import warn_of_leak
+from phiseg.inference.sampling import sample_cases, usable_device
+from phiseg.metrics import EPSILON, energy_distance, expected_calibration_error, reliability
+from phiseg.metrics.case import score_case
+from phiseg.models import Segmenter, load_model, save_calibration
+from phiseg.models.calibration import Calibration
+from phiseg.models.noise import seeded_generator
+
+FACTOR = 1.15
+"""One step of the search multiplies or divides a temperature by this."""
+MAX_STEPS = 6
+"""How many steps one temperature may go."""
+LOGITS = tuple(FACTOR**step for step in range(-MAX_STEPS, MAX_STEPS + 1))
+"""The temperatures that are tried on the logits."""
+SHOWN = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice", "diversity", "diversity_annotators", "area_coverage")
+
+
+class Fit(NamedTuple):
+    """Temperatures, and the scores on the cases they were fitted on without and with them."""
+
+    calibration: Calibration
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+def calibrate(
+    model_folder: Path,
+    data: Path,
+    *,
+    split: str = "val",
+    num_samples: int = 16,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool = True,
+) -> Fit:
+    """Fit temperatures for a model and store them in its folder, where every later `load` finds them.
+
+    Raises:
+        ConfigError, DataError, ModelError, OutputError: see their messages.
+    """
+    model = load_model(model_folder, device=usable_device(device), calibrated=False)
+    dataset = Dataset.open(data)
+    warn_of_leak(model, dataset, split)
+    fit = fit_calibration(model, dataset, split=split, num_samples=num_samples, seed=seed, progress=progress)
+    save_calibration(
+        model_folder,
+        fit.calibration,
+        fit={
+            "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
+            "split": split,
+            "num_cases": len(dataset.rows(split)),
+            "num_samples": num_samples,
+            "seed": seed,
+            "before": fit.before,
+            "after": fit.after,
+        },
+    )
+    return fit
+
+
+def fit_calibration(
+    model: Segmenter, dataset: Dataset, *, split: str, num_samples: int, seed: int, progress: bool = False
+) -> Fit:
+    """Return temperatures for `model`, which is left without any.
+
+    The noise temperatures minimise the unbiased GED, the one on the logits the cross entropy of the mean
+    prediction. A temperature moves only where the gain, over cases and with the same noise, exceeds its standard
+    error: what is within the noise of a small split is left at 1.
+
+    Args:
+        model: in evaluation mode; its own calibration is not used.
+        dataset: with several annotators a case.
+        split: the cases to fit on; not those of the training, nor those to be reported.
+        num_samples: S for each case.
+        seed: of the samples.
+        progress: show what is going on.
+
+    Raises:
+        ConfigError: no case has two annotators, or there are fewer than two samples.
+    """
+    rows = [row for row in dataset.rows(split).tolist() if dataset.valid[row].sum() > 1]
+    if len(rows) < 2 or num_samples < 2:
+        raise ConfigError(
+            f"calibration compares at least 2 samples with at least 2 annotators on at least 2 cases; "
+            f"{num_samples} samples were asked for, and {len(rows)} cases of split '{split}' have the annotators"
+        )
+    dataset.check_labels(np.array(rows))
+    bar: tqdm[Any] = tqdm(desc="calibrating", unit="case", disable=not progress, dynamic_ncols=True)
+
+    def distances(noise: tuple[float, ...]) -> NDArray[np.float64]:
+        """Return the unbiased GED of every case."""
+        model.calibration = Calibration(noise=noise)
+        values = []
+        for case in sample_cases(model, dataset, rows, num_samples=num_samples, seed=seed):
+            annotations = torch.from_numpy(dataset.annotations(case.row))
+            distance = energy_distance(case.summary.labels, annotations, num_classes=len(dataset.info.classes))
+            values.append(distance.ged_unbiased)
+            bar.update()
+        return np.array(values, dtype=np.float64)
+
+    with bar:
+        try:
+            noise = _search(distances, len(model.noise_shapes(dataset.info.size)))
+            model.calibration = Calibration(noise=noise)
+            logits = _logit_temperature(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar)
+            fitted = Calibration(noise=noise if any(factor != 1 for factor in noise) else (), logits=logits)
+            scores = []
+            for calibration in (Calibration(), fitted):
+                model.calibration = calibration
+                scores.append(_scores(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar))
+        finally:
+            model.calibration = Calibration()
+    return Fit(fitted, *scores)
+
+
+def _search(distances: Callable[[tuple[float, ...]], NDArray[np.float64]], num_levels: int) -> tuple[float, ...]:
+    """Walk to better noise temperatures, one level after another, coarse to fine."""
+    best = (1.0,) * num_levels
+    current = distances(best)
+    for level in reversed(range(num_levels)):
+        for factor in (FACTOR, 1 / FACTOR):
+            start = best
+            for _ in range(MAX_STEPS):
+                candidate = (*best[:level], best[level] * factor, *best[level + 1 :])
+                found = distances(candidate)
+                if not _better(current - found):
+                    break
+                best, current = candidate, found
+            if best != start:
+                break
+    return tuple(round(temperature, 4) for temperature in best)
+
+
+def _logit_temperature(
+    model: Segmenter, dataset: Dataset, rows: list[int], *, num_samples: int, seed: int, bar: "tqdm[Any]"
+) -> float:
+    """Return the temperature of `LOGITS` under which the mean of the samples predicts the annotations best."""
+    device = next(model.parameters()).device
+    losses = []
+    for row in rows:
+        image = torch.from_numpy(dataset.image(row))[None].to(device)
+        generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
+        logits = model.sample(image, num_samples, generator=generators, chunk_size=16)[0].float()  # (S, K, H, W)
+        annotations = torch.from_numpy(dataset.annotations(row)).long().to(device)  # (A, H, W)
+        losses.append([_cross_entropy(logits / temperature, annotations) for temperature in LOGITS])
+        bar.update()
+    table = np.array(losses)  # (cases, temperatures)
+    best, neutral = int(table.mean(0).argmin()), LOGITS.index(1.0)
+    return round(LOGITS[best], 4) if _better(table[:, neutral] - table[:, best]) else 1.0
+
+
+def _cross_entropy(logits: torch.Tensor, annotations: torch.Tensor) -> float:
+    mean_probs = logits.softmax(1).mean(0)  # (K, H, W)
+    return -float((mean_probs.gather(0, annotations) + EPSILON).log().mean())
+
+
+def _better(gains: NDArray[np.float64]) -> bool:
+    """Tell whether the mean gain exceeds its standard error."""
+    return bool(gains.mean() > gains.std(ddof=1) / sqrt(len(gains)))
+
+
+def _scores(
+    model: Segmenter, dataset: Dataset, rows: list[int], *, num_samples: int, seed: int, bar: "tqdm[Any]"
+) -> dict[str, float]:
+    """Return the mean scores, and the expected calibration error."""
+    table, bins = [], torch.zeros(())
+    for case in sample_cases(model, dataset, rows, num_samples=num_samples, seed=seed):
+        annotations = torch.from_numpy(dataset.annotations(case.row))
+        table.append(score_case(*case.summary, annotations))
+        bins = bins + reliability(case.summary.mean_probs, annotations)
+        bar.update()
+    columns = {name: [value for row in table if (value := row[name]) is not None] for name in SHOWN}
+    means = {name: float(np.mean(values)) for name, values in columns.items() if values}
+    return {**means, "ece": expected_calibration_error(bins)}

@@ -1,0 +1,158 @@
+"""Temperatures: found where a known spread is wrong, left alone where it is right, stored and used."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from phiseg.core.errors import ConfigError
+from phiseg.data.intensity import Intensity
+from phiseg.data.store import Dataset
+from phiseg.data.writer import Case, write_dataset
+from phiseg.evaluation.calibrate import fit_calibration
+from phiseg.models import load_model
+from phiseg.models.calibration import Calibration
+from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig
+
+SIZE = 16
+
+
+class Bars(Segmenter):
+    """Draws bars of height 8 + spread * noise; a second noise does nothing, and every pixel is wrong by chance."""
+
+    Config = SegmenterConfig
+
+    def __init__(self, spread, sureness=4.0):
+        super().__init__(SegmenterConfig(name="bars", channels=(1,)))
+        self.spread, self.sureness = spread, sureness
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, image, labels, *, generator):
+        raise NotImplementedError
+
+    def encode(self, image):
+        return Encoding((image,), (image.shape[-2], image.shape[-1]))
+
+    def noise_shapes(self, size):
+        return [(), ()]
+
+    def decode_samples(self, encoding, noise, num_samples):
+        height = 8 + self.spread * noise[1]
+        inside = torch.arange(SIZE)[None, None] < height[..., None]  # (B, S, H)
+        logits = self.sureness * (inside[..., None].expand(-1, -1, -1, SIZE).float() - 0.5)
+        return torch.stack([-logits, logits], dim=2)
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory):
+    """60 cases of four annotators whose bars end at 8 +- 2."""
+    generator = np.random.default_rng(0)
+
+    def case(number):
+        heights = 8 + 2 * generator.standard_normal(4)
+        labels = np.broadcast_to(np.arange(SIZE)[None, :, None] < heights[:, None, None], (4, SIZE, SIZE))
+        image = np.zeros((1, SIZE, SIZE), np.float32)
+        return Case(f"case-{number}", f"p{number}", image, labels.astype(np.uint8), np.ones(4, dtype=bool))
+
+    folder = tmp_path_factory.mktemp("data") / "bars"
+    return write_dataset(
+        folder,
+        name="bars",
+        classes=("background", "bar"),
+        num_annotators=4,
+        image_shape=(1, SIZE, SIZE),
+        image_dtype=np.float32,
+        intensity=Intensity(kind="zscore"),
+        cases=map(case, range(60)),
+        fractions=(0.1, 0.9, 0.0),
+    )
+
+
+def fit(model, dataset):
+    return fit_calibration(model, dataset, split="val", num_samples=16, seed=0)
+
+
+@pytest.mark.parametrize(("spread", "low", "high"), [(1.0, 1.5, 2.6), (4.0, 0.35, 0.7)])
+def test_a_spread_that_is_wrong_is_mended(bars, spread, low, high):
+    found = fit(Bars(spread), bars)
+    assert low < found.calibration.noise[1] < high
+    assert found.after["ged_unbiased"] < found.before["ged_unbiased"]
+    nominal = 0.9
+    assert abs(found.after["area_coverage"] - nominal) < abs(found.before["area_coverage"] - nominal)
+
+
+def test_a_spread_that_is_right_is_left_alone(bars):
+    assert fit(Bars(2.0), bars).calibration.noise == ()
+
+
+def test_a_level_that_does_nothing_keeps_its_temperature(bars):
+    assert fit(Bars(1.0), bars).calibration.noise[0] == 1.0
+
+
+@pytest.mark.parametrize(("sureness", "right"), [(0.5, lambda t: t < 0.7), (30.0, lambda t: t > 1.3)])
+def test_logits_that_are_too_sure_or_too_shy_are_mended(bars, sureness, right):
+    found = fit(Bars(2.0, sureness), bars)
+    assert right(found.calibration.logits)
+    assert found.after["ged"] == found.before["ged"]  # labels do not depend on it
+
+
+def test_the_model_is_left_as_it_was(bars):
+    model = Bars(1.0)
+    fit(model, bars)
+    assert model.calibration == Calibration()
+
+
+def test_one_annotator_is_refused(bars, copy, replace_arrays):
+    folder = copy(bars.path)
+    valid = np.zeros((60, 4), dtype=bool)
+    valid[:, 0] = True
+    replace_arrays(folder, valid=valid)
+    with pytest.raises(ConfigError, match=r"2 annotators.*0 cases of split 'val'"):
+        fit(Bars(1.0), Dataset.open(folder))
+
+
+def test_temperatures_are_stored_and_used_until_told_otherwise(cli, trained, lesions, copy, tmp_path):
+    run = copy(trained("phiseg"), "run")
+    done = cli("calibrate", run, "--data", lesions, "--num-samples", 4)
+    assert done.code == 0
+    assert "area_coverage" in done.out
+    stored = json.loads((run / "model" / "calibration.json").read_text())
+    assert stored["fit"]["split"] == "val"
+    assert stored["fit"]["num_cases"] == 3
+    stored |= {"noise": [3.0, 2.0], "logits": 1.5}
+    (run / "model" / "calibration.json").write_text(json.dumps(stored))
+    assert load_model(run).calibration == Calibration(noise=(3.0, 2.0), logits=1.5)
+    assert load_model(run, calibrated=False).calibration == Calibration()
+    plain, tempered = (
+        json.loads((evaluated(cli, run, lesions, tmp_path / name, *words) / "summary.json").read_text())
+        for name, *words in (("plain", "--uncalibrated"), ("tempered",))
+    )
+    assert plain["model"]["calibration"] == {"noise": [], "logits": 1.0}
+    assert tempered["model"]["calibration"] == {"noise": [3.0, 2.0], "logits": 1.5}
+    assert plain["diversity"] != tempered["diversity"]
+    assert "calibration:\n  noise: [3.0, 2.0]" in cli("info", run).out
+
+
+def evaluated(cli, run, data, out, *words):
+    assert cli("evaluate", run, "--data", data, "--out", out, "--num-samples", 4, *words).code == 0
+    return out
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"noise": [1.0]}, "1 noise temperatures, the model has 2 levels"),
+        ({"logits": 0}, "logits"),
+        ({"noise": [1.0, -2.0]}, "noise"),
+        ({"version": 2}, "not a calibration that this phiseg reads"),
+    ],
+)
+def test_a_foreign_calibration_is_refused(cli, trained, lesions, copy, tmp_path, values, says):
+    run = copy(trained("phiseg"), "run")
+    stored = {"format": "phiseg-calibration", "version": 1, "noise": [], "logits": 1.0} | values
+    (run / "model" / "calibration.json").write_text(json.dumps(stored))
+    done = cli("evaluate", run, "--data", lesions, "--out", tmp_path / "eval")
+    assert done.code == 2
+    assert says in done.err
+    assert "phiseg calibrate" in done.err
