@@ -16,6 +16,7 @@ from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.data.prepare import npz
 from phiseg.data.prepare.arrays import prepare_arrays
 from phiseg.data.prepare.stack import StackOptions
+from phiseg.training.card import preprocessing
 from phiseg.data.store import Dataset
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -76,7 +77,8 @@ def test_patients_split_spacing_and_columns_are_carried_over(prepare):
         "slice_z": np.arange(6) * 2.5,
         "origin": np.arange(12).reshape(6, 2),
     }
-    dataset = prepare(arrays, window=(-1000, 400), classes=("background", "nodule"), name="mine")
+    options = {"classes": ("background", "nodule"), "name": "mine", "centred_on": "nodule"}
+    dataset = prepare(arrays, window=(-1000, 400), **options)
     assert dataset.splits == {"train": ["a", "c"], "val": ["b"]}
     assert [case["patient"] for case in dataset.cases] == [*arrays["case_ids"]]
     assert [case["spacing_mm"] for case in dataset.cases] == ["0.7", "0.8", "0.8", "0.7", "0.7", "0.6"]
@@ -84,6 +86,8 @@ def test_patients_split_spacing_and_columns_are_carried_over(prepare):
     assert [case["origin_1"] for case in dataset.cases] == ["1", "3", "5", "7", "9", "11"]
     assert (dataset.info.name, dataset.info.classes) == ("mine", ("background", "nodule"))
     assert dataset.info.spacing_mm is None
+    assert dataset.info.centred_on == "nodule"
+    assert preprocessing(dataset)["centred_on"] == "nodule"
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,7 @@ def test_a_ball_is_found_again_at_its_place_in_the_world(tmp_path, plane, spacin
     slicing = Slicing(plane=plane, spacing=spacing, size=(30, 26))
     dataset = prepare(tmp_path / "src", slicing=slicing, classes=("outside", "ball"))
     assert {row["plane"] for row in dataset.cases} == {"sagittal" if plane == "auto" else plane}
+    assert (dataset.info.plane, dataset.info.centred_on) == (plane, None)
     drawn = np.concatenate(
         [
             places_of_pixels(row, mask.shape)[mask == 1]

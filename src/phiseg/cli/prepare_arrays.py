@@ -20,7 +20,7 @@ class PrepareArrays(StackArguments):
     (the patient), `split` [N] (train, val, test), `valid` [N,A] (0: a reader is missing) and `pixel_spacing_mm`.
     Other arrays with one value a row become columns of cases.csv. It is read row by row, and nothing is unpickled.
 
-    Example: phiseg prepare arrays crops.npz data --window -1000 400 --classes background nodule
+    Example: phiseg prepare arrays crops.npz data --window -1000 400 --centred-on nodule
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.npz")]
@@ -31,6 +31,8 @@ class PrepareArrays(StackArguments):
     """Give every image mean 0 and standard deviation 1 instead of a window (MR)."""
     classes: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="NAME ...")] = None
     """Names of the classes, the background first; by default as many as the masks hold."""
+    centred_on: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """What every image is centred on, if these are crops and not whole slices; a model must be shown the like."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -38,6 +40,6 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(PrepareArrays, arguments, prog=prog)
     from phiseg.data.prepare.arrays import prepare_arrays
 
-    options = command.stack_options(classes=command.classes, zscore=command.zscore)
+    options = command.stack_options(classes=command.classes, centred_on=command.centred_on, zscore=command.zscore)
     line = command_line(prog, arguments)
     tell(prepare_arrays(command.file, command.out, options, overwrite=command.overwrite, command=line))

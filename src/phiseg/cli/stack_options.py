@@ -29,7 +29,9 @@ class StackArguments:
     overwrite: bool = False
     """Replace OUT if it is a dataset."""
 
-    def stack_options(self, *, classes: tuple[str, ...] | None, zscore: bool = False) -> "StackOptions":
+    def stack_options(
+        self, *, classes: tuple[str, ...] | None, centred_on: str | None, zscore: bool = False
+    ) -> "StackOptions":
         """Return what was chosen, checked."""
         from phiseg.data.prepare.stack import StackOptions
         from phiseg.data.splits import parse_fractions
@@ -39,6 +41,7 @@ class StackArguments:
             zscore=zscore,
             classes=classes,
             size=self.size,
+            centred_on=centred_on,
             resplit=self.resplit,
             seed=self.seed,
             fractions=parse_fractions(self.fractions),

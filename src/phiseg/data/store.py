@@ -47,6 +47,9 @@ class ArrayInfo(StrictConfig):
     dtype: str
 
 
+SlicePlane = Literal["axial", "coronal", "sagittal", "auto"]
+
+
 class DatasetInfo(StrictConfig):
     """The manifest, `dataset.json`."""
 
@@ -62,6 +65,10 @@ class DatasetInfo(StrictConfig):
     spacing_mm: tuple[float, float] | None = None
     """Millimetres per pixel along rows' and columns' axes (vertical, horizontal), when all cases share it."""
     intensity: Intensity
+    plane: SlicePlane | None = None
+    """How volumes were sliced (`auto`: along the axis of the widest spacing), when it is known."""
+    centred_on: str | None = None
+    """What every image is centred on, such as `nodule`; None for whole slices."""
     seed: int | None = None
     source: dict[str, JsonValue] = Field(default_factory=dict)
     """What the dataset was made from: hashes of files, kind of phantom."""

@@ -21,7 +21,7 @@ from phiseg.core.files import atomic_folder, write_json, write_text
 from phiseg.data.intensity import Intensity
 from phiseg.data.npy import NpyStream
 from phiseg.data.splits import check_splits, split_patients, write_splits
-from phiseg.data.store import MISSING, ArrayInfo, Dataset, DatasetInfo, check_classes
+from phiseg.data.store import MISSING, ArrayInfo, Dataset, DatasetInfo, SlicePlane, check_classes
 
 
 class Case(NamedTuple):
@@ -55,6 +55,8 @@ def write_dataset(
     seed: int = 0,
     fractions: Sequence[float] = (0.6, 0.2, 0.2),
     spacing_mm: tuple[float, float] | None = None,
+    plane: SlicePlane | None = None,
+    centred_on: str | None = None,
     source: Mapping[str, JsonValue] | None = None,
     command: str = "",
     overwrite: bool = False,
@@ -74,6 +76,8 @@ def write_dataset(
         seed: seed of whatever was drawn, the split included.
         fractions: shares of train, val and test.
         spacing_mm: pixel spacing (vertical, horizontal), when all cases share it.
+        plane: how volumes were sliced, when it is known.
+        centred_on: what every image is centred on; None for whole slices.
         source: what it was made from.
         command: the command line, for the record.
         overwrite: replace a dataset that is there.
@@ -125,6 +129,8 @@ def write_dataset(
             size=(height, width),
             spacing_mm=spacing_mm,
             intensity=intensity,
+            plane=plane,
+            centred_on=centred_on,
             seed=seed,
             source=dict(source or {}),
             command=command,

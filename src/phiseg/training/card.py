@@ -18,6 +18,8 @@ def preprocessing(dataset: Dataset) -> dict[str, Any]:
         "size": list(info.size),
         "spacing_mm": list(info.spacing_mm) if info.spacing_mm else None,
         "intensity": info.intensity.model_dump(mode="json"),
+        "plane": info.plane,
+        "centred_on": info.centred_on,
         "dataset": {"name": info.name, "fingerprint": dataset.fingerprint},
     }
 

@@ -151,10 +151,10 @@ def prepare_lidc(
         seed=seed,
         fractions=fractions,
         spacing_mm=(options.spacing_mm, options.spacing_mm) if options.spacing_mm else None,
+        plane="axial",
+        centred_on="nodule",
         source={
             "kind": "lidc",
-            "plane": "axial",
-            "centred_on": "nodule",
             **asdict(options),
             "counts": {**counts},
             "left_out": left_out.reasons,

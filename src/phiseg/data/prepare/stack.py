@@ -66,6 +66,8 @@ class StackOptions:
     """Class names, the background first; by default as many as the masks hold."""
     size: int | None = None
     """Cut or pad every image to this height and width around its middle; by default they stay as they are."""
+    centred_on: str | None = None
+    """What every image is centred on, such as a nodule; None for whole slices."""
     resplit: bool = False
     """Split by patient anew, whatever the source says."""
     seed: int = 0
@@ -167,6 +169,7 @@ def write_stack(
         splits=splits,
         seed=options.seed,
         spacing_mm=source.spacing_mm,
+        centred_on=options.centred_on,
         source=provenance,
         command=command,
         overwrite=overwrite,
