@@ -16,8 +16,8 @@ from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.data.prepare import npz
 from phiseg.data.prepare.arrays import prepare_arrays
 from phiseg.data.prepare.stack import StackOptions
-from phiseg.training.card import preprocessing
 from phiseg.data.store import Dataset
+from phiseg.training.card import preprocessing
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
