@@ -27,7 +27,7 @@ from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
 from phiseg.metrics import consensus, expected_calibration_error, ged_floor, reliability
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model
-from phiseg.models.noise import seeded_generator
+from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.pretrained import find_model
 from phiseg.training.card import patient_tokens
 from phiseg.training.tracking import read_metrics
@@ -231,7 +231,7 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
         image = torch.from_numpy(dataset.image(row))[None].to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
         encoding = model.encode(image)
-        noise = [level.to(device) for level in model.draw_noise(encoding.size, 1, generators)]
+        noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]
         arrays = {
             "image": image[0, 0],
             "annotations": torch.tensor(dataset.labels[row]),
@@ -242,7 +242,8 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
             "mean_probs": summary.mean_probs,
         }
         levels = [
-            logits[0, 0].float() / model.calibration.logits for logits in model.sample_levels(encoding, noise, 1)
+            logits[0, 0].float() / model.calibration.logits
+            for logits in model.sample_levels(encoding, model.temper(noise), 1)
         ]
         if len(levels) > 1:
             below = [*levels[1:], torch.zeros_like(levels[0])]

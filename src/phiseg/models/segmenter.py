@@ -148,20 +148,17 @@ class Segmenter(nn.Module, ABC):
             if value < 1:
                 raise ModelError(f"{name} is {value}; give at least 1")
         encoding = self.encode(image)
+        shapes = self.noise_shapes(encoding.size)
         generators = one_per_image(generator, len(image))
         for start in range(0, num_samples, step):
             number = min(step, num_samples - start)
-            noise = [tensor.to(image.device) for tensor in self.draw_noise(encoding.size, number, generators)]
-            yield self.decode_samples(encoding, noise, number) / self.calibration.logits
+            noise = [level.to(image.device) for level in draw_noise(shapes, len(image), number, generators)]
+            yield self.decode_samples(encoding, self.temper(noise), number) / self.calibration.logits
 
-    def draw_noise(
-        self, size: tuple[int, int], num_samples: int, generators: Sequence[torch.Generator]
-    ) -> list[Tensor]:
-        """Draw the calibrated noise (B, S, *shape) of samples of (H, W) images, one generator for each image."""
-        shapes = self.noise_shapes(size)
-        noise = draw_noise(shapes, len(generators), num_samples, generators)
+    def temper(self, noise: Sequence[Tensor]) -> list[Tensor]:
+        """Return standard normal noise, one tensor a level, times the calibrated temperatures."""
         factors = self.calibration.noise or [1.0] * len(noise)
-        return [factor * tensor for factor, tensor in zip(factors, noise, strict=True)]
+        return [factor * level for factor, level in zip(factors, noise, strict=True)]
 
     def check_image(self, image: Tensor) -> None:
         """Refuse an image that the model was not built for."""
