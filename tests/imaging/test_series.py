@@ -92,6 +92,7 @@ def test_only_dicom_files_directly_inside_count(tmp_path):
 def test_one_of_several_series_is_chosen_by_its_uid(tmp_path):
     write_scan(tmp_path)
     write_scan(tmp_path, uid="1.9", depths=range(3), Modality="MR")
+    write_scan(tmp_path, uid="2.1", depths=range(1), Modality="SEG")  # no scan, so not worth choosing
     with pytest.raises(DataError, match=r"2 series: 1\.2\.3 \(CT, 5 slices\), 1\.9 \(MR, 3 slices\); choose one"):
         read_series(tmp_path)
     chosen = read_series(tmp_path, series_uid="1.9")

@@ -3,6 +3,7 @@
 I columns, J rows and K slices. Positions are millimetres in DICOM's LPS space until the affine turns them into RAS.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -92,23 +93,17 @@ def _choose(found: DicomFolder, folder: Path, series_uid: str | None) -> Series:
     if not found.series:
         reason = f" that can be read: {found.problems[0]}" if found.problems else ""
         raise DataError(f"{folder} holds no DICOM file{reason or '; give the folder that holds the slices'}")
-    known = ", ".join(
-        f"{one.uid} ({one.modality or 'no modality'}, {_count(len(one.slices))})" for one in found.series
-    )
-    if series_uid is not None:
-        chosen = [one for one in found.series if one.uid == series_uid]
-        if not chosen:
-            raise DataError(f"{folder} holds no series {series_uid}; it holds {known}")
-    else:
-        chosen = [one for one in found.series if one.slices] or list(found.series)
-        if len(chosen) > 1:
-            raise DataError(
-                f"{folder} holds {len(chosen)} series: {known}; choose one by its UID, or give each a folder"
-            )
-    if not chosen[0].slices:
+    chosen = [one for one in found.series if (one.slices if series_uid is None else one.uid == series_uid)]
+    if series_uid is not None and not chosen:
+        raise DataError(f"{folder} holds no series {series_uid}; it holds {_list(found.series)}")
+    if len(chosen) > 1:
+        raise DataError(
+            f"{folder} holds {len(chosen)} series: {_list(chosen)}; choose one by its UID, or give each a folder"
+        )
+    if not chosen or not chosen[0].slices:
         reason = f" ({found.problems[0]})" if found.problems else ""
         raise DataError(
-            f"{folder} holds no slices with a position in the patient, but {known}{reason}; "
+            f"{folder} holds no slices with a position in the patient, but {_list(chosen or found.series)}{reason}; "
             "give a CT, MR or PET series of one file per slice (convert multi-frame files first)"
         )
     return chosen[0]
@@ -215,6 +210,10 @@ def _normal(header: SliceHeader) -> NDArray[np.float64]:
     normal = np.cross(header.along_row, header.along_column)
     unit: NDArray[np.float64] = normal / np.linalg.norm(normal)
     return unit
+
+
+def _list(series: Sequence[Series]) -> str:
+    return ", ".join(f"{one.uid} ({one.modality or 'no modality'}, {_count(len(one.slices))})" for one in series)
 
 
 def _times(numbers: tuple[float, ...]) -> str:
