@@ -103,7 +103,7 @@ def _choose(found: DicomFolder, folder: Path, series_uid: str | None) -> Series:
     if not chosen or not chosen[0].slices:
         reason = f" ({found.problems[0]})" if found.problems else ""
         raise DataError(
-            f"{folder} holds no slices with a position in the patient, but {_list(chosen or found.series)}{reason}; "
+            f"{folder} holds no slices with a position in space, but {_list(chosen or found.series)}{reason}; "
             "give a CT, MR or PET series of one file per slice (convert multi-frame files first)"
         )
     return chosen[0]
