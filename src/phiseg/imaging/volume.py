@@ -62,6 +62,19 @@ class Volume:
         return type(self)(turned, self.affine @ inv_ornt_aff(orientation, self.grid))
 
 
+def affine_towards(codes: str) -> NDArray[np.float64]:
+    """Return the affine of voxels of 1 mm whose axes go towards `codes`, such as LPS.
+
+    >>> affine_towards("LPS").diagonal()
+    array([-1., -1.,  1.,  1.])
+    """
+    affine = np.eye(4)
+    affine[:3, :3] = 0
+    for axis, code in enumerate(codes):
+        affine["LRPAIS".index(code) // 2, axis] = 1 if code in "RAS" else -1
+    return affine
+
+
 def coarsest_plane(volume: Volume) -> Plane:
     """Return the plane whose slices are farthest apart: the one that was scanned. Axial where there is none."""
     distance = {plane: to_slices(volume, plane).spacing_mm[0] for plane in PLANES}

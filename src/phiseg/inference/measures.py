@@ -1,0 +1,132 @@
+"""What samples say in millilitres and millimetres.
+
+Shapes: S samples, n slices of h x w pixels, K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.spatial.distance import pdist
+
+from phiseg.inference.volumes import Prediction
+from phiseg.metrics import pairwise_iou
+from phiseg.metrics.diversity import mean_distinct
+
+INTERVAL = (5.0, 95.0)
+"""Percentiles of the samples: a 90 % interval."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A quantity over the samples; one in which the class is absent counts as zero."""
+
+    median: float
+    low: float
+    high: float
+    samples: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64]) -> Self:
+        """Return the median and the 90 % interval."""
+        low, high = np.percentile(values, INTERVAL)
+        return cls(float(np.median(values)), float(low), float(high), tuple(round(float(v), 4) for v in values))
+
+
+@dataclass(frozen=True)
+class ClassMeasures:
+    """What the samples say about one class."""
+
+    present: float
+    """Share of the samples that have it."""
+    volume_ml: Spread
+    diameter_mm: Spread
+    """Longest distance between two pixels of one slice, plus one pixel."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What the samples of one case say."""
+
+    classes: dict[str, ClassMeasures]
+    """Of every class but the background."""
+    mean_gamma: float
+    """Over the voxels that any sample gives to a class; 0 where none does."""
+    agreement: float
+    """Mean IoU of two samples, over the volume; 1 where all have nothing."""
+    level_shares: tuple[float, ...] | None
+    """Which share of the uncertainty each latent level causes, fine to coarse; None without a hierarchy."""
+
+
+def measure(prediction: Prediction) -> Measures:
+    """Measure the samples of a prediction."""
+    spacing = prediction.stack.stack.spacing_mm
+    voxel_ml = abs(np.linalg.det(prediction.volume.affine[:3, :3])) / 1000
+    classes = {}
+    for number, name in enumerate(prediction.classes[1:], start=1):
+        masks = prediction.labels == number  # (S, n, h, w)
+        volumes = masks.sum((1, 2, 3)) * voxel_ml
+        diameters = np.array([longest_diameter(mask, (spacing[1], spacing[2])) for mask in masks])
+        present = float((volumes > 0).mean())
+        classes[name] = ClassMeasures(present, Spread.of(volumes), Spread.of(diameters))
+    touched = (prediction.labels > 0).any(0)
+    return Measures(
+        classes=classes,
+        mean_gamma=float(prediction.gamma[touched].mean()) if touched.any() else 0.0,
+        agreement=_agreement(prediction.labels, len(prediction.classes)),
+        level_shares=_level_shares(prediction.level_variance),
+    )
+
+
+def longest_diameter(mask: NDArray[np.bool_], spacing_mm: tuple[float, float]) -> float:
+    """Return the longest distance (mm) between two pixels of one slice of a mask (n, h, w), plus one pixel."""
+    longest = 0.0
+    pixel = sum(spacing_mm) / 2
+    for image in mask[mask.any((1, 2))]:
+        rows = np.flatnonzero(image.any(1))
+        first = image[rows].argmax(1)
+        last = image.shape[1] - 1 - image[rows, ::-1].argmax(1)
+        ends = np.concatenate([np.stack([rows, first], 1), np.stack([rows, last], 1)]) * spacing_mm
+        longest = max(longest, float(pdist(ends).max()) + pixel)
+    return longest
+
+
+def _agreement(labels: NDArray[np.uint8], num_classes: int) -> float:
+    """Return the mean IoU of two different samples; 1 for a single one."""
+    iou = mean_distinct(pairwise_iou(*(torch.from_numpy(labels),) * 2, num_classes=num_classes))
+    return 1.0 if iou is None else iou
+
+
+def _level_shares(variance: NDArray[np.float32] | None) -> tuple[float, ...] | None:
+    """Return each level's share of the variance over all voxels; equal ones where nothing varies."""
+    if variance is None:
+        return None
+    sums = variance.sum((1, 2, 3), dtype=np.float64)
+    total = sums.sum()
+    return tuple(float(part / total) if total else 1 / len(sums) for part in sums)
+
+
+def to_json(measures: Measures) -> dict[str, Any]:
+    """Return measures as they stand in summary.json."""
+    return {
+        "classes": {
+            name: {
+                "present": found.present,
+                **{
+                    key: {
+                        "median": spread.median,
+                        "low": spread.low,
+                        "high": spread.high,
+                        "samples": spread.samples,
+                    }
+                    for key, spread in (("volume_ml", found.volume_ml), ("diameter_mm", found.diameter_mm))
+                },
+            }
+            for name, found in measures.classes.items()
+        },
+        "mean_gamma": measures.mean_gamma,
+        "agreement": measures.agreement,
+        "level_shares": measures.level_shares,
+    }

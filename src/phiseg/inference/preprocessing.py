@@ -1,0 +1,114 @@
+"""What a model's images looked like in training, and how a volume is made to look the same.
+
+Shapes: N slices of H x W pixels, C channels, K classes; h x w pixels of what the network sees.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from phiseg.core.config import StrictConfig
+from phiseg.core.errors import ConfigError, DataError, ModelError
+from phiseg.data.intensity import Intensity, normalise
+from phiseg.data.store import SlicePlane
+from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
+from phiseg.models import Segmenter
+
+
+class Preprocessing(StrictConfig):
+    """The content of a model folder's preprocessing.json."""
+
+    classes: tuple[str, ...] = Field(min_length=2)
+    """Class names, the background first."""
+    image_channels: PositiveInt
+    size: tuple[PositiveInt, PositiveInt]
+    """Height and width of the training images."""
+    spacing_mm: tuple[PositiveFloat, PositiveFloat] | None = None
+    """Millimetres per pixel (vertical, horizontal); None where every image had its own."""
+    intensity: Intensity
+    plane: SlicePlane | None = None
+    """How volumes were sliced; None where nobody said."""
+    centred_on: str | None = None
+    """What every image was centred on; None for whole slices."""
+    dataset: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Segmenter) -> Self:
+        """Return how images must be prepared for `model`.
+
+        Raises:
+            ModelError: the model does not say, or does not make sense.
+        """
+        if not model.preprocessing:
+            raise ModelError("the model does not say how its images were prepared; load one that a training wrote")
+        try:
+            return cls.parse(model.preprocessing, where="preprocessing.json")
+        except ConfigError as error:
+            raise ModelError(f"{error}; copy the model folder again") from None
+
+
+@dataclass(frozen=True)
+class PreparedStack:
+    """A volume as slices in the model's plane, with its rule for intensities at hand."""
+
+    stack: Volume
+    """Values (N, H, W, C), and the affine from (slice, row, column) to the world."""
+    plane: Plane
+    preprocessing: Preprocessing
+    name: str
+
+    @classmethod
+    def of(cls, volume: Volume, preprocessing: Preprocessing, *, name: str) -> Self:
+        """Slice a volume (I, J, K) or (I, J, K, C).
+
+        Raises:
+            DataError: it has not the model's channels, or its voxels are not finite or all the same.
+        """
+        values = volume.values[..., None] if volume.values.ndim == 3 else volume.values
+        if values.shape[3] != preprocessing.image_channels:
+            raise DataError(
+                f"{name} has {values.shape[3]} channels, the model takes {preprocessing.image_channels}; "
+                "give the scan that it was trained for"
+            )
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise DataError(f"{name} has NaN or infinite voxels; repair the image or leave it out")
+        if values.min() == values.max():
+            raise DataError(f"{name} is empty: every voxel is {values.flat[0]:g}; check the scan")
+        plane = preprocessing.plane or "auto"
+        chosen = coarsest_plane(volume) if plane == "auto" else plane
+        return cls(to_slices(Volume(values, volume.affine), chosen), chosen, preprocessing, name)
+
+    @property
+    def step(self) -> tuple[float, float]:
+        """How many pixels of a slice one pixel of the network's image is, along rows' and columns' axes."""
+        wanted, own = self.preprocessing.spacing_mm, self.stack.spacing_mm[1:]
+        if wanted is None:
+            return 1.0, 1.0
+        row, column = (1.0 if abs(w / o - 1) < 1e-4 else w / o for w, o in zip(wanted, own, strict=True))
+        return row, column
+
+    @cached_property
+    def _scale(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and standard deviation of each channel over the volume, as z-scored datasets are prepared."""
+        values = self.stack.values
+        mean = values.mean(axis=(0, 1, 2), dtype=np.float64)
+        deviation = values.std(axis=(0, 1, 2), dtype=np.float64)
+        return mean, np.where(deviation > 0, deviation, 1)
+
+    def normalised(self, slices: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return some slices in the network's range, (len(slices), C, H, W)."""
+        values = np.moveaxis(self.stack.values[slices], 3, 1)
+        if self.preprocessing.intensity.kind == "zscore":
+            mean, deviation = (part[:, None, None] for part in self._scale)
+            return ((values - mean) / deviation).astype(np.float32)
+        return normalise(values, self.preprocessing.intensity)
+
+    def images(self, slices: NDArray[np.int64], frame: Frame) -> NDArray[np.float32]:
+        """Return what the network sees: a frame of some slices, (len(slices), C, h, w)."""
+        outside = 0.0 if self.preprocessing.intensity.kind == "zscore" else -0.5
+        return cut(self.normalised(slices), frame, fill=outside, interpolation="linear")

@@ -1,0 +1,61 @@
+"""Noise that goes on from slice to slice: a sample is one hypothesis about a volume, not one for each slice."""
+
+from collections.abc import Sequence
+from math import cos, floor, inf, pi, sin
+
+from torch import Tensor
+
+from phiseg.core.errors import ConfigError
+from phiseg.models.noise import draw_noise, seeded_generator
+
+
+class SliceNoise:
+    """The noise of S samples at any depth of a volume.
+
+    With an infinite length, a sample has the same noise in every slice. With length zero, every slice has its own.
+    In between, independent draws lie `length_mm` apart, and a slice between two of them takes
+    cos(t) of the one and sin(t) of the other, with t from 0 to pi/2: standard normal at every depth, the same at
+    equal depths, and independent of what is more than twice the length away.
+
+    Args:
+        shapes: of one sample's noise, as `Segmenter.noise_shapes` gives them.
+        num_samples: S.
+        seed: of the samples.
+        keys: name of the stream, such as the case: another one has other noise.
+        length_mm: how soon the noise changes along the slices.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        num_samples: int,
+        *,
+        seed: int,
+        keys: tuple[str, ...],
+        length_mm: float = inf,
+    ) -> None:
+        if not length_mm >= 0:
+            raise ConfigError(f"a noise length of {length_mm} mm; give 0 or more, or inf")
+        self.shapes, self.num_samples = shapes, num_samples
+        self.seed, self.keys, self.length_mm = seed, keys, length_mm
+        self._knots: dict[float, list[Tensor]] = {}
+
+    def at(self, depth_mm: float) -> list[Tensor]:
+        """Return the noise of all samples at a depth, one tensor (1, S, *shape) for each shape."""
+        if self.length_mm == inf:
+            return self._knot(0)
+        if self.length_mm == 0:
+            return self._knot(depth_mm)
+        place = depth_mm / self.length_mm
+        below = floor(place)
+        angle = (place - below) * pi / 2
+        pairs = zip(self._knot(below), self._knot(below + 1), strict=True)
+        return [cos(angle) * first + sin(angle) * second for first, second in pairs]
+
+    def _knot(self, place: float) -> list[Tensor]:
+        if place not in self._knots:
+            if len(self._knots) > 2:  # slices come in order: two neighbours are enough
+                self._knots.pop(next(iter(self._knots)))
+            generator = seeded_generator(self.seed, "volume", *self.keys, repr(float(place)))
+            self._knots[place] = draw_noise(self.shapes, 1, self.num_samples, [generator])
+        return self._knots[place]

@@ -1,0 +1,371 @@
+"""Samples of a volume, on its own grid.
+
+A model of whole slices runs over all of them, in overlapping tiles where a slice is larger than its images were. A
+model of lesion-centred crops is shown a point, and follows the lesion through its slices.
+
+Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples, K classes, L latent levels.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, pi
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import ndimage
+from torch import Tensor
+from tqdm import tqdm
+
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.volume import Volume, from_slices
+from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.slice_noise import SliceNoise
+from phiseg.metrics import EPSILON
+from phiseg.models import Segmenter
+from phiseg.models.phiseg import PHiSeg
+from phiseg.models.segmenter import Encoding
+
+OVERLAP = 0.5
+"""Of neighbouring tiles, as a share of their size."""
+Box = tuple[slice, slice, slice]
+"""Slices, rows and columns of a stack."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was sampled of one volume, inside a box of its slices; everything outside of it is background."""
+
+    volume: Volume
+    """What was predicted, (I, J, K) or (I, J, K, C)."""
+    stack: PreparedStack
+    box: Box
+    labels: NDArray[np.uint8]
+    """(S, n, h, w), the most probable class of every sample."""
+    mean_probs: NDArray[np.float32]
+    """(K, n, h, w)."""
+    gamma: NDArray[np.float32]
+    """(n, h, w), where the samples disagree."""
+    level_variance: NDArray[np.float32] | None
+    """(L, n, h, w), how much the foreground's probability varies when one level alone is redrawn, fine to coarse;
+    None for a model without a hierarchy."""
+    point: tuple[int, int, int] | None
+    """(slice, row, column) that a model of lesion-centred crops was shown."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, the background first."""
+        return self.stack.preprocessing.classes
+
+    def on_grid(self, values: NDArray[np.generic], *, outside: float = 0) -> Volume:
+        """Put values of the box, (n, h, w) or (n, h, w, C), onto the grid of the volume.
+
+        Args:
+            values: of the box.
+            outside: what the rest of the volume gets.
+        """
+        full = np.full((*self.stack.stack.grid, *values.shape[3:]), outside, dtype=values.dtype)
+        full[self.box] = values
+        return from_slices(full, self.stack.plane, like=self.volume)
+
+    @property
+    def consensus(self) -> NDArray[np.uint8]:
+        """The most probable class of the mean prediction, (n, h, w)."""
+        most_probable: NDArray[np.uint8] = self.mean_probs.argmax(0).astype(np.uint8)
+        return most_probable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a volume is sampled."""
+
+    num_samples: int = 16
+    """S."""
+    seed: int = 0
+    """The same seed gives the same samples of the same case."""
+    noise_length_mm: float = inf
+    """How soon a sample's noise changes along the slices; by default never. 0: every slice by itself."""
+    level_draws: int = 8
+    """Redraws of each latent level, for the share of the uncertainty that it causes; 0 leaves that out."""
+    reach_mm: float | None = None
+    """How far from its point a lesion is followed through the slices; by default as far as the crop reaches."""
+    batch_size: int = 4
+    """Slices encoded at once; a matter of memory, not of results."""
+    chunk_size: int = 16
+    """Samples of each slice decoded at once; a matter of memory, not of results."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "batch_size", "chunk_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give at least 1")
+        if self.level_draws < 0:
+            raise ConfigError(f"level_draws is {self.level_draws}; give 0 or more")
+        if not self.noise_length_mm >= 0:
+            raise ConfigError(f"noise_length_mm is {self.noise_length_mm}; give 0 or more, or inf")
+        if self.reach_mm is not None and not self.reach_mm >= 0:
+            raise ConfigError(f"reach_mm is {self.reach_mm}; give 0 or more")
+
+
+def predict_volume(
+    model: Segmenter,
+    volume: Volume,
+    *,
+    point: Sequence[float] | None = None,
+    sampling: Sampling | None = None,
+    name: str = "volume",
+    progress: bool = False,
+) -> Prediction:
+    """Draw samples of a volume.
+
+    Args:
+        model: in evaluation mode, on any device.
+        volume: (I, J, K) or (I, J, K, C), in the unit of the model's training images (HU for CT).
+        point: (i, j, k), a place inside the lesion in voxels of the volume; models of lesion-centred crops need it.
+        sampling: how.
+        name: what errors call the volume; another name has other samples.
+        progress: show a progress bar over the slices.
+
+    Raises:
+        DataError: the volume does not fit the model, or the point lies outside of it.
+        ConfigError: a point is missing, or given to a model of whole slices.
+    """
+    sampling = sampling or Sampling()
+    preprocessing = Preprocessing.of(model)
+    stack = PreparedStack.of(volume, preprocessing, name=name)
+    if preprocessing.centred_on is None and point is not None:
+        raise ConfigError(f"the model looks at whole slices and takes no point; predict {name} without one")
+    if preprocessing.centred_on is not None and point is None:
+        raise ConfigError(
+            f"the model looks at crops around a {preprocessing.centred_on}; say where one is in {name} (--at x,y,z)"
+        )
+    slices = _Slices(model, stack, sampling)
+    bar: tqdm[Any] = tqdm(desc=name, unit="slice", leave=False, disable=not progress, dynamic_ncols=True)
+    with bar, torch.inference_mode():
+        if point is None:
+            return _predict_slices(slices, volume, bar)
+        return _predict_lesion(slices, volume, _to_stack(volume, stack, point), bar)
+
+
+class _Slices:
+    """The samples of single slices, as probabilities on the pixels of the stack."""
+
+    def __init__(self, model: Segmenter, stack: PreparedStack, sampling: Sampling) -> None:
+        self.model, self.stack, self.sampling = model, stack, sampling
+        self.device = next(model.parameters()).device
+        shapes = model.noise_shapes(stack.preprocessing.size)
+        self.num_levels = len(shapes) if isinstance(model, PHiSeg) and sampling.level_draws else 0
+        seed, length = sampling.seed, sampling.noise_length_mm
+        self.noise = SliceNoise(shapes, sampling.num_samples, seed=seed, keys=(stack.name,), length_mm=length)
+        self.redrawn = SliceNoise(
+            shapes, sampling.level_draws, seed=seed, keys=(stack.name, "redrawn"), length_mm=length
+        )
+
+    def look(
+        self, numbers: Sequence[int], frames: Sequence[Frame], box: Box
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        """Yield, for each of some slices, probabilities (S, K, h, w) and the variance of each level (L, h, w).
+
+        Args:
+            numbers: of the slices.
+            frames: what the network is shown of a slice, one after another.
+            box: the pixels of the slices that are wanted; those that no frame reaches are background.
+        """
+        rows, columns = box[1:]
+        size = rows.stop - rows.start, columns.stop - columns.start
+        num_classes, num_samples = len(self.stack.preprocessing.classes), self.sampling.num_samples
+        for start in range(0, len(numbers), self.sampling.batch_size):
+            batch = np.array(numbers[start : start + self.sampling.batch_size])
+            probs = np.zeros((len(batch), num_samples, num_classes, *size), np.float32)
+            levels = np.zeros((len(batch), self.num_levels, *size), np.float32)
+            weight = np.zeros(size, np.float32)
+            for frame in frames:
+                found, varied = self._network(batch, self.stack.images(batch, frame))
+                back = _back(frame, rows.start, columns.start, size)
+                window = _window(frame.size) if len(frames) > 1 else np.ones(frame.size, np.float32)
+                share = cut(window, back, fill=0, interpolation="linear")
+                probs += share * cut(found, back, fill=0, interpolation="linear")
+                levels += share * cut(varied, back, fill=0, interpolation="linear")
+                weight += share
+            reached = weight > 0
+            probs[..., reached] /= weight[reached]
+            levels[..., reached] /= weight[reached]
+            probs[:, :, 0, ~reached] = 1
+            yield from zip(probs, levels, strict=True)
+
+    def _network(
+        self, numbers: NDArray[np.int64], images: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return probabilities (B, S, K, h, w) and variances (B, L, h, w) of network images (B, C, h, w)."""
+        encoding = self.model.encode(torch.from_numpy(images).to(self.device))
+        noise = self._noise(self.noise, numbers)
+        chunks = []
+        for start in range(0, self.sampling.num_samples, self.sampling.chunk_size):
+            part = [level[:, start : start + self.sampling.chunk_size] for level in noise]
+            number = min(self.sampling.chunk_size, self.sampling.num_samples - start)
+            logits = self.model.decode_samples(encoding, part, number) / self.model.calibration.logits
+            chunks.append(logits.float().softmax(2).cpu())
+        levels = np.zeros((len(images), 0, *images.shape[2:]), np.float32)
+        if isinstance(self.model, PHiSeg) and self.num_levels:
+            draws = min(self.sampling.level_draws, self.sampling.num_samples)
+            before = [level[:, :draws] for level in noise]
+            after = [level[:, :draws] for level in self._noise(self.redrawn, numbers)]
+            levels = _level_variance(self.model, encoding, before, after)
+        return torch.cat(chunks, dim=1).numpy(), levels
+
+    def _noise(self, source: SliceNoise, numbers: NDArray[np.int64]) -> list[Tensor]:
+        distance = self.stack.stack.spacing_mm[0]
+        at_slices = zip(*(source.at(float(number) * distance) for number in numbers), strict=True)
+        return self.model.temper([torch.cat(level).to(self.device) for level in at_slices])
+
+
+def _level_variance(
+    model: PHiSeg, encoding: Encoding, noise: Sequence[Tensor], redrawn: Sequence[Tensor]
+) -> NDArray[np.float32]:
+    """Return how much the foreground's probability varies when one level is redrawn, (B, L, h, w).
+
+    Half the mean square of the change: the variance, given the other levels.
+    """
+
+    def foreground(latents: Sequence[Tensor]) -> Tensor:
+        logits = model.decode(latents, encoding.size)[0] / model.calibration.logits
+        return 1 - logits.float().softmax(2)[:, :, 0]  # (B, S, h, w)
+
+    latents = model.sample_latents(encoding, noise)
+    before = foreground(latents)
+    variances = []
+    for level in range(len(latents)):
+        others = {number: latent for number, latent in enumerate(latents) if number != level}
+        after = foreground(model.sample_latents(encoding, redrawn, given=others))
+        variances.append(((after - before) ** 2).mean(1) / 2)
+    return torch.stack(variances, dim=1).cpu().numpy()
+
+
+def _predict_slices(slices: _Slices, volume: Volume, bar: "tqdm[Any]") -> Prediction:
+    """Run over all slices, keeping nothing of a slice but what is returned."""
+    stack, num_samples = slices.stack, slices.sampling.num_samples
+    depth, height, width = stack.stack.grid
+    box = (slice(0, depth), slice(0, height), slice(0, width))
+    bar.total = depth
+    labels = np.zeros((num_samples, depth, height, width), np.uint8)
+    mean_probs = np.zeros((len(stack.preprocessing.classes), depth, height, width), np.float32)
+    gamma = np.zeros((depth, height, width), np.float32)
+    variance = np.zeros((slices.num_levels, depth, height, width), np.float32)
+    for number, (probs, levels) in enumerate(slices.look(range(depth), _tiles(stack), box)):
+        labels[:, number], mean_probs[:, number], gamma[number] = _summary(probs)
+        variance[:, number] = levels
+        bar.update()
+    levels_or_none = variance if slices.num_levels else None
+    return Prediction(volume, stack, box, labels, mean_probs, gamma, levels_or_none, None)
+
+
+def _predict_lesion(slices: _Slices, volume: Volume, point: tuple[int, int, int], bar: "tqdm[Any]") -> Prediction:
+    """Follow a lesion from its point through the slices, until no sample has any of it."""
+    stack, sampling = slices.stack, slices.sampling
+    centre, row, column = point
+    frame = Frame.centred((row, column), stack.preprocessing.size, stack.step)
+    rows, columns = (_reach(frame, axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
+    distance = stack.stack.spacing_mm[0]
+    in_plane = max(
+        n * step * mm for n, step, mm in zip(frame.size, frame.step, stack.stack.spacing_mm[1:], strict=True)
+    )
+    reach = in_plane / 2 if sampling.reach_mm is None else sampling.reach_mm
+    far = int(reach / distance + 1e-6)
+    box = (slice(centre, centre + 1), rows, columns)
+    found: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+
+    def follow(numbers: Sequence[int], going_on: NDArray[np.bool_]) -> None:
+        """Look at slices in their order; a sample that has nothing in one has nothing in those behind it."""
+        for number, (probs, levels) in zip(numbers, slices.look(numbers, [frame], box), strict=False):
+            probs[~going_on] = _nothing(probs[~going_on])
+            found[number] = probs, levels
+            bar.update()
+            going_on = going_on & (probs.argmax(1) > 0).any((1, 2))
+            if not going_on.any():
+                break
+
+    follow([centre], np.ones(sampling.num_samples, dtype=bool))
+    present = (found[centre][0].argmax(1) > 0).any((1, 2))
+    if present.any():
+        follow(range(centre + 1, min(centre + far + 1, stack.stack.grid[0])), present)
+        follow(range(centre - 1, max(centre - far - 1, -1), -1), present)
+    numbers = sorted(found)
+    probs = np.stack([found[number][0] for number in numbers], axis=2)  # (S, K, n, h, w)
+    _keep_connected(probs, numbers.index(centre))
+    summaries = [_summary(probs[:, :, index]) for index in range(len(numbers))]
+    labels, mean_probs, gamma = (np.stack(parts, axis=-3) for parts in zip(*summaries, strict=True))
+    variance = np.stack([found[number][1] for number in numbers], axis=1) if slices.num_levels else None
+    box = (slice(numbers[0], numbers[-1] + 1), rows, columns)
+    return Prediction(volume, stack, box, labels, mean_probs, gamma, variance, point)
+
+
+def _keep_connected(probs: NDArray[np.float32], centre: int) -> None:
+    """Leave of every sample (S, K, n, h, w) what hangs together with its foreground in the slice of the point."""
+    for sample in probs:
+        foreground = sample.argmax(0) > 0
+        pieces, _ = ndimage.label(foreground)
+        kept = np.isin(pieces, np.unique(pieces[centre][pieces[centre] > 0]))
+        dropped = foreground & ~kept
+        sample[0, dropped] = 1
+        sample[1:, dropped] = 0
+
+
+def _nothing(probs: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return probabilities (S, K, h, w) of nothing but background."""
+    nothing = np.zeros_like(probs)
+    nothing[:, 0] = 1
+    return nothing
+
+
+def _summary(probs: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
+    """Reduce probabilities (S, K, h, w) to labels (S, h, w), mean probabilities (K, h, w) and gamma (h, w)."""
+    mean = probs.mean(0)
+    gamma = -(mean * np.log(probs + EPSILON).mean(0)).sum(0)
+    return probs.argmax(1).astype(np.uint8), mean, gamma.astype(np.float32)
+
+
+def _tiles(stack: PreparedStack) -> list[Frame]:
+    """Return the frames that cover a slice: one around its middle where it fits, as in training, else a grid."""
+    axes = []
+    for length, size, step in zip(stack.stack.grid[1:], stack.preprocessing.size, stack.step, strict=True):
+        whole = ceil(length / step - 1e-6)  # pixels of the network
+        spare = whole - size
+        first = (length - 1) / 2 - step * (max(whole, size) - 1) / 2
+        first = float(np.floor(first)) if step == 1 else first
+        number = 1 if spare <= 0 else ceil(spare / (size * (1 - OVERLAP))) + 1
+        axes.append([first + step * (round(spare * n / (number - 1)) if number > 1 else 0) for n in range(number)])
+    return [Frame((row, column), stack.step, stack.preprocessing.size) for row in axes[0] for column in axes[1]]
+
+
+def _window(size: tuple[int, int]) -> NDArray[np.float32]:
+    """Return weights (h, w) that fall towards the border, so that tiles pass into each other without a seam."""
+    row, column = (np.sin((np.arange(length) + 0.5) / length * pi) ** 2 + 1e-3 for length in size)
+    return np.outer(row, column).astype(np.float32)
+
+
+def _back(frame: Frame, row: int, column: int, size: tuple[int, int]) -> Frame:
+    """Return the frame that takes the pixels of a box out of the network's image."""
+    moved = Frame((frame.origin[0] - row, frame.origin[1] - column), frame.step, frame.size)
+    return moved.inverse(size)
+
+
+def _reach(frame: Frame, axis: int, length: int) -> slice:
+    """Return the pixels of a slice that a frame touches."""
+    first = frame.origin[axis]
+    last = first + frame.step[axis] * (frame.size[axis] - 1)
+    return slice(max(0, int(np.floor(first))), min(length, int(np.ceil(last)) + 1))
+
+
+def _to_stack(volume: Volume, stack: PreparedStack, point: Sequence[float]) -> tuple[int, int, int]:
+    """Return the (slice, row, column) of a voxel of the volume."""
+    if len(point) != 3 or not np.isfinite(point).all():
+        raise DataError(f"{stack.name}: a point needs three finite numbers, got {tuple(point)}")
+    if any(not -0.5 <= place < number - 0.5 for place, number in zip(point, volume.grid, strict=True)):
+        shape = " x ".join(map(str, volume.grid))
+        given = ", ".join(f"{place:g}" for place in point)
+        raise DataError(f"{stack.name}: the point ({given}) lies outside of the scan's {shape} voxels; check --at")
+    world = volume.world(np.asarray(point, dtype=np.float64))
+    place = np.linalg.inv(stack.stack.affine) @ [*world, 1]
+    number, row, column = (int(value) for value in np.rint(place[:3]))
+    return number, row, column
