@@ -6,6 +6,7 @@
 """
 
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ __all__ = ["__version__", "load"]
 
 
 def load(folder: str | Path, *, device: str = "cpu", calibrated: bool = True) -> "Segmenter":
-    """Load a trained model from its folder (or the run folder around it); it is ready to `sample`.
+    """Load a trained model from its folder (or the run folder around it); it is ready to `sample` and to `predict`.
 
     Reads JSON and safetensors only: nothing in the folder is executed.
 
@@ -28,6 +29,11 @@ def load(folder: str | Path, *, device: str = "cpu", calibrated: bool = True) ->
     Raises:
         ModelError: the folder is missing, damaged or of another program.
     """
-    from phiseg.models import load_model  # torch is imported when it is needed, not by `import phiseg`
+    from phiseg.inference.volumes import (
+        predict_volume,
+    )  # torch is imported when it is needed, not by `import phiseg`
+    from phiseg.models import load_model
 
-    return load_model(Path(folder), device=device, calibrated=calibrated)
+    model = load_model(Path(folder), device=device, calibrated=calibrated)
+    model.predict = MethodType(predict_volume, model)
+    return model

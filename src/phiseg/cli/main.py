@@ -29,6 +29,11 @@ COMMANDS = {
         "The paper's table: train and score every method in both regimes, and report.",
     ),
     "sample": ("sample", "Draw samples of a split and write them as plain arrays."),
+    "predict": (
+        "predict",
+        "Segment NIfTI, DICOM or PNG with a trained model: samples, maps, millilitres, a report.",
+    ),
+    "export": ("export", "Write a model as ONNX or as a MONAI bundle."),
     "demo": ("demo", "See it all work: PHiSeg against the Probabilistic U-Net, in minutes."),
     "info": ("info", "Tell about recipes, a model, a run, a dataset or this installation."),
 }

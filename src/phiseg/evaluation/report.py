@@ -3,9 +3,10 @@
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from phiseg import __version__
 from phiseg.evaluation.results import Evaluation
@@ -35,15 +36,12 @@ def render_report(parts: Sequence[Part], *, title: str) -> str:
         parts: what was compared.
         title: the page's heading.
     """
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(
-        files("phiseg.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
-    )
     shown = [
-        {kind: [_image(data) for name, data in part.pictures.items() if name.startswith(kind)] for kind in _KINDS}
+        {kind: [embedded(data) for name, data in part.pictures.items() if name.startswith(kind)] for kind in _KINDS}
         for part in parts
     ]
-    return template.render(
+    return render(
+        "report.html.j2",
         title=title,
         first=parts[0].evaluations[0].summary,
         parts=[
@@ -60,11 +58,19 @@ def render_report(parts: Sequence[Part], *, title: str) -> str:
         further_note=FURTHER_NOTE,
         has_further=has_further,
         show_cell=show_cell,
-        version=__version__,
     )
 
 
-def _image(png: bytes) -> tuple[str, int]:
+def render(template: str, **values: Any) -> str:
+    """Return a page of ours as HTML, with our style; every value is escaped."""
+    folder = files("phiseg.evaluation")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page = environment.from_string(folder.joinpath(template).read_text(encoding="utf-8"))
+    style = Markup(folder.joinpath("page.css").read_text(encoding="utf-8"))  # noqa: S704
+    return page.render(style=style, version=__version__, **values)
+
+
+def embedded(png: bytes) -> tuple[str, int]:
     """Return the data URI of a PNG file and the width it is shown at."""
     width = int.from_bytes(png[16:20], "big")  # of the file's header
     return f"data:image/png;base64,{b64encode(png).decode()}", round(width * _SCALE)

@@ -1,6 +1,5 @@
 """Evaluate a model on a split of a dataset: one row of scores per case."""
 
-import hashlib
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -28,7 +27,7 @@ from phiseg.metrics import consensus, expected_calibration_error, ged_floor, rel
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import draw_noise, seeded_generator
-from phiseg.models.pretrained import find_model
+from phiseg.models.pretrained import find_model, weights_hash
 from phiseg.training.card import patient_tokens
 from phiseg.training.tracking import read_metrics
 
@@ -161,7 +160,7 @@ def _model_ref(folder: Path, model: Segmenter) -> ModelRef:
         "recipe": provenance.get("recipe") or None,
         "step": provenance.get("step"),
         "annotator": provenance.get("annotator"),
-        "sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+        "sha256": weights_hash(folder),
         "calibration": model.calibration.model_dump(mode="json"),
     }
     try:

@@ -4,6 +4,7 @@ config.json (what to build), model.safetensors (its weights), preprocessing.json
 README.md (the model card) and, after `phiseg calibrate`, calibration.json (temperatures).
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,11 @@ def load_weights(model: Segmenter, weights: dict[str, torch.Tensor], *, where: s
             f"{found.get(name)} instead of {expected.get(name)}; use the config it was trained with"
         )
     model.load_state_dict(weights)
+
+
+def weights_hash(folder: Path) -> str:
+    """Return the SHA-256 of a model folder's weights."""
+    return hashlib.sha256((find_model(folder) / "model.safetensors").read_bytes()).hexdigest()
 
 
 def find_model(folder: Path) -> Path:

@@ -4,7 +4,7 @@ Shapes: B batch, S samples, K classes, C image channels, H W pixels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -72,6 +72,9 @@ class Segmenter(nn.Module, ABC):
     """How images must be prepared, as stored in the model folder; empty for a new model."""
     provenance: dict[str, Any]
     """Where the weights come from, as stored in the model folder; empty for a new model."""
+    predict: Callable[..., Any]
+    """Samples of a volume, `phiseg.inference.volumes.predict_volume`; `phiseg.load` puts it here, because models
+    know nothing of volumes."""
     calibration: Calibration
     """The temperatures that `sample` uses, as stored in the model folder; those of a new model change nothing."""
 

@@ -1,0 +1,111 @@
+"""`phiseg predict`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from phiseg.cli.parsing import parse
+
+
+@dataclass
+class Predict:
+    """Draw plausible segmentations of scans, in their own geometry.
+
+    INPUT is a NIfTI file, a folder with a DICOM series, a PNG, or a folder of any of them. OUT gets a folder for
+    each case: samples.nii.gz (4-D, one sample after another), mean.nii.gz (probabilities), labels.nii.gz,
+    gamma.nii.gz (where samples disagree), levels.nii.gz (which latent level causes it, fine to coarse), a summary
+    (volume in ml, diameter in mm, presence), a picture, and DICOM SEG for a DICOM series; and for all of them
+    cases.csv and report.html, with the cases first that need a second look. What the model was trained on (spacing,
+    window, size, plane) is applied and undone. Finished cases are not done again.
+
+    A model that was trained on crops around lesions has to be shown where one is: --at.
+
+    Example: phiseg predict runs/phiseg scan.nii.gz --at 120,88,40 --out pred
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A model folder, the run folder around it, or the name of a model that comes with phiseg."""
+    inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """What to segment."""
+    out: Path
+    """Folder for the results; one with other cases can be gone on with."""
+    at: Annotated[tuple[str, ...], tyro.conf.arg(metavar="X,Y,Z")] = field(default=())
+    """Places inside lesions: voxels from 0 along the file's axes (DICOM: column, row, slice by ascending position),
+    mm:x,y,z in NIfTI's world (right, anterior, superior) or lps:x,y,z in DICOM's."""
+    points: Annotated[Path | None, tyro.conf.arg(metavar="CSV")] = None
+    """The same for many scans: a table with the columns case,x,y,z and, if not in voxels, unit (mm or lps)."""
+    num_samples: int = 16
+    """Samples per case."""
+    seed: int = 0
+    """The same seed gives the same samples."""
+    noise_length: float = inf
+    """Millimetres along the slices after which a sample's noise has changed; by default it stays the same through
+    the volume. 0: every slice by itself."""
+    reach: float | None = None
+    """Millimetres that a lesion is followed from its point; by default as far as the crop reaches."""
+    level_draws: int = 8
+    """Redraws of every latent level, for its share of the uncertainty; 0 leaves it out and is faster."""
+    uncalibrated: bool = False
+    """Do not use the temperatures that `phiseg calibrate` fitted."""
+    batch_size: int = 4
+    """Slices encoded at once; a matter of memory, not of results."""
+    chunk_size: int = 16
+    """Samples decoded at once; a matter of memory, not of results."""
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    """What to run on; by default a GPU where there is one."""
+    devices: int = 1
+    """Processes on this machine; they share the cases."""
+    num_nodes: int = 1
+    """Machines that share the cases."""
+
+
+def run(arguments: Sequence[str], *, prog: str) -> None:
+    """Parse and run the command."""
+    command = parse(Predict, arguments, prog=prog)
+    from phiseg.evaluation.prediction_report import case_picture, write_prediction_report
+    from phiseg.inference.cohort import list_jobs, predict_cohort
+    from phiseg.inference.points import Point, read_points
+    from phiseg.inference.scans import find_scans
+    from phiseg.inference.volumes import Sampling
+    from phiseg.models import load_model
+    from phiseg.models.pretrained import find_model, weights_hash
+    from phiseg.training.recipe import TrainConfig
+    from phiseg.training.setup import make_fabric
+
+    sampling = Sampling(
+        num_samples=command.num_samples,
+        seed=command.seed,
+        noise_length_mm=command.noise_length,
+        level_draws=command.level_draws,
+        reach_mm=command.reach,
+        batch_size=command.batch_size,
+        chunk_size=command.chunk_size,
+    )
+    points = [Point.parse(text) for text in command.at]
+    by_case = read_points(command.points) if command.points else {}
+    jobs = list_jobs(find_scans(command.inputs), points, by_case)
+    folder = find_model(Path(command.model))
+    fabric = make_fabric(
+        TrainConfig(accelerator=command.accelerator, devices=command.devices, num_nodes=command.num_nodes)
+    )
+    fabric.launch()
+    model = load_model(folder, device=fabric.device, calibrated=not command.uncalibrated)
+    failed = predict_cohort(
+        model,
+        jobs[fabric.global_rank :: fabric.world_size],
+        command.out,
+        sampling=sampling,
+        identity={"model": weights_hash(folder), "calibration": model.calibration.model_dump(mode="json")},
+        draw=case_picture,
+        progress=fabric.is_global_zero,
+    )
+    fabric.barrier()
+    if fabric.is_global_zero:
+        page = write_prediction_report(command.out, model=command.model)
+        print(f"written to {command.out}; look at {page}")
+    if failed:
+        raise SystemExit(2)

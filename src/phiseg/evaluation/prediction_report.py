@@ -1,0 +1,147 @@
+"""What `phiseg predict` shows: a picture of every case, a table of all of them, and a page with both.
+
+PRED/  cases.csv  report.html  beside the folders of the cases
+"""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from phiseg.core.errors import DataError
+from phiseg.core.files import write_text
+from phiseg.evaluation.drawing import (
+    class_colour,
+    outline_mask,
+    overlay,
+    plain,
+    scale_bar,
+    show,
+    show_image,
+    style,
+    to_png,
+)
+from phiseg.evaluation.report import embedded, render
+from phiseg.inference.cohort import SUMMARY
+from phiseg.inference.measures import Measures
+from phiseg.inference.volumes import Prediction
+
+_PANEL = 2.1
+"""Inches of one picture."""
+
+
+def case_picture(prediction: Prediction, measures: Measures, name: str) -> bytes:
+    """Draw one slice: the image, the outlines of all samples, their mean and the gamma map; and the volumes."""
+    index = _shown_slice(prediction)
+    number = prediction.box[0].start + index
+    image = _image(prediction, number)
+    vertical, horizontal = prediction.stack.stack.spacing_mm[1:]
+    aspect = image.shape[0] * vertical / (image.shape[1] * horizontal)
+    with style():
+        figure = Figure(figsize=(5 * _PANEL + 0.6, _PANEL * max(0.6, min(aspect, 2)) + 0.35), layout="constrained")
+        first, outlines, mean, gamma, volumes = figure.subplots(1, 5)
+        for axes, title in (
+            (first, f"{plain(name)}, {prediction.stack.plane} slice {number}"),
+            (outlines, f"{len(prediction.labels)} samples"),
+            (mean, "mean"),
+        ):
+            _show(axes, prediction, image, title)
+            axes.set_aspect(vertical / horizontal)
+        scale_bar(first, image.shape[1], horizontal)
+        for labels in prediction.labels[:, index]:
+            for k in range(1, len(prediction.classes)):
+                outline_mask(outlines, labels == k, class_colour(k), width=0.5)
+        overlay(mean, prediction.mean_probs[:, index])
+        top = max(float(prediction.gamma[index].max()), 1e-3)
+        drawn = show(gamma, prediction.gamma[index], "inferno", 0.0, top, title="gamma: where samples disagree")
+        gamma.set_aspect(vertical / horizontal)
+        figure.colorbar(drawn, ax=gamma, shrink=0.8, pad=0.02)
+        _histogram(volumes, measures)
+    return to_png(figure)
+
+
+def write_prediction_report(out: Path, *, model: str) -> Path:
+    """Write cases.csv and report.html of all finished cases in `out`; the cases that agree least come first.
+
+    Raises:
+        DataError: there is no finished case, or its summary is damaged.
+    """
+    cases = sorted(
+        (_read_summary(path) for path in out.glob(f"*/{SUMMARY}")),
+        key=lambda case: (case["agreement"], -case["mean_gamma"], case["case"]),
+    )
+    if not cases:
+        raise DataError(f"{out} has no finished case to report on; the lines above say why")
+    write_text(out / "cases.csv", _table(cases))
+    page = render(
+        "prediction.html.j2",
+        title="Prediction",
+        cases=[{**case, "picture": embedded((out / case["case"] / "picture.png").read_bytes())} for case in cases],
+        num_samples=cases[0]["made_with"]["num_samples"],
+        unknown=[case["case"] for case in cases if not case["has_spacing"]],
+        model=model,
+    )
+    write_text(out / "report.html", page)
+    return out / "report.html"
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if summary["format"] != "phiseg-prediction" or summary["case"] != path.parent.name:
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(f"{path} is no summary of a prediction; remove {path.parent} and predict again") from None
+    return summary
+
+
+def _table(cases: list[dict[str, Any]]) -> str:
+    """Return the cases as CSV, one line for each class of a case."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    spreads = ("volume_ml", "diameter_mm")
+    names = [f"{name}_{part}" for name in spreads for part in ("median", "low", "high")]
+    writer.writerow(["case", "class", "present", *names, "agreement", "mean_gamma"])
+    for case in cases:
+        for name, found in case["classes"].items():
+            numbers = [found[spread][part] for spread in spreads for part in ("median", "low", "high")]
+            rounded = [f"{number:.6g}" for number in (found["present"], *numbers)]
+            writer.writerow([case["case"], name, *rounded, f"{case['agreement']:.6g}", f"{case['mean_gamma']:.6g}"])
+    return text.getvalue()
+
+
+def _shown_slice(prediction: Prediction) -> int:
+    """Return the slice of the box that is shown: that of the point, or the one with the largest foreground."""
+    if prediction.point is not None:
+        return int(prediction.point[0] - prediction.box[0].start)
+    return int(prediction.mean_probs[1:].sum((0, 2, 3)).argmax())
+
+
+def _image(prediction: Prediction, number: int) -> NDArray[np.float32]:
+    """Return the box's part of a slice, the first channel in the model's window, (h, w)."""
+    rows, columns = prediction.box[1:]
+    return prediction.stack.normalised(np.array([number]))[0, 0, rows, columns]
+
+
+def _show(axes: Axes, prediction: Prediction, image: NDArray[np.float32], title: str) -> None:
+    if prediction.stack.preprocessing.intensity.kind == "window":
+        show(axes, image, "gray", -0.5, 0.5, title=title)
+    else:
+        show_image(axes, image, title=title)
+
+
+def _histogram(axes: Axes, measures: Measures) -> None:
+    for number, (name, found) in enumerate(measures.classes.items(), start=1):
+        axes.hist(found.volume_ml.samples, bins=12, color=class_colour(number), alpha=0.8, label=plain(name))
+        axes.axvline(found.volume_ml.median, color="#444444", linewidth=0.8)
+    axes.set_title("volume of the samples, ml", pad=2.5, fontsize=7, color="#444444")
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    if len(measures.classes) > 1:
+        axes.legend()

@@ -1,0 +1,204 @@
+"""Prediction of one scan or many: each case becomes a folder, whole or not at all, and is not done twice.
+
+PRED/  CASE/  samples.nii.gz  mean.nii.gz  labels.nii.gz  gamma.nii.gz  [levels.nii.gz]  picture.png  summary.json
+              [labels.seg.dcm  mean.seg.dcm]  for a DICOM series
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.core.files import atomic_file, atomic_folder, write_json
+from phiseg.imaging.dicom_seg import write_seg
+from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.series import DicomSeries
+from phiseg.imaging.volume import Volume
+from phiseg.inference.measures import Measures, measure, to_json
+from phiseg.inference.points import Point
+from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.scans import Scan, ScanFile, read_scan
+from phiseg.inference.volumes import Prediction, Sampling, predict_volume
+from phiseg.models import Segmenter
+
+SUMMARY = "summary.json"
+"""The file that tells a finished case from any other folder."""
+Draw = Callable[[Prediction, Measures, str], bytes]
+"""Makes the picture (PNG) of a case: its prediction, its measures, its name."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One case: a scan, and where to look in it."""
+
+    name: str
+    scan: ScanFile
+    point: Point | None = None
+
+
+def list_jobs(
+    scans: Sequence[ScanFile], points: Sequence[Point], points_by_case: Mapping[str, Sequence[Point]]
+) -> list[Job]:
+    """Return one job for each scan, or for each of its points.
+
+    Args:
+        scans: all of them.
+        points: looked at in every scan.
+        points_by_case: looked at in the scans of that name.
+
+    Raises:
+        ConfigError: points of a case that is not among the scans.
+    """
+    strange = sorted(set(points_by_case) - {scan.name for scan in scans})
+    if strange:
+        known = ", ".join(scan.name for scan in scans[:5])
+        raise ConfigError(
+            f"there are points of '{strange[0]}', which is none of the scans ({known}); check the names"
+        )
+    jobs = []
+    for scan in scans:
+        here = [*points, *points_by_case.get(scan.name, ())]
+        if not (points or points_by_case):
+            jobs.append(Job(scan.name, scan))
+        for number, point in enumerate(here, start=1):
+            jobs.append(Job(scan.name if len(here) == 1 else f"{scan.name}-{number}", scan, point))
+    return jobs
+
+
+def predict_cohort(
+    model: Segmenter,
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    sampling: Sampling,
+    identity: Mapping[str, Any],
+    draw: Draw,
+    progress: bool = True,
+) -> dict[str, str]:
+    """Predict every case that is not finished yet; one that cannot be is told and left out.
+
+    Args:
+        model: in evaluation mode.
+        jobs: the cases.
+        out: folder of all of them.
+        sampling: how.
+        identity: what else a result depends on, such as the hash of the weights.
+        draw: makes the picture of a case.
+        progress: show progress bars.
+
+    Returns:
+        The reason for every case that could not be predicted, by name.
+
+    Raises:
+        OutputError: `out` cannot be written, or holds a case that was predicted with other settings.
+    """
+    failed: dict[str, str] = {}
+    scan: Scan | None = None
+    read: ScanFile | None = None
+    for job in tqdm(jobs, desc="predicting", unit="case", disable=not progress, dynamic_ncols=True):
+        made_with = _made_with(job, sampling, identity)
+        if _is_finished(out / job.name, made_with):
+            continue
+        try:
+            if scan is None or read != job.scan:
+                scan, read = None, None  # the old one goes before the new one comes
+                scan, read = _read(job.scan, model), job.scan
+            point = job.point.in_voxels(scan.volume) if job.point else None
+            prediction = predict_volume(
+                model, scan.volume, point=point, sampling=sampling, name=job.name, progress=progress
+            )
+            _write_case(out / job.name, prediction, scan, made_with, draw, job.name)
+        except (DataError, ConfigError) as error:
+            failed[job.name] = str(error)
+            tqdm.write(f"phiseg: {job.name} is left out: {error}", file=sys.stderr)
+    return failed
+
+
+def _read(file: ScanFile, model: Segmenter) -> Scan:
+    preprocessing = Preprocessing.of(model)
+    plane = None if preprocessing.plane == "auto" else preprocessing.plane
+    scan = read_scan(file, channels=preprocessing.image_channels, plane=plane)
+    for warning in scan.warnings:
+        tqdm.write(f"phiseg: {file.name}: {warning}", file=sys.stderr)
+    return scan
+
+
+def _made_with(job: Job, sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a case's result depends on, as JSON would give it back."""
+    settings = {key: value for key, value in asdict(sampling).items() if key not in ("batch_size", "chunk_size")}
+    settings |= {
+        key: str(value) for key, value in settings.items() if isinstance(value, float) and not isfinite(value)
+    }
+    point = asdict(job.point) if job.point else None
+    values = {"input": job.scan.path.name, "kind": job.scan.kind, "point": point, **settings, **identity}
+    restored: dict[str, Any] = json.loads(json.dumps(values))
+    return restored
+
+
+def _is_finished(folder: Path, made_with: Mapping[str, Any]) -> bool:
+    if not (folder / SUMMARY).is_file():
+        return False
+    try:
+        before = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["made_with"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise OutputError(f"{folder / SUMMARY} is damaged; remove {folder}") from None
+    different = sorted(key for key in before.keys() | made_with.keys() if before.get(key) != made_with.get(key))
+    if different:
+        raise OutputError(
+            f"{folder} was made with another {different[0]} ({before.get(different[0])}, now "
+            f"{made_with.get(different[0])}); give another --out, or remove it"
+        )
+    return True
+
+
+def _write_case(
+    folder: Path, prediction: Prediction, scan: Scan, made_with: Mapping[str, Any], draw: Draw, name: str
+) -> None:
+    measures = measure(prediction)
+    foreground = np.moveaxis(prediction.mean_probs[1:], 0, 3)  # (n, h, w, K-1)
+    mean = prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
+    labels = prediction.on_grid(prediction.consensus)
+    with atomic_folder(folder, overwrite=True, marker=SUMMARY) as new:
+        write_nifti(new / "samples.nii.gz", prediction.on_grid(np.moveaxis(prediction.labels, 0, 3)))
+        write_nifti(new / "mean.nii.gz", mean)
+        write_nifti(new / "labels.nii.gz", labels)
+        write_nifti(new / "gamma.nii.gz", prediction.on_grid(prediction.gamma))
+        if prediction.level_variance is not None:
+            write_nifti(new / "levels.nii.gz", prediction.on_grid(np.moveaxis(prediction.level_variance, 0, 3)))
+        if scan.series is not None:
+            try:
+                _write_segs(new, scan.series, prediction.classes, labels, mean)
+            except DataError as error:  # a header that DICOM SEG cannot be made from
+                tqdm.write(f"phiseg: {name}: no DICOM SEG: {error}", file=sys.stderr)
+        with atomic_file(new / "picture.png") as file:
+            file.write(draw(prediction, measures, name))
+        write_json(
+            new / SUMMARY,
+            {
+                "format": "phiseg-prediction",
+                "version": 1,
+                "case": name,
+                **to_json(measures),
+                "plane": prediction.stack.plane,
+                "slices": [prediction.box[0].start, prediction.box[0].stop],
+                "point": prediction.point,
+                "has_spacing": scan.has_spacing,
+                "made_with": made_with,
+            },
+        )
+
+
+def _write_segs(folder: Path, series: DicomSeries, classes: Sequence[str], labels: Volume, mean: Volume) -> None:
+    """Write the most probable segmentation and the mean probabilities as DICOM SEG."""
+    words = "most probable segmentation"
+    write_seg(folder / "labels.seg.dcm", labels.values, series, classes=classes, kind="binary", description=words)
+    probs = mean.values.reshape(*mean.grid, -1)
+    words = "mean of sampled segmentations"
+    write_seg(folder / "mean.seg.dcm", probs, series, classes=classes, kind="fractional", description=words)

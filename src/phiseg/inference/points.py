@@ -1,0 +1,91 @@
+"""Places in a scan, as people write them: voxels, or millimetres in the world."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self, get_args
+
+import numpy as np
+
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.imaging.volume import Volume
+
+Unit = Literal["voxel", "mm", "lps"]
+COLUMNS = ("case", "x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place inside a lesion.
+
+    `voxel`: indices along the file's own axes, from 0 (of a DICOM series: column, row, slice by ascending depth).
+    `mm`: the world of NIfTI, towards right, anterior and superior. `lps`: that of DICOM, towards left, posterior
+    and superior.
+    """
+
+    x: float
+    y: float
+    z: float
+    unit: Unit = "voxel"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `x,y,z`, `mm:x,y,z` or `lps:x,y,z`.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        unit, colon, numbers = text.rpartition(":")
+        try:
+            x, y, z = (float(number) for number in numbers.split(","))
+            if (colon and unit not in ("mm", "lps")) or not np.isfinite([x, y, z]).all():
+                raise ValueError
+        except ValueError:
+            raise ConfigError(
+                f"'{text}' is no point; write x,y,z in voxels, such as 120,88,40, or mm:x,y,z or lps:x,y,z"
+            ) from None
+        return cls(x, y, z, "mm" if unit == "mm" else "lps" if unit == "lps" else "voxel")
+
+    def in_voxels(self, volume: Volume) -> tuple[float, float, float]:
+        """Return (i, j, k) along the axes of the volume."""
+        if self.unit == "voxel":
+            return self.x, self.y, self.z
+        sign = -1 if self.unit == "lps" else 1
+        i, j, k = (np.linalg.inv(volume.affine) @ [sign * self.x, sign * self.y, self.z, 1])[:3]
+        return float(i), float(j), float(k)
+
+
+def read_points(path: Path) -> dict[str, list[Point]]:
+    """Read a CSV file with the columns case, x, y, z and, unless they are voxels, unit.
+
+    Returns:
+        The points of each case, in their order.
+
+    Raises:
+        DataError: the file cannot be read, or a line makes no sense.
+    """
+    points: dict[str, list[Point]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file)
+            missing = [column for column in COLUMNS if column not in (table.fieldnames or ())]
+            if missing:
+                raise DataError(f"{path} has no column {', '.join(missing)}; it needs case,x,y,z and may have unit")
+            for row in table:
+                unit = (row.get("unit") or "voxel").strip()
+                try:
+                    if unit not in get_args(Unit):
+                        raise ValueError
+                    x, y, z = (float(row[axis]) for axis in "xyz")
+                except (TypeError, ValueError):
+                    raise DataError(
+                        f"{path}, line {table.line_num}: no point; give three numbers and the unit voxel, mm or lps"
+                    ) from None
+                points.setdefault(row["case"], []).append(Point(x, y, z, unit))  # type: ignore[arg-type]
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; check the name") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is no CSV file in UTF-8 ({error}); save it again") from None
+    if not points:
+        raise DataError(f"{path} has no points; give one a line")
+    return points
