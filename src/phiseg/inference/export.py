@@ -1,0 +1,161 @@
+"""A trained model as an ONNX file that needs neither phiseg nor torch, with the noise as inputs.
+
+Shapes: B images, C image channels, K classes, H W pixels, L noise tensors.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from phiseg import __version__
+from phiseg.core.errors import ConfigError, ModelError
+from phiseg.core.files import atomic_file, check_new_file
+from phiseg.inference.preprocessing import Preprocessing
+from phiseg.models import Segmenter, load_model
+from phiseg.models.mixture import Mixture, pick
+
+OPSET = 18
+"""What torch writes without conversion, and onnxruntime reads since 1.14."""
+INTENDED_USE = "Research only. Not a medical device: not for diagnosis, treatment or any other clinical decision."
+OUTPUTS = ("logits", "probs")
+
+
+class OneSample(nn.Module):
+    """Draws one segmentation of each image from noise that it is given, as `Segmenter.sample` does from its own.
+
+    Args:
+        model: in evaluation mode; its calibration is part of what is computed.
+    """
+
+    def __init__(self, model: Segmenter):
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor, *noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and probabilities, each (B, K, H, W).
+
+        Args:
+            image: (B, C, H, W), prepared as for training.
+            noise: standard normal, one (B, *shape) for each of the model's noise shapes.
+        """
+        encoding = self.model.encode(image)
+        tempered = self.model.temper([level[:, None] for level in noise])  # each (B, 1, *shape)
+        if isinstance(self.model, Mixture):  # its own decode_samples fixes the size of the batch when it is traced
+            (components,) = encoding.features
+            picked = pick(tempered[0][:, 0], components.shape[1])
+            logits = components[torch.arange(components.shape[0], device=image.device), picked]
+        else:
+            logits = self.model.decode_samples(encoding, tempered, 1)[:, 0]
+        logits = logits / self.model.calibration.logits
+        return logits, logits.softmax(1)
+
+    def export(self, size: tuple[int, int]) -> torch.export.ExportedProgram:
+        """Return the graph for images of `size` (H, W) in batches of any number.
+
+        Raises:
+            ModelError: the model computes something that a graph cannot hold.
+        """
+        batch = torch.export.Dim("batch")
+        image = torch.zeros(2, self.model.config.image_channels, *size)
+        noise = [torch.zeros(2, *shape) for shape in self.model.noise_shapes(size)]
+        shapes = {"image": {0: batch}} | ({"noise": tuple({0: batch} for _ in noise)} if noise else {})
+        try:
+            with _quietly():
+                return torch.export.export(self, (image, *noise), dynamic_shapes=shapes, strict=True)
+        except Exception as error:  # torch has no common error for what it cannot trace
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ModelError(
+                f"a model '{self.model.config.name}' cannot be exported: torch.export says: {reason}; "
+                "use it through phiseg.load"
+            ) from error
+
+
+def export_onnx(
+    model_folder: Path,
+    path: Path,
+    *,
+    size: tuple[int, int] | None = None,
+    calibrated: bool = True,
+    overwrite: bool = False,
+) -> tuple[str, ...]:
+    """Write a model's sampling path as one ONNX file: one sample of each image from the noise that is fed in.
+
+    Inputs are `image` (B, C, H, W) and `noise_0` .. `noise_{L-1}`, each (B, *shape), fine to coarse; outputs are
+    `logits` and `probs` (B, K, H, W). B is free, H and W are fixed. How images must be prepared, the classes and
+    what the model is not for are in the file's metadata.
+
+    Args:
+        model_folder: of the model, or the run folder around it.
+        path: the file to write.
+        size: (H, W) of the images; those of training by default.
+        calibrated: put the temperatures that `phiseg calibrate` fitted into the graph, if there are any.
+        overwrite: replace the file that is there.
+
+    Returns:
+        The names of the inputs.
+
+    Raises:
+        ConfigError: the packages for ONNX are not installed, or the size is none.
+        ModelError: the model folder cannot be read, or the model cannot be exported.
+        OutputError: the file exists, or cannot be written.
+    """
+    if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
+        raise ConfigError(f"ONNX export needs the package {' and '.join(missing)}; run: pip install 'phiseg[onnx]'")
+    from onnx.helper import set_model_props
+
+    check_new_file(path, overwrite=overwrite)
+    model = load_model(model_folder, calibrated=calibrated)
+    preprocessing = Preprocessing.of(model)
+    size = size or preprocessing.size
+    if min(size) < 1:
+        raise ConfigError(f"size {size[0]} x {size[1]}: give a height and a width of at least 1 pixel")
+    exported = OneSample(model).export(size)
+    inputs = ("image", *(f"noise_{level}" for level in range(len(model.noise_shapes(size)))))
+    with _quietly():
+        program = torch.onnx.export(
+            exported,
+            dynamo=True,
+            input_names=inputs,
+            output_names=OUTPUTS,
+            opset_version=OPSET,
+            dynamic_shapes=[{0: "batch"} for _ in inputs],
+            verbose=False,
+        )
+    assert program is not None
+    proto = program.model_proto
+    for part in (proto.graph, *proto.graph.node):
+        part.ClearField("metadata_props")  # stack traces: paths of the machine that it was exported on
+    set_model_props(
+        proto,
+        {
+            "phiseg_version": __version__,
+            "recipe": str(model.provenance.get("recipe", "")),
+            "classes": json.dumps(preprocessing.classes),
+            "preprocessing": json.dumps(model.preprocessing),
+            "calibration": model.calibration.model_dump_json(),
+            "intended_use": INTENDED_USE,
+        },
+    )
+    with atomic_file(path) as file:
+        file.write(proto.SerializeToString())
+    return inputs
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep to itself what torch says about its own insides while it exports."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)
