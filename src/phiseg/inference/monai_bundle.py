@@ -1,0 +1,372 @@
+"""A trained model as a MONAI bundle: a folder that MONAI's own tools run.
+
+OUT/  configs/metadata.json  configs/inference.json   docs/README.md  LICENSE
+      models/phiseg/ (the model folder)               models/model.pt (the same weights, for `monai.bundle.load`)
+
+The network of the bundle is `MeanPrediction`, so phiseg must be installed where it runs. All else is MONAI's: the
+transforms do what preprocessing.json says, are undone after the prediction, and write NIfTI files. Nothing here
+imports MONAI.
+
+Shapes: B images, C image channels, K classes, H W pixels.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from phiseg import __version__
+from phiseg.core.errors import DataError, ModelError
+from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json, write_text
+from phiseg.imaging.volume import PLANES
+from phiseg.inference.export import INTENDED_USE
+from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.summary import summarise_samples
+from phiseg.models import Segmenter, load_model
+from phiseg.models.noise import seeded_generator
+from phiseg.models.pretrained import CALIBRATION, find_model
+
+MARKER = "configs/metadata.json"
+SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+MONAI_VERSION = "1.6.1"
+"""The version that the bundles are tested with."""
+
+
+class MeanPrediction(nn.Module):
+    """The network of the bundle: the mean probabilities of some samples.
+
+    The noise depends on the seed alone: every image, and so every slice of a volume, is shown the same samples.
+
+    Args:
+        folder: of the model.
+        num_samples: how many samples the mean is taken of.
+        seed: of the samples.
+        chunk_size: samples decoded at once; a matter of memory, not of results.
+    """
+
+    def __init__(self, folder: str, num_samples: int = 16, seed: int = 0, chunk_size: int = 16):
+        super().__init__()
+        self.model = load_model(Path(folder))
+        self.num_samples, self.seed, self.chunk_size = num_samples, seed, chunk_size
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return mean probabilities (B, K, H, W) of prepared images (B, C, H, W)."""
+        generators = [seeded_generator(self.seed, "mean prediction") for _ in range(len(image))]
+        chunks = self.model.sample_chunks(image, self.num_samples, generator=generators, chunk_size=self.chunk_size)
+        return torch.stack([summary.mean_probs for summary in summarise_samples(chunks)])
+
+
+class Evaluator:
+    """Runs the network over a dataset, image by image. MONAI's own evaluator would need pytorch-ignite for that.
+
+    Args:
+        dataset: of dictionaries with a prepared `image` (C, ...).
+        network: on `device`.
+        inferer: MONAI's, called with the image (1, C, ...) and the network.
+        postprocessing: takes the dictionary with the prediction (K, ...) as `pred`, and writes the files.
+        device: where the network is.
+    """
+
+    def __init__(
+        self,
+        dataset: Sequence[dict[str, Any]],
+        network: nn.Module,
+        inferer: Callable[[Tensor, nn.Module], Tensor],
+        postprocessing: Callable[[dict[str, Any]], Any],
+        device: torch.device,
+    ):
+        self.dataset, self.network, self.inferer = dataset, network, inferer
+        self.postprocessing, self.device = postprocessing, device
+
+    def run(self) -> None:
+        """Predict and write every image.
+
+        Raises:
+            DataError: there is none.
+        """
+        if not len(self.dataset):
+            raise DataError("there are no images; set --dataset_dir to the folder they are in")
+        self.network.eval()
+        for number in range(len(self.dataset)):
+            item = self.dataset[number]
+            pred = self.inferer(item["image"][None].to(self.device), self.network)[0]
+            self.postprocessing(item | {"pred": pred})
+
+
+def write_monai_bundle(model_folder: Path, out: Path, *, calibrated: bool = True, overwrite: bool = False) -> None:
+    """Write a trained model as a MONAI bundle.
+
+    Args:
+        model_folder: of the model, or the run folder around it; it is copied.
+        out: the bundle's folder.
+        calibrated: take along the temperatures that `phiseg calibrate` fitted, if there are any.
+        overwrite: replace the bundle that is there.
+
+    Raises:
+        ModelError: the model folder cannot be read, or its images were prepared as no bundle can.
+        OutputError: the folder exists, or cannot be written.
+    """
+    check_replaceable(out, overwrite=overwrite, marker=MARKER)
+    source = find_model(model_folder)
+    model = load_model(source, calibrated=calibrated)
+    preprocessing = Preprocessing.of(model)
+    if preprocessing.plane == "auto":
+        raise ModelError(
+            f"{source} was trained on slices of whichever plane each volume has ('auto'), which the fixed "
+            "transforms of a bundle cannot choose; use phiseg.load, or train on one plane"
+        )
+    names = ["config.json", "model.safetensors", "preprocessing.json", "README.md"]
+    if calibrated and (source / CALIBRATION).is_file():
+        names.append(CALIBRATION)
+    with atomic_folder(out, overwrite=overwrite, marker=MARKER) as new:
+        copied = new / "models" / "phiseg"
+        copied.mkdir(parents=True)
+        for name in names:
+            shutil.copyfile(source / name, copied / name)
+        with atomic_file(new / "models" / "model.pt") as file:
+            torch.save(MeanPrediction(str(copied)).state_dict(), file)
+        write_json(new / "configs" / "metadata.json", _metadata(model, preprocessing))
+        write_json(new / "configs" / "inference.json", _inference(preprocessing))
+        write_text(new / "docs" / "README.md", _readme(model, preprocessing))
+        write_text(new / "LICENSE", _LICENSE)
+
+
+def _metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return what MONAI's schema asks for."""
+    windowed = preprocessing.intensity.kind == "window"
+    classes = preprocessing.classes
+    common = {
+        "type": "image",
+        "spatial_shape": list(preprocessing.size),
+        "dtype": "float32",
+        "is_patch_data": False,
+    }
+    image = {
+        **common,
+        "format": "windowed to [-0.5, 0.5]" if windowed else "z-scored",
+        "num_channels": preprocessing.image_channels,
+        "value_range": [-0.5, 0.5] if windowed else [],
+        "channel_def": {str(channel): f"image {channel}" for channel in range(preprocessing.image_channels)},
+    }
+    pred = {
+        **common,
+        "format": "mean probabilities",
+        "num_channels": len(classes),
+        "value_range": [0, 1],
+        "channel_def": {str(number): name for number, name in enumerate(classes)},
+    }
+    return {
+        "schema": SCHEMA,
+        "version": "0.1.0",
+        "changelog": {"0.1.0": f"written by phiseg {__version__}"},
+        "monai_version": MONAI_VERSION,
+        "pytorch_version": torch.__version__.partition("+")[0],
+        "numpy_version": np.__version__,
+        "required_packages_version": {"phiseg": __version__, "nibabel": nibabel.__version__},
+        "name": f"phiseg {model.provenance.get('recipe', model.config.name)}",
+        "task": f"Segmentation of {', '.join(classes[1:])} with the disagreement of annotators",
+        "description": "Draws plausible segmentations of 2-D images and gives their mean probabilities.",
+        "authors": "those who trained the model",
+        "copyright": "of those who trained the model",
+        "data_source": str(preprocessing.dataset.get("name", "")),
+        "data_type": "numpy" if preprocessing.plane is None else "nibabel",
+        "image_classes": f"{preprocessing.image_channels} channel(s), {image['format']}",
+        "pred_classes": f"{len(classes)} channels: the mean probabilities of {', '.join(classes)}",
+        "intended_use": INTENDED_USE,
+        "references": [
+            "Baumgartner et al., PHiSeg: Capturing Uncertainty in Medical Image Segmentation, MICCAI 2019"
+        ],
+        "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
+    }
+
+
+def _inference(preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return the configuration that `python -m monai.bundle run` runs."""
+    sliced = preprocessing.plane is not None
+    return {
+        "imports": ["$import glob"],
+        "bundle_root": ".",
+        "dataset_dir": "$@bundle_root + '/images'",
+        "output_dir": "$@bundle_root + '/predictions'",
+        "num_samples": 16,
+        "seed": 0,
+        "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
+        "datalist": f"$sorted(glob.glob(@dataset_dir + '/{'*.nii*' if sliced else '*.npy'}'))",
+        "network_def": {
+            "_target_": f"{__name__}.MeanPrediction",
+            "folder": "$@bundle_root + '/models/phiseg'",
+            "num_samples": "@num_samples",
+            "seed": "@seed",
+        },
+        "network": "$@network_def.to(@device)",
+        "preprocessing": {"_target_": "Compose", "transforms": _transforms(preprocessing)},
+        "dataset": {
+            "_target_": "Dataset",
+            "data": "$[{'image': path} for path in @datalist]",
+            "transform": "@preprocessing",
+        },
+        "inferer": {
+            **({"_target_": "SliceInferer", "spatial_dim": 0} if sliced else {"_target_": "SlidingWindowInferer"}),
+            "roi_size": [-1, -1],  # all of an image
+            "sw_batch_size": 4,
+        },
+        "postprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {
+                    "_target_": "Invertd",
+                    "keys": "pred",
+                    "orig_keys": "image",
+                    "transform": "@preprocessing",
+                    "nearest_interp": False,
+                },
+                {"_target_": "CopyItemsd", "keys": "pred", "names": "labels"},
+                {"_target_": "AsDiscreted", "keys": "labels", "argmax": True},
+                _saved("pred", postfix="mean", dtype="float32", mode="bilinear"),
+                _saved("labels", postfix="labels", dtype="uint8", mode="nearest"),
+            ],
+        },
+        "evaluator": {
+            "_target_": f"{__name__}.Evaluator",
+            "dataset": "@dataset",
+            "network": "@network",
+            "inferer": "@inferer",
+            "postprocessing": "@postprocessing",
+            "device": "@device",
+        },
+        "run": ["$@evaluator.run()"],
+    }
+
+
+def _transforms(preprocessing: Preprocessing) -> list[dict[str, Any]]:
+    """Return MONAI's transforms that do what preprocessing.json says, in its order: values, spacing, crop."""
+
+    def transform(name: str, **options: Any) -> dict[str, Any]:
+        return {"_target_": name, "keys": "image", **options}
+
+    intensity, plane, several = preprocessing.intensity, preprocessing.plane, preprocessing.image_channels > 1
+    windowed = intensity.kind == "window"
+    transforms = []
+    if plane is None:  # arrays (H, W) or (C, H, W), as they are
+        channel = 0 if several else "no_channel"
+        transforms += [
+            transform("LoadImaged", reader="NumpyReader", channel_dim=channel),
+            transform("EnsureChannelFirstd", channel_dim=channel),
+        ]
+    else:  # volumes, or single slices without a third dimension; (C, slices, H, W) from here on
+        assert plane != "auto"
+        transforms += [
+            transform("LoadImaged", reader="NibabelReader"),
+            transform("EnsureChannelFirstd"),
+            transform("Lambdad", func="$lambda image: image if image.ndim == 4 else image[..., None]"),
+            transform("Orientationd", axcodes=PLANES[plane]),
+        ]
+    transforms.append(
+        transform(
+            "ScaleIntensityRanged",
+            a_min=intensity.low,
+            a_max=intensity.high,
+            b_min=-0.5,
+            b_max=0.5,
+            clip=True,
+        )
+        if windowed
+        else transform("NormalizeIntensityd", channel_wise=True)
+    )
+    if plane is not None and preprocessing.spacing_mm is not None:
+        transforms.append(transform("Spacingd", pixdim=[-1.0, *preprocessing.spacing_mm], mode="bilinear"))
+    if preprocessing.centred_on is not None:
+        size = [*([-1] if plane is not None else []), *preprocessing.size]
+        value = -0.5 if windowed else 0.0
+        transforms.append(
+            transform("ResizeWithPadOrCropd", spatial_size=size, mode="constant", constant_values=value)
+        )
+    return transforms
+
+
+def _saved(key: str, *, postfix: str, dtype: str, mode: str) -> dict[str, Any]:
+    return {
+        "_target_": "SaveImaged",
+        "keys": key,
+        "output_dir": "@output_dir",
+        "output_postfix": postfix,
+        "output_dtype": f"$numpy.{dtype}",
+        "resample": True,  # nothing is left to resample, but without it MONAI 1.6 cannot write 2-D labels
+        "mode": mode,
+        "separate_folder": False,
+    }
+
+
+def _readme(model: Segmenter, preprocessing: Preprocessing) -> str:
+    height, width = preprocessing.size
+    several = preprocessing.image_channels > 1
+    if preprocessing.plane is None:
+        shape = f"({preprocessing.image_channels}, H, W)" if several else "(H, W)"
+        images = f".npy files with one array {shape} each, rows first, as the training images were stored"
+    else:
+        images = f"NIfTI files; {preprocessing.plane} slices are segmented one by one"
+        images += f", and the {preprocessing.image_channels} channels are the fourth dimension" if several else ""
+    if preprocessing.spacing_mm is None:
+        spacing = "as it is"
+    elif preprocessing.plane is None:
+        spacing = "{} x {} mm in training; arrays must have it already".format(*preprocessing.spacing_mm)
+    else:
+        spacing = "resampled to {} x {} mm".format(*preprocessing.spacing_mm)
+    intensity = preprocessing.intensity
+    values = (
+        f"{intensity.low:g} to {intensity.high:g} is mapped to [-0.5, 0.5], what lies outside is clipped"
+        if intensity.kind == "window"
+        else "minus the mean, divided by the standard deviation of the image, each channel on its own"
+    )
+    part = (
+        f"the middle {height} x {width} pixels. **The model was trained on images that are centred on a "
+        f"{preprocessing.centred_on}: cut yours so that it is in the middle.** Outside of that part the mean is 0 "
+        "in every class: nothing was predicted there"
+        if preprocessing.centred_on is not None
+        else f"the whole slice; {height} x {width} pixels in training"
+    )
+    return f"""# {model.provenance.get("recipe", model.config.name)}: a MONAI bundle written by phiseg {__version__}
+
+Draws plausible segmentations of each image and writes their mean probabilities and the most probable labels.
+**{INTENDED_USE}**
+
+It needs phiseg {__version__}, whose network it is, MONAI (tested: {MONAI_VERSION}), nibabel and fire. The model,
+with its own card, is in `models/phiseg`; `phiseg.load("models/phiseg")` gives single samples instead of their mean.
+`models/model.pt` holds the same weights for tools that look for that name.
+
+```
+python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
+    --bundle_root . --dataset_dir IMAGES --output_dir PREDICTIONS --num_samples 16 --seed 0
+```
+
+| | |
+|---|---|
+| images | {images} |
+| values | {values} |
+| spacing | {spacing} |
+| seen by the network | {part} |
+| classes | {", ".join(preprocessing.classes)} |
+
+`NAME_mean.nii.gz` (classes in the last dimension) and `NAME_labels.nii.gz` have the grid of the image `NAME`.
+
+To check the bundle (the second downloads MONAI's schema to SCHEMA.json, or takes the one that is there):
+
+```
+python -m monai.bundle verify_net_in_out network_def --config_file configs/inference.json \\
+    --meta_file configs/metadata.json
+python -m monai.bundle verify_metadata --meta_file configs/metadata.json --filepath SCHEMA.json
+```
+"""
+
+
+_LICENSE = """The configuration files and texts of this bundle were written by phiseg and may be used under the
+Apache License, Version 2.0 (https://www.apache.org/licenses/LICENSE-2.0).
+
+The weights in models/ belong to those who trained them, and may be bound to the terms of the data they were
+trained on. State their licence here before you pass the bundle on.
+"""

@@ -1,0 +1,303 @@
+"""The MONAI bundle: MONAI's own tools accept it and run it, and what it writes is what phiseg computes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+import phiseg
+from phiseg.core.errors import DataError, ModelError, OutputError
+from phiseg.data.intensity import Intensity, normalise
+from phiseg.imaging.nifti import read_nifti, write_nifti
+from phiseg.imaging.volume import Volume, from_slices, to_slices
+from phiseg.inference.monai_bundle import Evaluator, MeanPrediction, write_monai_bundle
+from phiseg.models.calibration import Calibration
+from phiseg.models.noise import seeded_generator
+from phiseg.models.phiseg import PHiSegConfig
+from phiseg.models.pretrained import save_calibration, save_model
+from phiseg.models.registry import build_model
+
+WINDOW = {"kind": "window", "low": -100.0, "high": 300.0}
+AXES = np.array([[0, -2.0, 0, 30], [0, 0, 5.0, -20], [0.5, 0, 0, 7], [0, 0, 0, 1]])
+"""Of a volume whose axes go towards Superior, Left and Anterior, with three spacings."""
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Return a function that writes the folder of a tiny model with three classes."""
+
+    def save(name="model", *, channels=1, calibration=None, **preprocessing):
+        torch.manual_seed(0)
+        config = PHiSegConfig(
+            channels=(3, 4), num_levels=2, blocks_per_level=1, num_classes=3, image_channels=channels, head_init=1.0
+        )
+        values = {
+            "classes": ["background", "core", "rim"],
+            "image_channels": channels,
+            "size": [10, 8],
+            "intensity": WINDOW,
+        }
+        model = build_model(config)
+        save_model(
+            tmp_path / name,
+            model,
+            preprocessing=values | preprocessing,
+            provenance={"recipe": "tiny"},
+            card="# A card\n",
+        )
+        if calibration:
+            save_calibration(tmp_path / name, calibration, fit={})
+        return tmp_path / name
+
+    return save
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Return a folder for images."""
+    (tmp_path / "images").mkdir()
+    return tmp_path / "images"
+
+
+def run(bundle, images, out, **options):
+    """Run the bundle in this process and return what it wrote, by name."""
+    from monai.bundle import run
+
+    run(
+        config_file=str(bundle / "configs" / "inference.json"),
+        meta_file=str(bundle / "configs" / "metadata.json"),
+        workflow_type="infer",
+        bundle_root=str(bundle),
+        dataset_dir=str(images),
+        output_dir=str(out),
+        **options,
+    )
+    return {path.name: nibabel.load(path) for path in out.iterdir()}
+
+
+def prepared(bundle, images):
+    """Return the first image as the bundle shows it to the network."""
+    from monai.bundle import ConfigParser
+
+    parser = ConfigParser()
+    parser.read_config(str(bundle / "configs" / "inference.json"))
+    parser.update({"dataset_dir": str(images), "bundle_root": str(bundle)})
+    return parser.get_parsed_content("dataset")[0]["image"]
+
+
+def random_volume(shape, affine=AXES):
+    values = np.random.default_rng(3).normal(100, 200, shape).astype(np.float32)
+    return Volume(values, np.asarray(affine, dtype=np.float64))
+
+
+def mean_of_samples(model, image, num_samples, seed=0):
+    """Return mean probabilities (B, K, H, W) of images, each sampled with the same noise."""
+    generators = [seeded_generator(seed, "mean prediction") for _ in image]
+    return model.sample(torch.as_tensor(image), num_samples, generator=generators).softmax(2).mean(1).numpy()
+
+
+def test_monais_command_writes_what_phiseg_computes_in_the_grid_of_the_scan(save, images, tmp_path):
+    calibration = Calibration(noise=(2.0, 0.5), logits=1.5)
+    folder = save(plane="axial", spacing_mm=[5.0, 2.0], calibration=calibration)
+    volume = random_volume((4, 11, 13))
+    write_nifti(images / "scan.nii.gz", volume)
+    bundle = tmp_path / "bundle"
+    write_monai_bundle(folder, bundle)
+    options = {"config_file": "configs/inference.json", "meta_file": "configs/metadata.json"}
+    options |= {"dataset_dir": images, "output_dir": tmp_path / "out", "num_samples": 3, "seed": 5}
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    done = subprocess.run(
+        [sys.executable, "-m", "monai.bundle", "run", *words],
+        cwd=bundle,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+    model = phiseg.load(folder)
+    assert model.calibration == calibration
+    slices = to_slices(read_nifti(images / "scan.nii.gz"), "axial").values
+    assert slices.shape == (4, 13, 11)
+    image = normalise(slices, Intensity(**WINDOW))[:, None]
+    expected = np.moveaxis(mean_of_samples(model, image, 3, seed=5), 1, 3)  # (slices, H, W, K)
+    mean, labels = (nibabel.load(tmp_path / "out" / f"scan_{name}.nii.gz") for name in ("mean", "labels"))
+    np.testing.assert_allclose(mean.affine, AXES, atol=1e-5)
+    np.testing.assert_allclose(labels.affine, AXES, atol=1e-5)
+    np.testing.assert_allclose(mean.get_fdata(), from_slices(expected, "axial", like=volume).values, atol=1e-5)
+    assert labels.get_data_dtype() == np.uint8
+    np.testing.assert_array_equal(labels.get_fdata(), mean.get_fdata().argmax(3))
+    assert len(np.unique(labels.get_fdata())) > 1
+
+
+def test_arrays_without_a_plane_are_taken_as_they_are(save, images, tmp_path):
+    folder = save(channels=2, intensity={"kind": "zscore"})
+    array = np.random.default_rng(0).normal(40, 7, (2, 9, 14))
+    np.save(images / "case.npy", array)
+    write_monai_bundle(folder, tmp_path / "bundle")
+    written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=2)
+    scored = (array - array.mean((1, 2), keepdims=True)) / array.std((1, 2), keepdims=True)
+    (expected,) = mean_of_samples(phiseg.load(folder), scored[None].astype(np.float32), 2)
+    found = np.squeeze(written["case_mean.nii.gz"].get_fdata())
+    np.testing.assert_allclose(found, np.moveaxis(expected, 0, 2), atol=1e-5)
+    np.testing.assert_array_equal(written["case_labels.nii.gz"].get_fdata(), found.argmax(2))
+
+
+def test_a_centred_model_sees_the_middle_of_a_flat_slice_and_the_rest_is_zero(save, images, tmp_path):
+    folder = save(plane="axial", centred_on="nodule")
+    image = random_volume((15, 6, 1), np.diag([1.0, 1, 1, 1])).values[..., 0]  # 2-D: x towards Right, y Anterior
+    nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), images / "flat.nii")
+    write_monai_bundle(folder, tmp_path / "bundle")
+    written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=2)
+    shown = normalise(
+        image[::-1, ::-1].T, Intensity(**WINDOW)
+    )  # (6, 15), anterior above, patient's right at the left
+    seen = np.full((10, 8), -0.5, dtype=np.float32)
+    seen[2:8] = shown[:, 3:11]
+    np.testing.assert_allclose(prepared(tmp_path / "bundle", images)[0, 0].numpy(), seen, atol=1e-6)
+    (expected,) = mean_of_samples(phiseg.load(folder), seen[None, None], 2)
+    whole = np.zeros((3, 6, 15))
+    whole[:, :, 3:11] = expected[:, 2:8]
+    found = np.squeeze(written["flat_mean.nii.gz"].get_fdata())
+    np.testing.assert_allclose(found, np.moveaxis(whole, 0, 2).transpose(1, 0, 2)[::-1, ::-1], atol=1e-5)
+    np.testing.assert_array_equal(np.squeeze(written["flat_labels.nii.gz"].get_fdata()), found.argmax(2))
+
+
+def test_slices_are_resampled_to_the_spacing_of_training(save, images, tmp_path):
+    """A ramp along the world stays that ramp, wherever its pixels are put."""
+    folder = save(plane="coronal", spacing_mm=[1.0, 1.5])
+    ramp = random_volume((8, 11, 6))
+    places = ramp.world(np.stack(np.meshgrid(*map(np.arange, ramp.grid), indexing="ij"), axis=-1))
+    write_nifti(images / "ramp.nii.gz", Volume((places @ [3.0, 2.0, 20.0]).astype(np.float32), AXES))
+    write_monai_bundle(folder, tmp_path / "bundle")
+    shown = prepared(tmp_path / "bundle", images)
+    np.testing.assert_allclose(np.linalg.norm(shown.affine[:3, :3], axis=0), [5, 1, 1.5], atol=1e-6)
+    assert shown.shape[1] == 6
+    voxels = np.stack(np.meshgrid(*map(np.arange, shown.shape[1:]), indexing="ij"), axis=-1)
+    world = voxels @ shown.affine[:3, :3].numpy().T + shown.affine[:3, 3].numpy()
+    expected = normalise(world @ [3.0, 2.0, 20.0], Intensity(**WINDOW))
+    inside = (slice(None), slice(1, -1), slice(1, -1))  # beyond the border, the last value goes on
+    np.testing.assert_allclose(shown[0].numpy()[inside], expected[inside], atol=1e-4)
+    assert np.ptp(expected[inside]) > 0.1
+
+    written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=2)
+    mean, labels = written["ramp_mean.nii.gz"], written["ramp_labels.nii.gz"]
+    assert (mean.shape, labels.shape) == ((8, 11, 6, 3), (8, 11, 6))
+    for image in (mean, labels):
+        np.testing.assert_allclose(image.affine, AXES, atol=1e-5)
+    np.testing.assert_allclose(mean.get_fdata().sum(3), 1, atol=1e-5)
+    np.testing.assert_array_equal(labels.get_fdata(), mean.get_fdata().argmax(3))
+
+
+def test_monai_accepts_the_network_and_loads_its_weights(save, tmp_path, monkeypatch):
+    from monai.bundle import load, verify_net_in_out
+
+    bundle = tmp_path / "bundle"
+    write_monai_bundle(save(), bundle)
+    monkeypatch.chdir(bundle)
+    files = {"config_file": "configs/inference.json", "meta_file": "configs/metadata.json"}
+    verify_net_in_out("network_def", **files, device="cpu")
+    with pytest.raises(ValueError, match="output channel number"):  # it does look
+        verify_net_in_out(
+            "network_def", **files, device="cpu", **{"_meta_#network_data_format#outputs#pred#num_channels": 2}
+        )
+    loaded = load("bundle", bundle_dir=tmp_path, workflow_type="inference", device="cpu")
+    for name, weight in phiseg.load(bundle / "models" / "phiseg").state_dict().items():
+        assert torch.equal(loaded.state_dict()[f"model.{name}"], weight)
+
+
+def test_the_metadata_has_what_monais_schema_requires(save, tmp_path):
+    """MONAI takes a schema that is there instead of downloading it: here, one with the same requirements."""
+    pytest.importorskip("jsonschema")
+    from monai.bundle import verify_metadata
+
+    tensor = ["type", "format", "num_channels", "spatial_shape", "dtype", "value_range"]
+    described = {
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": {"type": "object", "required": tensor},
+    }
+    text = ["schema", "version", "monai_version", "pytorch_version", "numpy_version", "task", "description"]
+    text += ["authors", "copyright", "data_source", "data_type", "image_classes", "pred_classes", "intended_use"]
+    schema = {
+        "type": "object",
+        "required": [*text, "required_packages_version", "network_data_format"],
+        "properties": {
+            **{name: {"type": "string"} for name in text},
+            "required_packages_version": {"type": "object", "required": ["phiseg"]},
+            "network_data_format": {
+                "type": "object",
+                "required": ["inputs", "outputs"],
+                "properties": {"inputs": described, "outputs": described},
+            },
+        },
+    }
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    write_monai_bundle(save(), tmp_path / "bundle")
+    path = tmp_path / "bundle" / "configs" / "metadata.json"
+    verify_metadata(meta_file=str(path), filepath=str(tmp_path / "schema.json"))
+    metadata = json.loads(path.read_text())
+    assert metadata["network_data_format"]["outputs"]["pred"]["channel_def"]["2"] == "rim"
+    del metadata["task"]
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(ValueError, match="task"):
+        verify_metadata(meta_file=str(path), filepath=str(tmp_path / "schema.json"))
+
+
+def test_the_mean_does_not_depend_on_the_batch_or_the_chunks(save):
+    folder = str(save())
+    image = torch.rand(3, 1, 10, 8) - 0.5
+    together = MeanPrediction(folder, num_samples=5)(image)
+    alone = torch.cat([MeanPrediction(folder, num_samples=5, chunk_size=2)(part[None]) for part in image])
+    torch.testing.assert_close(together, alone)
+    assert not torch.allclose(together, MeanPrediction(folder, num_samples=5, seed=1)(image), atol=1e-4)
+
+
+def test_an_uncalibrated_bundle_leaves_the_temperatures_out(save, tmp_path):
+    folder = save(calibration=Calibration(logits=3.0))
+    write_monai_bundle(folder, tmp_path / "with")
+    write_monai_bundle(folder, tmp_path / "without", calibrated=False)
+    assert phiseg.load(tmp_path / "with" / "models" / "phiseg").calibration.logits == 3
+    assert phiseg.load(tmp_path / "without" / "models" / "phiseg").calibration.logits == 1
+
+
+def test_the_readme_says_what_the_network_must_be_shown(save, tmp_path):
+    write_monai_bundle(save(plane="axial", spacing_mm=[0.7, 0.7], centred_on="nodule"), tmp_path / "bundle")
+    text = (tmp_path / "bundle" / "docs" / "README.md").read_text()
+    for words in (
+        "axial",
+        "resampled to 0.7 x 0.7 mm",
+        "-100 to 300",
+        "centred on a nodule",
+        "Not a medical device",
+    ):
+        assert words in text
+    assert "{" not in text
+
+
+def test_what_cannot_be_bundled_is_refused_in_one_line(save, tmp_path):
+    with pytest.raises(ModelError, match="'auto'"):
+        write_monai_bundle(save(plane="auto"), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+    folder = save("other")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(OutputError, match="not a result of phiseg"):
+        write_monai_bundle(folder, tmp_path / "mine", overwrite=True)
+    write_monai_bundle(folder, tmp_path / "bundle")
+    with pytest.raises(OutputError, match="exists already"):
+        write_monai_bundle(folder, tmp_path / "bundle")
+    write_monai_bundle(folder, tmp_path / "bundle", overwrite=True)
+
+
+def test_a_run_without_images_says_so(save):
+    network = MeanPrediction(str(save()))
+    with pytest.raises(DataError, match="no images"):
+        Evaluator([], network, None, None, torch.device("cpu")).run()
