@@ -1,10 +1,14 @@
 """What people point at: NIfTI files, folders of a DICOM series, PNGs, and folders of any of them."""
 
+import hashlib
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import nibabel
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
@@ -25,6 +29,15 @@ class ScanFile:
     path: Path
     kind: Literal["nifti", "dicom", "png"]
 
+    def content_hash(self) -> str:
+        """Return the SHA-256 of its file, or of those in its folder: it tells scans of one name apart."""
+        files = sorted(self.path.iterdir()) if self.kind == "dicom" else [self.path]
+        digest = hashlib.sha256()
+        for file in files:
+            if _looks_like_dicom(file) or self.kind != "dicom":
+                digest.update(file.read_bytes())
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -39,26 +52,35 @@ class Scan:
     warnings: tuple[str, ...] = ()
 
 
-def find_scans(inputs: Sequence[Path]) -> list[ScanFile]:
+def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> list[ScanFile]:
     """Find the scans that the inputs are or hold, sorted by name.
 
-    A folder with DICOM files is a series, and any other folder is searched. Scans of one name get their folders'
-    names in front.
+    The DICOM files of a folder are one series; whatever else lies in it, and in the folders below, is found too.
+    What is reached in several ways counts once. Scans of one name get their folders' names in front, and those of
+    one folder keep their suffixes.
+
+    Args:
+        inputs: files and folders.
+        results: a folder that is not searched, because our own results are in it.
 
     Raises:
         DataError: an input does not exist, is of another kind, or holds no scan.
     """
-    found: list[ScanFile] = []
+    cure = "give a NIfTI file, a PNG, a DICOM folder or a folder of those"
+    if not inputs:
+        raise DataError(f"there is no INPUT to predict; {cure}")
+    found: dict[Path, ScanFile] = {}
     for path in inputs:
         if not path.exists():
-            raise DataError(f"{path} does not exist; give a NIfTI file, a PNG, a DICOM folder or a folder of those")
-        scans = list(_scans_in(path))
+            raise DataError(f"{path} does not exist; {cure}")
+        if results and path.resolve() == results.resolve():
+            raise DataError(f"{path} is the folder for the results, too; give another --out")
+        scans = list(_scans_in(path, {results.resolve()} if results else set()))
         if not scans:
-            what = "holds no scan" if path.is_dir() else "is no scan"
-            raise DataError(f"{path} {what}; give a NIfTI file, a PNG, a DICOM folder or a folder of those")
-        found += scans
-    unique = {scan.path.resolve(): scan for scan in found}
-    return sorted(_named_apart(list(unique.values())), key=lambda scan: scan.name)
+            raise DataError(f"{path} {'holds' if path.is_dir() else 'is'} no scan; {cure}")
+        for scan in scans:
+            found.setdefault(scan.path.resolve(), scan)
+    return sorted(_named_apart(list(found.values())), key=lambda scan: scan.name)
 
 
 def read_scan(scan: ScanFile, *, channels: int, plane: Plane | None) -> Scan:
@@ -73,7 +95,7 @@ def read_scan(scan: ScanFile, *, channels: int, plane: Plane | None) -> Scan:
         DataError: it cannot be read, with the reason.
     """
     if scan.kind == "nifti":
-        return Scan(read_nifti(scan.path, channels=True))
+        return Scan(read_nifti(scan.path, channels=True), warnings=_nifti_warnings(scan.path))
     if scan.kind == "dicom":
         series = read_series(scan.path)
         volume = Volume(series.volume.values[..., None], series.volume.affine)
@@ -85,46 +107,72 @@ def read_scan(scan: ScanFile, *, channels: int, plane: Plane | None) -> Scan:
     return Scan(Volume(values, affine_towards(towards[::-1])), has_spacing=False, warnings=(warning,))
 
 
-def _scans_in(path: Path) -> Iterator[ScanFile]:
+def _scans_in(path: Path, visited: set[Path]) -> Iterator[ScanFile]:
     name = path.name.lower()
     if path.is_dir():
+        if path.resolve() in visited:  # by a link that leads upwards, or it holds our results
+            return
+        visited.add(path.resolve())
         entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
         if any(_looks_like_dicom(entry) for entry in entries):
-            yield ScanFile(path.absolute().name, path, "dicom")
-        else:
-            for entry in entries:
-                yield from _scans_in(entry)
+            yield ScanFile(_absolute(path).name, path, "dicom")
+        for entry in entries:
+            yield from _scans_in(entry, visited)
     elif name.endswith(SUFFIXES):
-        yield ScanFile(path.name[: -len(".nii.gz" if name.endswith(".gz") else ".nii")], path, "nifti")
+        yield ScanFile(path.name[: name.rindex(".nii")] or path.name, path, "nifti")
     elif name.endswith(".png"):
         yield ScanFile(path.stem, path, "png")
 
 
 def _looks_like_dicom(path: Path) -> bool:
+    """Tell whether a file is part of a series; the DICOMDIR of a disc only lists those in the folders below."""
     try:
-        return path.is_file() and (path.suffix.lower() in {".dcm", ".ima"} or is_dicom(path))
+        named = path.suffix.lower() in {".dcm", ".ima"}
+        return path.is_file() and path.name != "DICOMDIR" and (named or is_dicom(path))
     except OSError:
         return False
 
 
+def _nifti_warnings(path: Path) -> tuple[str, ...]:
+    header: Any = nibabel.load(path).header
+    if header["sform_code"] or header["qform_code"]:
+        return ()
+    return (f"{path} says nothing of its orientation: its axes count as left, anterior and superior",)
+
+
 def _named_apart(scans: list[ScanFile]) -> list[ScanFile]:
     """Put folders' names in front of names that several scans have, until all differ."""
-    depth = 1
-    names = [scan.name for scan in scans]
+    folders = [_absolute(scan.path).parent for scan in scans]
+    shared = Counter(zip(folders, (scan.name for scan in scans), strict=True))
+    own = [
+        scan.path.name if shared[folder, scan.name] > 1 else scan.name
+        for scan, folder in zip(scans, folders, strict=True)
+    ]
+    names, depth = own, 0
     while len(set(names)) < len(names):
-        names = [
-            "-".join([*scan.path.resolve().parent.parts[-depth:], scan.name]) if names.count(name) > 1 else name
-            for scan, name in zip(scans, names, strict=True)
-        ]
         depth += 1
-    return [ScanFile(name.replace("/", ""), scan.path, scan.kind) for scan, name in zip(scans, names, strict=True)]
+        count = Counter(names)
+        if depth == max(len(folder.parts) for folder in folders):
+            name, _ = count.most_common(1)[0]
+            first, second, *_ = (scan.path for scan, taken in zip(scans, names, strict=True) if taken == name)
+            raise DataError(f"{first} and {second} would both be called {name}; rename one of them")
+        names = [
+            "-".join([*folder.parts[1:][-depth:], name]) if count[taken] > 1 else taken
+            for folder, name, taken in zip(folders, own, names, strict=True)
+        ]
+    return [ScanFile(name, scan.path, scan.kind) for scan, name in zip(scans, names, strict=True)]
+
+
+def _absolute(path: Path) -> Path:
+    """Return a path without dots; links keep the names that they were given."""
+    return Path(os.path.normpath(path.absolute()))
 
 
 def _read_png(path: Path, channels: int) -> NDArray[Any]:
     try:
         with Image.open(path, formats=["PNG"]) as image:
-            coloured = image.mode in ("RGB", "RGBA", "P", "LA", "PA")
-            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB") if coloured else image)
+            grey = image.mode in ("L", "I", "I;16", "I;16B")
+            pixels = np.asarray(image if grey else image.convert("L" if channels == 1 else "RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as PNG ({error}); save it again") from None
     return pixels.reshape(*pixels.shape[:2], -1)
