@@ -67,9 +67,11 @@ class PreparedStack:
         """Slice a volume (I, J, K) or (I, J, K, C).
 
         Raises:
-            DataError: it has not the model's channels, or its voxels are not finite or all the same.
+            DataError: it is no volume, has not the model's channels, or its voxels are not finite or all the same.
         """
         values = volume.values[..., None] if volume.values.ndim == 3 else volume.values
+        if values.ndim != 4 or not values.size:
+            raise DataError(f"{name} has the shape {volume.values.shape}; give voxels (I, J, K) or (I, J, K, C)")
         if values.shape[3] != preprocessing.image_channels:
             raise DataError(
                 f"{name} has {values.shape[3]} channels, the model takes {preprocessing.image_channels}; "
@@ -78,7 +80,7 @@ class PreparedStack:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise DataError(f"{name} has NaN or infinite voxels; repair the image or leave it out")
         if values.min() == values.max():
-            raise DataError(f"{name} is empty: every voxel is {values.flat[0]:g}; check the scan")
+            raise DataError(f"{name} is empty: every voxel is {float(values.flat[0]):g}; check the scan")
         plane = preprocessing.plane or "auto"
         chosen = coarsest_plane(volume) if plane == "auto" else plane
         return cls(to_slices(Volume(values, volume.affine), chosen), chosen, preprocessing, name)
@@ -109,6 +111,12 @@ class PreparedStack:
         return normalise(values, self.preprocessing.intensity)
 
     def images(self, slices: NDArray[np.int64], frame: Frame) -> NDArray[np.float32]:
-        """Return what the network sees: a frame of some slices, (len(slices), C, h, w)."""
-        outside = 0.0 if self.preprocessing.intensity.kind == "zscore" else -0.5
-        return cut(self.normalised(slices), frame, fill=outside, interpolation="linear")
+        """Return what the network sees: a frame of some slices, (len(slices), C, h, w).
+
+        As in training, a window clips what was resampled; z-scores are those of the volume before it.
+        """
+        intensity = self.preprocessing.intensity
+        if intensity.low is None:
+            return cut(self.normalised(slices), frame, fill=0, interpolation="linear")
+        values = np.moveaxis(self.stack.values[slices], 3, 1).astype(np.float32)
+        return normalise(cut(values, frame, fill=intensity.low, interpolation="linear"), intensity)
