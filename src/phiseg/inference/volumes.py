@@ -133,19 +133,24 @@ def predict_volume(
     """
     sampling = sampling or Sampling()
     preprocessing = Preprocessing.of(model)
+    check_point(preprocessing, point, name=name)
     stack = PreparedStack.of(volume, preprocessing, name=name)
-    if preprocessing.centred_on is None and point is not None:
-        raise ConfigError(f"the model looks at whole slices and takes no point; predict {name} without one")
-    if preprocessing.centred_on is not None and point is None:
-        raise ConfigError(
-            f"the model looks at crops around a {preprocessing.centred_on}; say where one is in {name} (--at x,y,z)"
-        )
     slices = _Slices(model, stack, sampling)
     bar: tqdm[Any] = tqdm(desc=name, unit="slice", leave=False, disable=not progress, dynamic_ncols=True)
     with bar, torch.inference_mode():
         if point is None:
             return _predict_slices(slices, volume, bar)
         return _predict_lesion(slices, volume, _to_stack(volume, stack, point), bar)
+
+
+def check_point(preprocessing: Preprocessing, point: object | None, *, name: str) -> None:
+    """Refuse a point for a model of whole slices, and a model of lesion-centred crops without one."""
+    if preprocessing.centred_on is None and point is not None:
+        raise ConfigError(f"the model looks at whole slices and takes no point; predict {name} without one")
+    if preprocessing.centred_on is not None and point is None:
+        raise ConfigError(
+            f"the model looks at crops around a {preprocessing.centred_on}; say where one is in {name} (--at x,y,z)"
+        )
 
 
 class _Slices:
@@ -208,11 +213,20 @@ class _Slices:
             chunks.append(logits.float().softmax(2).cpu())
         levels = np.zeros((len(images), 0, *images.shape[2:]), np.float32)
         if isinstance(self.model, PHiSeg) and self.num_levels:
-            draws = min(self.sampling.level_draws, self.sampling.num_samples)
-            before = [level[:, :draws] for level in noise]
-            after = [level[:, :draws] for level in self._noise(self.redrawn, numbers)]
-            levels = _level_variance(self.model, encoding, before, after)
+            levels = self._level_variance(self.model, encoding, noise, self._noise(self.redrawn, numbers))
         return torch.cat(chunks, dim=1).numpy(), levels
+
+    def _level_variance(
+        self, model: PHiSeg, encoding: Encoding, noise: Sequence[Tensor], redrawn: Sequence[Tensor]
+    ) -> NDArray[np.float32]:
+        """Return half the mean square of the change: the variance given the other levels, (B, L, h, w)."""
+        draws, step = min(self.sampling.level_draws, self.sampling.num_samples), self.sampling.chunk_size
+        parts = [slice(start, min(start + step, draws)) for start in range(0, draws, step)]
+        changes = [
+            _changes(model, encoding, [level[:, part] for level in noise], [level[:, part] for level in redrawn])
+            for part in parts
+        ]
+        return (torch.cat(changes, dim=1).square().mean(1) / 2).numpy()
 
     def _noise(self, source: SliceNoise, numbers: NDArray[np.int64]) -> list[Tensor]:
         distance = self.stack.stack.spacing_mm[0]
@@ -220,13 +234,8 @@ class _Slices:
         return self.model.temper([torch.cat(level).to(self.device) for level in at_slices])
 
 
-def _level_variance(
-    model: PHiSeg, encoding: Encoding, noise: Sequence[Tensor], redrawn: Sequence[Tensor]
-) -> NDArray[np.float32]:
-    """Return how much the foreground's probability varies when one level is redrawn, (B, L, h, w).
-
-    Half the mean square of the change: the variance, given the other levels.
-    """
+def _changes(model: PHiSeg, encoding: Encoding, noise: Sequence[Tensor], redrawn: Sequence[Tensor]) -> Tensor:
+    """Return how much the foreground's probability changes when one level is redrawn, (B, S, L, h, w)."""
 
     def foreground(latents: Sequence[Tensor]) -> Tensor:
         logits = model.decode(latents, encoding.size)[0] / model.calibration.logits
@@ -234,12 +243,12 @@ def _level_variance(
 
     latents = model.sample_latents(encoding, noise)
     before = foreground(latents)
-    variances = []
+    changes = []
     for level in range(len(latents)):
         others = {number: latent for number, latent in enumerate(latents) if number != level}
         after = foreground(model.sample_latents(encoding, redrawn, given=others))
-        variances.append(((after - before) ** 2).mean(1) / 2)
-    return torch.stack(variances, dim=1).cpu().numpy()
+        changes.append((after - before).cpu())
+    return torch.stack(changes, dim=2)
 
 
 def _predict_slices(slices: _Slices, volume: Volume, bar: "tqdm[Any]") -> Prediction:
@@ -271,7 +280,7 @@ def _predict_lesion(slices: _Slices, volume: Volume, point: tuple[int, int, int]
         n * step * mm for n, step, mm in zip(frame.size, frame.step, stack.stack.spacing_mm[1:], strict=True)
     )
     reach = in_plane / 2 if sampling.reach_mm is None else sampling.reach_mm
-    far = int(reach / distance + 1e-6)
+    far = int(min(reach / distance, stack.stack.grid[0]) + 1e-6)
     box = (slice(centre, centre + 1), rows, columns)
     found: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
 
@@ -367,5 +376,6 @@ def _to_stack(volume: Volume, stack: PreparedStack, point: Sequence[float]) -> t
         raise DataError(f"{stack.name}: the point ({given}) lies outside of the scan's {shape} voxels; check --at")
     world = volume.world(np.asarray(point, dtype=np.float64))
     place = np.linalg.inv(stack.stack.affine) @ [*world, 1]
-    number, row, column = (int(value) for value in np.rint(place[:3]))
+    nearest = np.clip(np.rint(place[:3]), 0, np.array(stack.stack.grid) - 1)  # half a voxel may be rounded outwards
+    number, row, column = (int(value) for value in nearest)
     return number, row, column
