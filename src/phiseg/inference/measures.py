@@ -32,7 +32,7 @@ class Spread:
     def of(cls, values: NDArray[np.float64]) -> Self:
         """Return the median and the 90 % interval."""
         low, high = np.percentile(values, INTERVAL)
-        return cls(float(np.median(values)), float(low), float(high), tuple(round(float(v), 4) for v in values))
+        return cls(float(np.median(values)), float(low), float(high), tuple(float(f"{v:.6g}") for v in values))
 
 
 @dataclass(frozen=True)
