@@ -1,5 +1,6 @@
 """`phiseg predict`."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -33,9 +34,9 @@ class Predict:
     """What to segment."""
     out: Path
     """Folder for the results; one with other cases can be gone on with."""
-    at: Annotated[tuple[str, ...], tyro.conf.arg(metavar="X,Y,Z")] = field(default=())
-    """Places inside lesions: voxels from 0 along the file's axes (DICOM: column, row, slice by ascending position),
-    mm:x,y,z in NIfTI's world (right, anterior, superior) or lps:x,y,z in DICOM's."""
+    at: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="X,Y,Z")] = field(default=())
+    """A place inside a lesion; once for each. Voxels from 0 along the file's axes (DICOM: column, row, slice
+    by ascending position), mm:x,y,z in NIfTI's world (right, anterior, superior) or lps:x,y,z in DICOM's."""
     points: Annotated[Path | None, tyro.conf.arg(metavar="CSV")] = None
     """The same for many scans: a table with the columns case,x,y,z and, if not in voxels, unit (mm or lps)."""
     num_samples: int = 16
@@ -66,8 +67,10 @@ class Predict:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Predict, arguments, prog=prog)
+    import torch
+
     from phiseg.evaluation.prediction_report import case_picture, write_prediction_report
-    from phiseg.inference.cohort import list_jobs, predict_cohort
+    from phiseg.inference.cohort import list_jobs, predict_cohort, unfinished
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.scans import find_scans
     from phiseg.inference.volumes import Sampling
@@ -87,25 +90,30 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     )
     points = [Point.parse(text) for text in command.at]
     by_case = read_points(command.points) if command.points else {}
-    jobs = list_jobs(find_scans(command.inputs), points, by_case)
+    scans = find_scans(command.inputs, results=command.out)
+    jobs = list_jobs(scans, points, by_case)
     folder = find_model(Path(command.model))
-    fabric = make_fabric(
-        TrainConfig(accelerator=command.accelerator, devices=command.devices, num_nodes=command.num_nodes)
-    )
-    fabric.launch()
-    model = load_model(folder, device=fabric.device, calibrated=not command.uncalibrated)
+    model = load_model(folder, calibrated=not command.uncalibrated)
+    identity = {"model": weights_hash(folder), "calibration": model.calibration.model_dump(mode="json")}
+    waiting = unfinished(jobs, command.out, model, sampling=sampling, identity=identity)
+    machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}
+    fabric = make_fabric(TrainConfig.parse(machine, where="phiseg predict"))
+    fabric.launch()  # every process has come to here, with the same list, when the first one goes on
+    without = sorted({scan.name for scan in scans} - {job.scan.name for job in jobs})
+    if without and fabric.is_global_zero:
+        print(f"phiseg: scans without a point are left out: {', '.join(without)}", file=sys.stderr)
     failed = predict_cohort(
-        model,
-        jobs[fabric.global_rank :: fabric.world_size],
+        model.to(fabric.device),
+        waiting[fabric.global_rank :: fabric.world_size],
         command.out,
         sampling=sampling,
-        identity={"model": weights_hash(folder), "calibration": model.calibration.model_dump(mode="json")},
+        identity=identity,
         draw=case_picture,
         progress=fabric.is_global_zero,
     )
-    fabric.barrier()
+    num_failed = fabric.all_reduce(torch.tensor(float(len(failed)), device=fabric.device), reduce_op="sum")
     if fabric.is_global_zero:
         page = write_prediction_report(command.out, model=command.model)
         print(f"written to {command.out}; look at {page}")
-    if failed:
+    if num_failed:
         raise SystemExit(2)

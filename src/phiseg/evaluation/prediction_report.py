@@ -5,7 +5,6 @@ PRED/  cases.csv  report.html  beside the folders of the cases
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from phiseg.evaluation.drawing import (
     to_png,
 )
 from phiseg.evaluation.report import embedded, render
-from phiseg.inference.cohort import SUMMARY
+from phiseg.inference.cohort import read_summaries
 from phiseg.inference.measures import Measures
 from phiseg.inference.volumes import Prediction
 
@@ -70,10 +69,10 @@ def write_prediction_report(out: Path, *, model: str) -> Path:
     """Write cases.csv and report.html of all finished cases in `out`; the cases that agree least come first.
 
     Raises:
-        DataError: there is no finished case, or its summary is damaged.
+        DataError: there is no finished case.
     """
     cases = sorted(
-        (_read_summary(path) for path in out.glob(f"*/{SUMMARY}")),
+        ({**summary, "case": name} for name, summary in read_summaries(out).items()),
         key=lambda case: (case["agreement"], -case["mean_gamma"], case["case"]),
     )
     if not cases:
@@ -89,16 +88,6 @@ def write_prediction_report(out: Path, *, model: str) -> Path:
     )
     write_text(out / "report.html", page)
     return out / "report.html"
-
-
-def _read_summary(path: Path) -> dict[str, Any]:
-    try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if summary["format"] != "phiseg-prediction" or summary["case"] != path.parent.name:
-            raise ValueError
-    except (OSError, ValueError, KeyError, TypeError):
-        raise DataError(f"{path} is no summary of a prediction; remove {path.parent} and predict again") from None
-    return summary
 
 
 def _table(cases: list[dict[str, Any]]) -> str:

@@ -6,6 +6,7 @@ PRED/  CASE/  samples.nii.gz  mean.nii.gz  labels.nii.gz  gamma.nii.gz  [levels.
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -16,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError, OutputError
-from phiseg.core.files import atomic_file, atomic_folder, write_json
+from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json
 from phiseg.imaging.dicom_seg import write_seg
 from phiseg.imaging.nifti import write_nifti
 from phiseg.imaging.series import DicomSeries
@@ -25,11 +26,12 @@ from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import Scan, ScanFile, read_scan
-from phiseg.inference.volumes import Prediction, Sampling, predict_volume
+from phiseg.inference.volumes import Prediction, Sampling, check_point, predict_volume
 from phiseg.models import Segmenter
 
 SUMMARY = "summary.json"
 """The file that tells a finished case from any other folder."""
+FORMAT = "phiseg-prediction"
 Draw = Callable[[Prediction, Measures, str], bytes]
 """Makes the picture (PNG) of a case: its prediction, its measures, its name."""
 
@@ -54,7 +56,7 @@ def list_jobs(
         points_by_case: looked at in the scans of that name.
 
     Raises:
-        ConfigError: points of a case that is not among the scans.
+        ConfigError: points of a case that is not among the scans, or two cases of one name.
     """
     strange = sorted(set(points_by_case) - {scan.name for scan in scans})
     if strange:
@@ -69,7 +71,70 @@ def list_jobs(
             jobs.append(Job(scan.name, scan))
         for number, point in enumerate(here, start=1):
             jobs.append(Job(scan.name if len(here) == 1 else f"{scan.name}-{number}", scan, point))
+    for name, count in Counter(job.name for job in jobs).items():
+        if count > 1:
+            raise ConfigError(f"two cases would be called {name}: a scan, and a point of another; rename the scan")
     return jobs
+
+
+def unfinished(
+    jobs: Sequence[Job], out: Path, model: Segmenter, *, sampling: Sampling, identity: Mapping[str, Any]
+) -> list[Job]:
+    """Return the jobs that are still to be done, after a look at all that could stop them later.
+
+    Several processes agree on them only before any of them has begun.
+
+    Args:
+        jobs: the cases.
+        out: folder of all of them.
+        model: which is to predict them.
+        sampling: how.
+        identity: what else a result depends on, such as the hash of the weights.
+
+    Raises:
+        ConfigError: points are missing, or of no use for the model.
+        OutputError: `out` cannot be written, or holds a case of other settings, or of another scan.
+    """
+    settings = _settings(sampling, identity)
+    for name, summary in read_summaries(out).items():
+        _check_same(out / name, {key: summary["made_with"].get(key) for key in settings}, settings)
+    preprocessing = Preprocessing.of(model)
+    left: list[Job] = []
+    for job in jobs:
+        check_point(preprocessing, job.point, name=job.name)
+        folder = out / job.name
+        if finished := read_summary(folder):
+            _check_same(folder, finished["made_with"], _made_with(job, sampling, identity))
+            continue
+        if (folder / SUMMARY).exists():
+            raise OutputError(f"{folder} exists, and is no prediction; give another --out")
+        check_replaceable(folder, overwrite=True, marker=SUMMARY)
+        left.append(job)
+    return left
+
+
+def read_summaries(out: Path) -> dict[str, dict[str, Any]]:
+    """Return the summaries of all finished cases in a folder, by name."""
+    names = sorted(path.parent.name for path in out.glob(f"*/{SUMMARY}") if not path.parent.name.startswith("."))
+    found = {name: read_summary(out / name) for name in names}
+    return {name: summary for name, summary in found.items() if summary is not None}
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a finished case; None where the folder holds none.
+
+    Raises:
+        OutputError: the file is damaged.
+    """
+    path = folder / SUMMARY
+    if not path.is_file():
+        return None
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise OutputError(f"{path} is damaged: not JSON; remove {folder} and predict again") from None
+    ours = isinstance(summary, dict) and summary.get("format") == FORMAT
+    return summary if ours else None
 
 
 def predict_cohort(
@@ -82,11 +147,11 @@ def predict_cohort(
     draw: Draw,
     progress: bool = True,
 ) -> dict[str, str]:
-    """Predict every case that is not finished yet; one that cannot be is told and left out.
+    """Predict cases; one that cannot be is told and left out.
 
     Args:
         model: in evaluation mode.
-        jobs: the cases.
+        jobs: those that are `unfinished`.
         out: folder of all of them.
         sampling: how.
         identity: what else a result depends on, such as the hash of the weights.
@@ -97,15 +162,12 @@ def predict_cohort(
         The reason for every case that could not be predicted, by name.
 
     Raises:
-        OutputError: `out` cannot be written, or holds a case that was predicted with other settings.
+        OutputError: `out` cannot be written.
     """
     failed: dict[str, str] = {}
     scan: Scan | None = None
     read: ScanFile | None = None
     for job in tqdm(jobs, desc="predicting", unit="case", disable=not progress, dynamic_ncols=True):
-        made_with = _made_with(job, sampling, identity)
-        if _is_finished(out / job.name, made_with):
-            continue
         try:
             if scan is None or read != job.scan:
                 scan, read = None, None  # the old one goes before the new one comes
@@ -114,7 +176,7 @@ def predict_cohort(
             prediction = predict_volume(
                 model, scan.volume, point=point, sampling=sampling, name=job.name, progress=progress
             )
-            _write_case(out / job.name, prediction, scan, made_with, draw, job.name)
+            _write_case(out / job.name, prediction, scan, _made_with(job, sampling, identity), draw, job.name)
         except (DataError, ConfigError) as error:
             failed[job.name] = str(error)
             tqdm.write(f"phiseg: {job.name} is left out: {error}", file=sys.stderr)
@@ -132,30 +194,29 @@ def _read(file: ScanFile, model: Segmenter) -> Scan:
 
 def _made_with(job: Job, sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a case's result depends on, as JSON would give it back."""
+    point = asdict(job.point) if job.point else None
+    scan = {"input": job.scan.path.name, "content": job.scan.content_hash(), "point": point}
+    return {**scan, **_settings(sampling, identity)}
+
+
+def _settings(sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the results of all cases depend on, as JSON would give it back."""
     settings = {key: value for key, value in asdict(sampling).items() if key not in ("batch_size", "chunk_size")}
     settings |= {
         key: str(value) for key, value in settings.items() if isinstance(value, float) and not isfinite(value)
     }
-    point = asdict(job.point) if job.point else None
-    values = {"input": job.scan.path.name, "kind": job.scan.kind, "point": point, **settings, **identity}
-    restored: dict[str, Any] = json.loads(json.dumps(values))
+    restored: dict[str, Any] = json.loads(json.dumps({**settings, **identity}))
     return restored
 
 
-def _is_finished(folder: Path, made_with: Mapping[str, Any]) -> bool:
-    if not (folder / SUMMARY).is_file():
-        return False
-    try:
-        before = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["made_with"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise OutputError(f"{folder / SUMMARY} is damaged; remove {folder}") from None
-    different = sorted(key for key in before.keys() | made_with.keys() if before.get(key) != made_with.get(key))
+def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a finished case that another scan or other settings gave."""
+    different = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if different:
         raise OutputError(
             f"{folder} was made with another {different[0]} ({before.get(different[0])}, now "
-            f"{made_with.get(different[0])}); give another --out, or remove it"
+            f"{now.get(different[0])}); give another --out, or remove it"
         )
-    return True
 
 
 def _write_case(
@@ -182,7 +243,7 @@ def _write_case(
         write_json(
             new / SUMMARY,
             {
-                "format": "phiseg-prediction",
+                "format": FORMAT,
                 "version": 1,
                 "case": name,
                 **to_json(measures),
