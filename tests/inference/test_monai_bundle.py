@@ -262,6 +262,7 @@ def test_the_mean_does_not_depend_on_the_batch_or_the_chunks(save):
 
 def test_an_uncalibrated_bundle_leaves_the_temperatures_out(save, tmp_path):
     folder = save(calibration=Calibration(logits=3.0))
+    (folder / "README.md").unlink()  # nobody needs it
     write_monai_bundle(folder, tmp_path / "with")
     write_monai_bundle(folder, tmp_path / "without", calibrated=False)
     assert phiseg.load(tmp_path / "with" / "models" / "phiseg").calibration.logits == 3
@@ -287,8 +288,8 @@ def test_what_cannot_be_bundled_is_refused_in_one_line(save, tmp_path):
         write_monai_bundle(save(plane="auto"), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
     folder = save("other")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    (tmp_path / "mine" / "configs").mkdir(parents=True)
+    (tmp_path / "mine" / "configs" / "metadata.json").write_text("{}")  # a bundle of another program
     with pytest.raises(OutputError, match="not a result of phiseg"):
         write_monai_bundle(folder, tmp_path / "mine", overwrite=True)
     write_monai_bundle(folder, tmp_path / "bundle")

@@ -31,7 +31,8 @@ from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import CALIBRATION, find_model
 
-MARKER = "configs/metadata.json"
+MARKER = "models/phiseg/config.json"
+"""The file that tells a bundle of ours from anybody else's."""
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 MONAI_VERSION = "1.6.1"
 """The version that the bundles are tested with."""
@@ -118,16 +119,15 @@ def write_monai_bundle(model_folder: Path, out: Path, *, calibrated: bool = True
     if preprocessing.plane == "auto":
         raise ModelError(
             f"{source} was trained on slices of whichever plane each volume has ('auto'), which the fixed "
-            "transforms of a bundle cannot choose; use phiseg.load, or train on one plane"
+            "transforms of a bundle cannot choose; use `phiseg predict`, or train on one plane"
         )
-    names = ["config.json", "model.safetensors", "preprocessing.json", "README.md"]
-    if calibrated and (source / CALIBRATION).is_file():
-        names.append(CALIBRATION)
+    names = ["config.json", "model.safetensors", "preprocessing.json", "README.md", *([CALIBRATION] * calibrated)]
     with atomic_folder(out, overwrite=overwrite, marker=MARKER) as new:
         copied = new / "models" / "phiseg"
         copied.mkdir(parents=True)
         for name in names:
-            shutil.copyfile(source / name, copied / name)
+            if (source / name).is_file():  # not every model has a card and a calibration
+                shutil.copyfile(source / name, copied / name)
         with atomic_file(new / "models" / "model.pt") as file:
             torch.save(MeanPrediction(str(copied)).state_dict(), file)
         write_json(new / "configs" / "metadata.json", _metadata(model, preprocessing))
