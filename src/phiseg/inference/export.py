@@ -19,7 +19,6 @@ from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import atomic_file, check_new_file
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import Segmenter, load_model
-from phiseg.models.mixture import Mixture, pick
 
 OPSET = 18
 """What torch writes without conversion, and onnxruntime reads since 1.14."""
@@ -47,13 +46,7 @@ class OneSample(nn.Module):
         """
         encoding = self.model.encode(image)
         tempered = self.model.temper([level[:, None] for level in noise])  # each (B, 1, *shape)
-        if isinstance(self.model, Mixture):  # its own decode_samples fixes the size of the batch when it is traced
-            (components,) = encoding.features
-            picked = pick(tempered[0][:, 0], components.shape[1])
-            logits = components[torch.arange(components.shape[0], device=image.device), picked]
-        else:
-            logits = self.model.decode_samples(encoding, tempered, 1)[:, 0]
-        logits = logits / self.model.calibration.logits
+        logits = self.model.decode_samples(encoding, tempered, 1)[:, 0] / self.model.calibration.logits
         return logits, logits.softmax(1)
 
     def export(self, size: tuple[int, int]) -> torch.export.ExportedProgram:
@@ -68,7 +61,7 @@ class OneSample(nn.Module):
         shapes = {"image": {0: batch}} | ({"noise": tuple({0: batch} for _ in noise)} if noise else {})
         try:
             with _quietly():
-                return torch.export.export(self, (image, *noise), dynamic_shapes=shapes, strict=True)
+                return torch.export.export(self, (image, *noise), dynamic_shapes=shapes)
         except Exception as error:  # torch has no common error for what it cannot trace
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise ModelError(

@@ -116,8 +116,8 @@ class LatentHierarchy(nn.Module):
         """
         given = given or {}
         temperatures = [1.0] * self.num_levels if temperatures is None else temperatures
-        num_items = len(noise[0]) if noise is not None else len(given[0])
-        num_samples = num_items // len(features[0])
+        num_items = noise[0].shape[0] if noise is not None else given[0].shape[0]
+        num_samples = num_items // features[0].shape[0]
         distributions: list[Gaussian] = []
         latents: list[Tensor] = []
         for level in reversed(range(self.num_levels)):

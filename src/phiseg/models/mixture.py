@@ -25,7 +25,7 @@ class Mixture(Segmenter):
         """Turn noise (B, S) into logits (B, S, K, H, W)."""
         (logits,) = encoding.features
         picked = pick(noise[0].to(logits.device), logits.shape[1])  # (B, S)
-        return torch.take_along_dim(logits, picked[:, :, None, None, None], dim=1)
+        return logits[torch.arange(logits.shape[0], device=logits.device)[:, None], picked]
 
 
 def pick(noise: Tensor, number: int) -> Tensor:
