@@ -215,7 +215,6 @@ def test_monai_accepts_the_network_and_loads_its_weights(save, tmp_path, monkeyp
 
 def test_the_metadata_has_what_monais_schema_requires(save, tmp_path):
     """MONAI takes a schema that is there instead of downloading it: here, one with the same requirements."""
-    pytest.importorskip("jsonschema")
     from monai.bundle import verify_metadata
 
     tensor = ["type", "format", "num_channels", "spatial_shape", "dtype", "value_range"]
