@@ -179,6 +179,7 @@ class _Slices:
         """
         rows, columns = box[1:]
         size = rows.stop - rows.start, columns.stop - columns.start
+        inside = np.ones(self.stack.stack.grid[1:], np.float32)
         num_classes, num_samples = len(self.stack.preprocessing.classes), self.sampling.num_samples
         for start in range(0, len(numbers), self.sampling.batch_size):
             batch = np.array(numbers[start : start + self.sampling.batch_size])
@@ -188,11 +189,12 @@ class _Slices:
             for frame in frames:
                 found, varied = self._network(batch, self.stack.images(batch, frame))
                 back = _back(frame, rows.start, columns.start, size)
-                window = _window(frame.size) if len(frames) > 1 else np.ones(frame.size, np.float32)
-                share = cut(window, back, fill=0, interpolation="linear")
-                probs += share * cut(found, back, fill=0, interpolation="linear")
-                levels += share * cut(varied, back, fill=0, interpolation="linear")
-                weight += share
+                share = cut(inside, frame, fill=0, interpolation="nearest")  # what was padded counts for nothing
+                if len(frames) > 1:
+                    share *= _window(frame.size)
+                probs += cut(share * found, back, fill=0, interpolation="linear")
+                levels += cut(share * varied, back, fill=0, interpolation="linear")
+                weight += cut(share, back, fill=0, interpolation="linear")
             reached = weight > 0
             probs[..., reached] /= weight[reached]
             levels[..., reached] /= weight[reached]
