@@ -1,0 +1,275 @@
+"""Cases become folders, whole or not at all; what is finished is known again, and nothing else is touched."""
+
+import json
+
+import nibabel
+import numpy as np
+import pytest
+from known_models import KnownModel, ball, brightest, noisy, place
+
+from phiseg.core.errors import ConfigError, OutputError
+from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.volume import Volume
+from phiseg.inference import cohort
+from phiseg.inference.cohort import Job, list_jobs, predict_cohort, read_summaries, unfinished
+from phiseg.inference.points import Point
+from phiseg.inference.scans import ScanFile, find_scans
+from phiseg.inference.volumes import Sampling
+
+FILES = ["gamma.nii.gz", "labels.nii.gz", "mean.nii.gz", "picture.png", "samples.nii.gz", "summary.json"]
+SAMPLING = Sampling(num_samples=3)
+
+
+@pytest.fixture
+def scans(tmp_path):
+    """Three balls in different geometry."""
+    for number, codes in enumerate(("LPS", "RAS", "ASL")):
+        affine = place(codes, turn=(10, 0, 5), spacing=(1, 1.5, 2 + number), origin=(1, 2, 3))
+        write_nifti(tmp_path / "in" / f"s{number}.nii.gz", ball((8, 9, 6), affine, radius=5 + number))
+    return tmp_path / "in"
+
+
+def run(source, out, *, model=None, sampling=SAMPLING, identity=None, points=(), stop=None):
+    """Predict a folder; returns what was still to do, and what failed."""
+    model = model or KnownModel(noisy)
+    identity = {"model": "abc"} if identity is None else identity
+
+    def draw(prediction, measures, name):
+        if name == stop:
+            raise KeyboardInterrupt
+        return b"picture of " + name.encode()
+
+    jobs = list_jobs(find_scans([source]), points, {})
+    left = unfinished(jobs, out, model, sampling=sampling, identity=identity)
+    failed = predict_cohort(model, left, out, sampling=sampling, identity=identity, draw=draw, progress=False)
+    return [job.name for job in left], failed
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Jobs
+
+
+def job_names(names, points=(), by_case=None):
+    scans = [ScanFile(name, None, "nifti") for name in names]
+    return [(job.name, job.point) for job in list_jobs(scans, points, by_case or {})]
+
+
+def test_there_is_a_job_for_every_scan_or_every_point():
+    one, two, three = Point(1, 1, 1), Point(2, 2, 2), Point(3, 3, 3)
+    assert job_names(["a", "b"]) == [("a", None), ("b", None)]
+    assert job_names(["a", "b"], [one]) == [("a", one), ("b", one)]
+    assert job_names(["a", "b"], [one, two]) == [("a-1", one), ("a-2", two), ("b-1", one), ("b-2", two)]
+    assert job_names(["a", "b"], by_case={"b": [three]}) == [("b", three)]
+    assert job_names(["a", "b"], [one], {"b": [three]}) == [("a", one), ("b-1", one), ("b-2", three)]
+
+
+def test_points_of_unknown_scans_are_refused():
+    with pytest.raises(ConfigError, match=r"points of 'c', which is none of the scans \(a, b\)"):
+        job_names(["a", "b"], by_case={"c": [Point(1, 1, 1)]})
+
+
+def test_two_cases_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="two cases would be called a-1"):
+        job_names(["a", "a-1"], by_case={"a": [Point(1, 1, 1)] * 2, "a-1": [Point(1, 1, 1)]})
+
+
+# Cases
+
+
+def test_every_case_lies_on_the_grid_of_its_scan(scans, tmp_path):
+    assert run(scans, tmp_path / "out") == (["s0", "s1", "s2"], {})
+    for name in ("s0", "s1", "s2"):
+        source = nibabel.load(scans / f"{name}.nii.gz")
+        folder = tmp_path / "out" / name
+        assert sorted(path.name for path in folder.iterdir()) == FILES
+        images = {file: nibabel.load(folder / file) for file in FILES if file.endswith(".nii.gz")}
+        for image in images.values():
+            assert image.shape[:3] == source.shape
+            np.testing.assert_array_equal(image.affine, source.affine)
+        assert images["samples.nii.gz"].shape[3] == 3
+        assert images["samples.nii.gz"].get_data_dtype() == np.uint8
+        inside = source.get_fdata()
+        labels, mean = images["labels.nii.gz"].get_fdata(), images["mean.nii.gz"].get_fdata()
+        np.testing.assert_array_equal(labels, mean > 0.5)
+        assert np.corrcoef(inside.ravel(), mean.ravel())[0, 1] > 0.5
+        samples = images["samples.nii.gz"].get_fdata()
+        summary = json.loads((folder / "summary.json").read_text())
+        volumes = samples.sum((0, 1, 2)) * abs(np.linalg.det(source.affine[:3, :3])) / 1000
+        assert summary["classes"]["lesion"]["volume_ml"]["samples"] == pytest.approx(volumes, rel=1e-5)
+        assert (summary["case"], summary["level_shares"], summary["has_spacing"]) == (name, None, True)
+        assert (folder / "picture.png").read_bytes() == b"picture of " + name.encode()
+
+
+def test_several_classes_have_a_map_each(tmp_path):
+    values = np.stack([ball((6, 6, 4), place(), offset=(x, 0, 0)).values for x in (-2, 2)], axis=-1)
+    write_nifti(tmp_path / "in" / "a.nii.gz", Volume(values, place()))
+    model = KnownModel(brightest, classes=("background", "a", "b"), channels=2)
+    assert run(tmp_path / "in", tmp_path / "out", model=model) == (["a"], {})
+    mean = nibabel.load(tmp_path / "out" / "a" / "mean.nii.gz").get_fdata()
+    assert mean.shape == (6, 6, 4, 2)
+    expected = np.exp(100 * values / 400)
+    np.testing.assert_allclose(mean, expected / (1 + expected.sum(-1, keepdims=True)), atol=1e-4)
+
+
+def test_points_of_a_scan_are_cases_of_their_own(scans, tmp_path, monkeypatch):
+    """And the scan is read once."""
+    reads = []
+    read_scan = cohort.read_scan
+    monkeypatch.setattr(
+        cohort, "read_scan", lambda file, **rest: reads.append(file.name) or read_scan(file, **rest)
+    )
+    model = KnownModel(noisy, centred_on="nodule", size=(6, 6))
+    points = [Point(4, 4, 3), Point(2, 2, 2)]
+    left, failed = run(scans, tmp_path / "out", model=model, points=points)
+    assert left == ["s0-1", "s0-2", "s1-1", "s1-2", "s2-1", "s2-2"]
+    assert failed == {}
+    assert reads == ["s0", "s1", "s2"]
+    summary = json.loads((tmp_path / "out" / "s0-1" / "summary.json").read_text())
+    assert summary["point"] == [3, 4, 4]  # slice, row, column: LPS is sliced along its third axis
+    assert summary["made_with"]["point"] == {"x": 4, "y": 4, "z": 3, "unit": "voxel"}
+
+
+# Going on
+
+
+def test_finished_cases_are_not_done_again(scans, tmp_path):
+    run(scans, tmp_path / "out")
+    before = snapshot(tmp_path / "out")
+    quicker = Sampling(num_samples=3, batch_size=1, chunk_size=1)
+    assert run(scans, tmp_path / "out", sampling=quicker) == ([], {})
+    assert snapshot(tmp_path / "out") == before
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_as_if_it_had_not(scans, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(scans, tmp_path / "out", stop="s1")
+    assert list(read_summaries(tmp_path / "out")) == ["s0"]
+    assert run(scans, tmp_path / "out") == (["s1", "s2"], {})
+    run(scans, tmp_path / "whole")
+    whole = {path.relative_to(tmp_path / "whole"): data for path, data in snapshot(tmp_path / "whole").items()}
+    assert {path.relative_to(tmp_path / "out"): data for path, data in snapshot(tmp_path / "out").items()} == whole
+
+
+def test_what_a_killed_process_left_is_not_taken_for_a_case(scans, tmp_path):
+    run(scans, tmp_path / "out")
+    (tmp_path / "out" / "s0").rename(tmp_path / "out" / ".s0.999999999.tmp")
+    assert list(read_summaries(tmp_path / "out")) == ["s1", "s2"]
+    assert run(scans, tmp_path / "out") == (["s0"], {})
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["s0", "s1", "s2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sampling": Sampling(num_samples=4)}, r"another num_samples \(3, now 4\)"),
+        ({"sampling": Sampling(num_samples=3, seed=7)}, r"another seed \(0, now 7\)"),
+        ({"sampling": Sampling(num_samples=3, noise_length_mm=2)}, r"another noise_length_mm \(inf, now 2\)"),
+        ({"identity": {"model": "xyz"}}, r"another model \(abc, now xyz\)"),
+        ({"identity": {"model": "abc", "calibration": 2}}, r"another calibration \(None, now 2\)"),
+    ],
+)
+def test_other_settings_are_refused_also_for_other_scans(scans, tmp_path, changes, reason):
+    run(scans / "s0.nii.gz", tmp_path / "out")
+    before = snapshot(tmp_path)
+    for source in (scans / "s0.nii.gz", scans / "s1.nii.gz"):
+        with pytest.raises(OutputError, match=f"s0 was made with {reason}; give another --out, or remove it"):
+            run(source, tmp_path / "out", **changes)
+    assert snapshot(tmp_path) == before
+
+
+def test_another_scan_of_the_same_name_is_refused(scans, tmp_path):
+    run(scans / "s0.nii.gz", tmp_path / "out")
+    other = tmp_path / "other" / "s0.nii.gz"
+    other.parent.mkdir()
+    other.write_bytes((scans / "s0.nii.gz").read_bytes())
+    assert run(other, tmp_path / "out") == ([], {})  # it was only moved
+    other.write_bytes((scans / "s1.nii.gz").read_bytes())
+    with pytest.raises(OutputError, match="s0 was made with another content"):
+        run(other, tmp_path / "out")
+
+
+def test_another_point_is_refused(scans, tmp_path):
+    model = KnownModel(noisy, centred_on="nodule")
+    run(scans, tmp_path / "out", model=model, points=[Point(4, 4, 3)])
+    with pytest.raises(OutputError, match="s0 was made with another point"):
+        run(scans, tmp_path / "out", model=model, points=[Point(4, 4, 2)])
+
+
+def test_folders_of_others_are_left_alone(scans, tmp_path):
+    out = tmp_path / "out"
+    for content, reason in (
+        ({"notes.txt": "mine"}, "not a result of phiseg"),
+        ({"summary.json": '{"format": "phiseg-evaluation"}'}, "exists, and is no prediction"),
+        ({"summary.json": "[]"}, "exists, and is no prediction"),
+        ({"summary.json": "{"}, "summary.json is damaged: not JSON; remove"),
+    ):
+        (out / "s1").mkdir(parents=True)
+        for name, text in content.items():
+            (out / "s1" / name).write_text(text)
+        with pytest.raises(OutputError, match=reason):
+            run(scans, out)
+        assert sorted(path.name for path in out.rglob("*")) == sorted(["s1", *content])  # before any work
+        (out / "s1" / next(iter(content))).unlink()
+        (out / "s1").rmdir()
+    (out / "evaluation").mkdir()
+    (out / "evaluation" / "summary.json").write_text('{"format": "phiseg-evaluation"}')
+    assert run(scans, out)[1] == {}
+    assert list(read_summaries(out)) == ["s0", "s1", "s2"]
+
+
+def test_a_file_in_the_place_of_the_results_is_refused(scans, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(OutputError, match=r"cannot write .*choose another"):
+        run(scans, tmp_path / "out")
+
+
+def test_points_are_checked_before_any_scan_is_read(scans, tmp_path):
+    (scans / "s0.nii.gz").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="say where one is in s0"):
+        run(scans, tmp_path / "out", model=KnownModel(noisy, centred_on="nodule"))
+    with pytest.raises(ConfigError, match="takes no point; predict s0 without one"):
+        run(scans, tmp_path / "out", points=[Point(1, 1, 1)])
+    assert not (tmp_path / "out").exists()
+
+
+# Bad scans
+
+
+def test_a_bad_scan_is_told_and_the_others_go_on(scans, tmp_path, capsys):
+    whole = (scans / "s1.nii.gz").read_bytes()
+    (scans / "s1.nii.gz").write_bytes(whole[: len(whole) // 2])
+    left, failed = run(scans, tmp_path / "out")
+    assert left == ["s0", "s1", "s2"]
+    assert list(failed) == ["s1"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"phiseg: s1 is left out: {failed['s1']}"
+    assert "s1.nii.gz cannot be read as NIfTI" in line
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["s0", "s2"]
+    (scans / "s1.nii.gz").write_bytes(whole)
+    assert run(scans, tmp_path / "out") == (["s1"], {})
+
+
+def test_jobs_can_be_shared_by_processes(scans, tmp_path):
+    """Each takes every other job: together they write what one writes."""
+    model = KnownModel(noisy)
+    jobs = list_jobs(find_scans([scans]), (), {})
+    assert all(isinstance(job, Job) for job in jobs)
+    for rank in (1, 0):
+        predict_cohort(
+            model,
+            jobs[rank::2],
+            tmp_path / "shared",
+            sampling=SAMPLING,
+            identity={"model": "abc"},
+            draw=lambda prediction, measures, name: b"picture of " + name.encode(),
+            progress=False,
+        )
+    run(scans, tmp_path / "alone")
+    shared, alone = (
+        {path.relative_to(tmp_path / out): data for path, data in snapshot(tmp_path / out).items()}
+        for out in ("shared", "alone")
+    )
+    assert shared == alone

@@ -1,0 +1,155 @@
+"""Measures of samples: millilitres and millimetres of known shapes, whatever the geometry of the scan."""
+
+import json
+from itertools import combinations_with_replacement
+from math import dist, pi
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from known_models import KnownModel, brightest, depth_in_ball, place
+
+from phiseg.imaging.volume import Volume
+from phiseg.inference.measures import longest_diameter, measure, to_json
+from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.volumes import Prediction
+
+
+def prediction(labels, *, affine=None, plane="axial", classes=("background", "lesion"), gamma=None, variance=None):
+    """A prediction of labels (S, I, J, K), on the volume's own axes."""
+    labels = np.asarray(labels, dtype=np.uint8)
+    affine = place() if affine is None else affine
+    grid = labels.shape[1:]
+    preprocessing = Preprocessing.of(KnownModel(brightest, classes=classes, plane=plane))
+
+    def stacked(values):
+        volume = Volume(values.astype(np.float64) + np.indices(grid)[0] * 1e-9, affine)  # never constant
+        return PreparedStack.of(volume, preprocessing, name="scan")
+
+    sliced = np.stack([np.rint(stacked(sample).stack.values[..., 0]).astype(np.uint8) for sample in labels])
+    box = tuple(slice(0, number) for number in sliced.shape[1:])
+    return Prediction(
+        volume=Volume(np.zeros(grid), affine),
+        stack=stacked(np.zeros(grid)),
+        box=box,
+        labels=sliced,
+        mean_probs=np.stack([(sliced == k).mean(0) for k in range(len(classes))]).astype(np.float32),
+        gamma=np.zeros(sliced.shape[1:], np.float32) if gamma is None else gamma,
+        level_variance=variance,
+        point=None,
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    codes=st.sampled_from(["LPS", "RAS", "ASL", "IRP"]),
+    turn=st.tuples(*[st.floats(-40, 40)] * 3),
+    spacing=st.tuples(*[st.floats(0.4, 4)] * 3),
+    plane=st.sampled_from(["auto", "axial", "coronal", "sagittal"]),
+)
+def test_a_block_has_the_volume_of_its_edges(codes, turn, spacing, plane):
+    labels = np.zeros((2, 6, 7, 8))
+    labels[0, 1:3, 2:5, 3:7] = 1  # 2 x 3 x 4 voxels
+    found = measure(prediction(labels, affine=place(codes, turn=turn, spacing=spacing), plane=plane))
+    whole = 24 * spacing[0] * spacing[1] * spacing[2] / 1000
+    lesion = found.classes["lesion"]
+    assert lesion.volume_ml.samples == pytest.approx((whole, 0), rel=1e-5)
+    assert lesion.volume_ml.median == pytest.approx(whole / 2)
+    assert (lesion.volume_ml.low, lesion.volume_ml.high) == pytest.approx((0.05 * whole, 0.95 * whole))
+    assert lesion.present == 0.5
+    assert found.agreement == 0
+
+
+def test_a_ball_has_the_volume_and_the_diameter_of_its_radius():
+    shape, affine = (36, 30, 22), place("RAS", turn=(20, -10, 30), spacing=(0.7, 0.8, 1.1))
+    middle = (affine @ [17.5, 14.5, 10.5, 1])[:3]
+    inside = depth_in_ball(shape, affine, middle, 10.0) > 0
+    lesion = measure(prediction([inside], affine=affine)).classes["lesion"]
+    assert lesion.volume_ml.median == pytest.approx(4 / 3 * pi, rel=0.02)
+    assert lesion.diameter_mm.median == pytest.approx(20, abs=0.9)
+    assert lesion.present == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mask=arrays(bool, st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7))),
+    spacing=st.tuples(st.floats(0.2, 5), st.floats(0.2, 5)),
+)
+def test_the_diameter_is_the_longest_of_all_pairs_of_pixels_in_a_slice(mask, spacing):
+    lengths = [0.0]
+    for image in mask:
+        pixels = [(row * spacing[0], column * spacing[1]) for row, column in np.argwhere(image)]
+        pairs = combinations_with_replacement(pixels, 2)
+        lengths += [dist(one, other) + (spacing[0] + spacing[1]) / 2 for one, other in pairs]
+    assert longest_diameter(mask, spacing) == pytest.approx(max(lengths))
+
+
+def test_classes_are_measured_apart():
+    labels = np.zeros((4, 5, 5, 3))
+    labels[:, 0, 0, 0] = 1
+    labels[1:, 2:4, 2:4, 1] = 2
+    found = measure(prediction(labels, classes=("background", "a", "b"), affine=place(spacing=(2, 2, 5))))
+    assert list(found.classes) == ["a", "b"]
+    assert (found.classes["a"].present, found.classes["b"].present) == (1, 0.75)
+    assert found.classes["a"].volume_ml.samples == pytest.approx((0.02,) * 4)
+    assert found.classes["b"].volume_ml.samples == pytest.approx((0, 0.08, 0.08, 0.08))
+    assert found.classes["b"].diameter_mm.median == pytest.approx(2 * 2**0.5 + 2)
+    # three pairs with b in one of the two only: (1 + 0) / 2; three in agreement
+    assert found.agreement == pytest.approx((3 * 0.5 + 3 * 1) / 6)
+
+
+def test_the_interval_holds_nine_tenths_of_the_samples():
+    labels = np.zeros((101, 101, 1, 1))
+    for sample in range(101):
+        labels[sample, :sample] = 1
+    volume = measure(prediction(labels)).classes["lesion"].volume_ml
+    assert (volume.low, volume.median, volume.high) == pytest.approx((0.005, 0.05, 0.095))
+
+
+def test_tiny_volumes_keep_their_digits():
+    labels = np.zeros((2, 3, 3, 2))
+    labels[0, 1, 1, 1] = 1
+    found = measure(prediction(labels, affine=place(spacing=(0.1, 0.1, 0.2)))).classes["lesion"]
+    assert found.volume_ml.samples == pytest.approx((2e-6, 0))
+
+
+@settings(max_examples=20, deadline=None)
+@given(labels=arrays(np.uint8, (3, 3, 2, 2), elements=st.integers(0, 1)))
+def test_agreement_is_the_mean_iou_of_two_samples(labels):
+    scores = []
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        both, either = labels[one] & labels[other], labels[one] | labels[other]
+        scores.append(both.sum() / either.sum() if either.any() else 1.0)
+    assert measure(prediction(labels)).agreement == pytest.approx(np.mean(scores))
+
+
+def test_a_single_sample_agrees_with_itself():
+    assert measure(prediction(np.ones((1, 3, 3, 2)))).agreement == 1
+
+
+def test_gamma_is_averaged_where_any_sample_has_something():
+    labels = np.zeros((2, 4, 3, 2))  # columns, rows, slices
+    labels[0, 1, 2, 0] = labels[1, 3, 0, 1] = 1
+    gamma = np.arange(24, dtype=np.float32).reshape(2, 3, 4)  # slices, rows, columns
+    assert measure(prediction(labels, gamma=gamma)).mean_gamma == (gamma[0, 2, 1] + gamma[1, 0, 3]) / 2
+    assert measure(prediction(0 * labels, gamma=gamma)).mean_gamma == 0
+
+
+def test_shares_of_levels_are_those_of_the_summed_variance():
+    variance = np.zeros((3, 2, 3, 4), np.float32)
+    variance[0, 0, 0, 0], variance[2, 1] = 6, 0.5
+    labels = np.zeros((2, 4, 3, 2))
+    assert measure(prediction(labels, variance=variance)).level_shares == (0.5, 0, 0.5)
+    assert measure(prediction(labels, variance=0 * variance)).level_shares == pytest.approx((1 / 3,) * 3)
+    assert measure(prediction(labels)).level_shares is None
+
+
+def test_measures_can_be_written_as_json():
+    found = measure(prediction(np.ones((2, 3, 3, 2))))
+    restored = json.loads(json.dumps(to_json(found), allow_nan=False))
+    assert restored["agreement"] == 1
+    volume = restored["classes"]["lesion"]["volume_ml"]
+    assert volume.pop("samples") == [0.018, 0.018]
+    assert volume == pytest.approx({"median": 0.018, "low": 0.018, "high": 0.018})

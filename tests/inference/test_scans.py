@@ -1,0 +1,276 @@
+"""What is found in folders of scans, how it is called, and how it is read."""
+
+import runpy
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from known_models import place
+from PIL import Image
+
+from phiseg.core.errors import DataError
+from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.volume import Volume, to_slices
+from phiseg.inference.scans import ScanFile, find_scans, read_scan
+
+dicom = runpy.run_path(str(Path(__file__).parents[1] / "imaging" / "dicom_slices.py"))
+write_scan, ORIGIN, SPACING = dicom["write_scan"], dicom["ORIGIN"], dicom["SPACING"]
+
+
+def nifti(path, *, seed=0, shape=(4, 5, 3), affine=None):
+    values = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    write_nifti(path, Volume(values, place("RAS") if affine is None else affine))
+    return path
+
+
+def png(path, pixels=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4) if pixels is None else pixels).save(path)
+    return path
+
+
+def names(*inputs, **options):
+    return {scan.name: scan.kind for scan in find_scans(inputs, **options)}
+
+
+# What is found
+
+
+def test_every_kind_is_found_at_any_depth(tmp_path):
+    nifti(tmp_path / "b.nii.gz")
+    nifti(tmp_path / "deep" / "er" / "c.v2.nii")
+    png(tmp_path / "deep" / "a.PNG")
+    write_scan(tmp_path / "series")
+    write_scan(tmp_path / "deep" / "other", uid="1.2.9")
+    for nothing in ("notes.txt", "table.csv", "deep/a.jpg", ".hidden.png", ".cache/d.png"):
+        (tmp_path / nothing).parent.mkdir(exist_ok=True)
+        (tmp_path / nothing).write_text("nothing")
+    found = find_scans([tmp_path])
+    assert [scan.name for scan in found] == ["a", "b", "c.v2", "other", "series"]
+    assert [scan.kind for scan in found] == ["png", "nifti", "nifti", "dicom", "dicom"]
+    assert found[2].path == tmp_path / "deep" / "er" / "c.v2.nii"
+
+
+def test_files_and_folders_may_be_given_together_and_count_once(tmp_path):
+    one, other = nifti(tmp_path / "in" / "one.nii"), nifti(tmp_path / "in" / "other.nii")
+    assert names(one) == {"one": "nifti"}
+    assert names(other, tmp_path / "in", one, tmp_path / "in" / ".." / "in" / "one.nii") == names(tmp_path / "in")
+
+
+def test_dicom_is_known_by_its_content(tmp_path):
+    write_scan(tmp_path / "scan")
+    for number, path in enumerate(sorted((tmp_path / "scan").iterdir())):
+        path.rename(path.with_name(f"IM{number}"))
+    (tmp_path / "scan" / "README").write_text("no DICOM")
+    assert names(tmp_path) == {"scan": "dicom"}
+
+
+def test_what_lies_beside_or_below_dicom_files_is_found_too(tmp_path):
+    write_scan(tmp_path / "p")
+    nifti(tmp_path / "p" / "resampled.nii.gz")
+    write_scan(tmp_path / "p" / "second", uid="1.2.8")
+    assert names(tmp_path) == {"p": "dicom", "resampled": "nifti", "second": "dicom"}
+
+
+def test_the_list_on_a_disc_is_no_series(tmp_path):
+    write_scan(tmp_path / "disc" / "images")
+    slices = sorted((tmp_path / "disc" / "images").iterdir())
+    (tmp_path / "disc" / "DICOMDIR").write_bytes(slices[0].read_bytes())
+    assert names(tmp_path / "disc") == {"images": "dicom"}
+
+
+def test_a_series_is_called_as_its_folder_however_that_is_written(tmp_path, monkeypatch):
+    write_scan(tmp_path / "scan")
+    (tmp_path / "scan" / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "scan" / "empty")
+    assert names(Path("..")) == {"scan": "dicom"}
+    monkeypatch.chdir(tmp_path / "scan")
+    assert names(Path()) == {"scan": "dicom"}
+
+
+def test_our_own_results_are_not_predicted(tmp_path):
+    nifti(tmp_path / "a.nii.gz")
+    nifti(tmp_path / "pred" / "a" / "samples.nii.gz")
+    assert names(tmp_path, results=tmp_path / "pred") == {"a": "nifti"}
+    assert names(tmp_path, results=tmp_path / "new") == {"a": "nifti", "samples": "nifti"}
+    with pytest.raises(DataError, match="is the folder for the results, too"):
+        find_scans([tmp_path], results=tmp_path)
+
+
+# Names
+
+
+def test_scans_of_one_name_get_the_names_of_their_folders(tmp_path):
+    for folder in ("a/x", "a/y", "b/x"):
+        nifti(tmp_path / folder / "ct.nii.gz")
+    nifti(tmp_path / "a" / "mr.nii.gz")
+    assert set(names(tmp_path)) == {"a-x-ct", "b-x-ct", "y-ct", "mr"}  # as many as it takes
+
+
+def test_scans_of_one_name_in_one_folder_keep_their_suffixes(tmp_path):
+    nifti(tmp_path / "a.nii.gz")
+    nifti(tmp_path / "a.nii")
+    png(tmp_path / "a.png")
+    write_scan(tmp_path / "a")
+    png(tmp_path / "b.png")
+    assert names(tmp_path) == {"a": "dicom", "a.nii": "nifti", "a.nii.gz": "nifti", "a.png": "png", "b": "png"}
+
+
+def test_a_name_made_of_folders_differs_from_all_others(tmp_path):
+    for path in ("a/ct.nii", "b/ct.nii", "a-ct.nii"):
+        nifti(tmp_path / path)
+    assert len(names(tmp_path)) == 3
+
+
+def test_names_that_cannot_be_told_apart_are_refused(tmp_path):
+    for name in ("a.png", "a.nii", "a.png.nii"):
+        nifti(tmp_path / name) if name.endswith("nii") else png(tmp_path / name)
+    with pytest.raises(DataError, match=r"would both be called .*a.png; rename one of them"):
+        find_scans([tmp_path])
+
+
+# Links
+
+
+def test_links_are_followed_and_keep_their_names(tmp_path):
+    nifti(tmp_path / "store" / "123.nii.gz")
+    write_scan(tmp_path / "store" / "456")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "anna.nii.gz").symlink_to(tmp_path / "store" / "123.nii.gz")
+    (tmp_path / "in" / "bert").symlink_to(tmp_path / "store" / "456")
+    assert names(tmp_path / "in") == {"anna": "nifti", "bert": "dicom"}
+    assert len(names(tmp_path)) == 2  # the same scans, reached twice
+
+
+def test_links_that_lead_in_circles_are_no_trouble(tmp_path):
+    nifti(tmp_path / "a.nii.gz")
+    for folder in ("x", "y", "z"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "up").symlink_to(tmp_path)
+        (tmp_path / folder / "again").symlink_to(tmp_path)
+    assert names(tmp_path) == {"a": "nifti"}
+
+
+def test_a_link_to_nothing_is_found_and_cannot_be_read(tmp_path):
+    (tmp_path / "a.nii.gz").symlink_to(tmp_path / "gone.nii.gz")
+    (scan,) = find_scans([tmp_path])
+    with pytest.raises(DataError, match=r"a\.nii\.gz does not exist"):
+        read_scan(scan, channels=1, plane=None)
+
+
+# What is refused
+
+
+def test_inputs_without_a_scan_are_refused(tmp_path):
+    (tmp_path / "empty" / "inner").mkdir(parents=True)
+    (tmp_path / "a.txt").write_text("text")
+    for path, reason in (("none", "does not exist"), ("empty", "holds no scan"), ("a.txt", "is no scan")):
+        with pytest.raises(DataError, match=f"{path} {reason}; give a NIfTI file"):
+            find_scans([tmp_path / path])
+    with pytest.raises(DataError, match="there is no INPUT"):
+        find_scans([])
+
+
+# Reading
+
+
+def test_nifti_keeps_its_voxels_and_its_place(tmp_path):
+    affine = place("ASL", turn=(10, 20, 30), spacing=(1, 2, 3), origin=(4, 5, 6))
+    path = nifti(tmp_path / "a.nii.gz", affine=affine)
+    scan = read_scan(ScanFile("a", path, "nifti"), channels=1, plane=None)
+    np.testing.assert_array_equal(scan.volume.values[..., 0], nibabel.load(path).get_fdata().astype(np.float32))
+    np.testing.assert_allclose(scan.volume.affine, affine, atol=1e-5)
+    assert (scan.series, scan.has_spacing, scan.warnings) == (None, True, ())
+
+
+def test_nifti_of_unknown_orientation_is_told(tmp_path):
+    image = nibabel.Nifti1Image(np.random.default_rng(0).normal(size=(3, 3, 3)), None)
+    assert (image.header["sform_code"], image.header["qform_code"]) == (0, 0)
+    nibabel.save(image, tmp_path / "a.nii")
+    scan = read_scan(ScanFile("a", tmp_path / "a.nii", "nifti"), channels=1, plane=None)
+    assert scan.warnings == (
+        f"{tmp_path / 'a.nii'} says nothing of its orientation: its axes count as left, anterior and superior",
+    )
+    assert nibabel.aff2axcodes(scan.volume.affine) == ("L", "A", "S")
+
+
+def test_a_series_has_one_channel_and_its_files(tmp_path):
+    raw = write_scan(tmp_path / "scan")
+    scan = read_scan(ScanFile("scan", tmp_path / "scan", "dicom"), channels=1, plane=None)
+    np.testing.assert_array_equal(scan.volume.values[..., 0], raw.transpose(2, 1, 0) * 2.0 - 1000)
+    np.testing.assert_allclose(scan.volume.affine[:3, 3], (-ORIGIN[0], -ORIGIN[1], ORIGIN[2]))
+    assert scan.volume.spacing_mm == pytest.approx((SPACING[1], SPACING[0], 2))
+    assert len(scan.series.files) == 5
+
+
+@pytest.mark.parametrize("plane", [None, "axial", "coronal", "sagittal"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_picture_is_one_slice_of_its_plane(tmp_path, plane, dtype):
+    pixels = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (3, 5)).astype(dtype)
+    scan = read_scan(ScanFile("a", png(tmp_path / "a.png", pixels), "png"), channels=1, plane=plane)
+    assert scan.volume.values.shape == (5, 3, 1, 1)  # columns, rows
+    np.testing.assert_array_equal(to_slices(scan.volume, plane or "axial").values[0, :, :, 0], pixels)
+    assert scan.volume.values.max() == pixels.max()
+    assert not scan.has_spacing
+    assert scan.warnings == (f"{tmp_path / 'a.png'} says nothing of its pixels' size: they count as 1 mm",)
+
+
+def test_colour_becomes_what_the_model_takes(tmp_path):
+    colours = np.random.default_rng(0).integers(0, 255, (3, 5, 3)).astype(np.uint8)
+    path = png(tmp_path / "a.png", colours)
+
+    def read(path, channels):
+        return (
+            read_scan(ScanFile("a", path, "png"), channels=channels, plane=None)
+            .volume.values[:, :, 0]
+            .swapaxes(0, 1)
+        )
+
+    np.testing.assert_array_equal(read(path, 3), colours)
+    luma = colours @ [0.299, 0.587, 0.114]
+    np.testing.assert_allclose(read(path, 1)[..., 0], luma, atol=1)
+    Image.fromarray(colours).convert("RGBA").save(tmp_path / "alpha.png")
+    np.testing.assert_array_equal(read(tmp_path / "alpha.png", 3), colours)
+    Image.fromarray(colours[..., 0]).convert("P").save(tmp_path / "palette.png")
+    np.testing.assert_array_equal(read(tmp_path / "palette.png", 1)[..., 0], colours[..., 0])
+    Image.fromarray(colours[..., 0] > 99).save(tmp_path / "bits.png")
+    np.testing.assert_array_equal(read(tmp_path / "bits.png", 1)[..., 0], 255 * (colours[..., 0] > 99))
+
+
+def test_damaged_pictures_are_refused_whatever_the_damage(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 20), dtype=np.uint8)
+    whole = png(tmp_path / "a.png", pixels).read_bytes()
+    damaged = [whole[:length] for length in (0, 5, 20, 45, len(whole) // 2, len(whole) - 30)]
+    flipped = [whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :] for at in range(8, len(whole) - 12, 7)]
+    reasons = []
+    for content in (*damaged, *flipped):
+        (tmp_path / "bad.png").write_bytes(content)
+        try:
+            read_scan(ScanFile("bad", tmp_path / "bad.png", "png"), channels=1, plane=None)
+        except DataError as error:
+            reasons.append(str(error))
+    assert len(reasons) > len(damaged) + len(flipped) / 2
+    assert all(reason.startswith(f"{tmp_path / 'bad.png'} cannot be read as PNG") for reason in reasons)
+    assert not any("\n" in reason for reason in reasons)
+
+
+# Which scan it is
+
+
+def test_the_hash_tells_scans_apart_and_not_their_places(tmp_path):
+    def digest(path):
+        (scan,) = find_scans([path])
+        return scan.content_hash()
+
+    first = digest(nifti(tmp_path / "a" / "s.nii"))
+    assert digest(nifti(tmp_path / "b" / "t.nii")) == first
+    assert digest(nifti(tmp_path / "c" / "s.nii", seed=1)) != first
+    write_scan(tmp_path / "d")
+    series = digest(tmp_path / "d")
+    write_scan(tmp_path / "e")
+    assert digest(tmp_path / "e") == series
+    (tmp_path / "e" / "notes.txt").write_text("text")
+    assert digest(tmp_path / "e") == series
+    next((tmp_path / "e").glob("*.dcm")).unlink()
+    assert digest(tmp_path / "e") != series

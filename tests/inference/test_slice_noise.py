@@ -1,0 +1,94 @@
+"""Noise along the slices: standard normal everywhere, the same at equal depths, as smooth as asked."""
+
+from itertools import product
+from math import cos, inf, pi, sin
+
+import pytest
+import torch
+
+from phiseg.core.errors import ConfigError
+from phiseg.inference.slice_noise import SliceNoise
+
+LENGTHS = [0, 2.5, 10, inf]
+DEPTHS = [0, 1, 2.5, 4, 5, 7.25, 12.5, 30]
+
+
+def source(length, *, shapes=((2, 3), (5,)), num_samples=4, seed=3, keys=("case",)):
+    return SliceNoise(shapes, num_samples, seed=seed, keys=keys, length_mm=length)
+
+
+def equal(first, second):
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def correlation(noise, first, second):
+    (one,), (other,) = noise.at(first), noise.at(second)
+    return float((one * other).mean())
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_sample_gets_one_tensor_of_each_shape(length):
+    assert [level.shape for level in source(length).at(7)] == [(1, 4, 2, 3), (1, 4, 5)]
+    assert source(length, shapes=()).at(7) == []
+
+
+@pytest.mark.parametrize(("length", "depth"), list(product(LENGTHS, DEPTHS)))
+def test_it_is_standard_normal_at_every_depth(length, depth):
+    (noise,) = source(length, shapes=((40_000,),), num_samples=1).at(depth)
+    assert abs(float(noise.mean())) < 0.025
+    assert abs(float(noise.var()) - 1) < 0.04
+    assert abs(float((noise.abs() < 1).float().mean()) - 0.6827) < 0.015
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_equal_depths_have_equal_noise_in_any_order(length):
+    first = source(length)
+    forwards = {depth: first.at(depth) for depth in DEPTHS}
+    for depth in (30, 0, 12.5, 1, 7.25, 30, 2.5):
+        assert equal(first.at(depth), forwards[depth])
+        assert equal(source(length).at(depth), forwards[depth])
+
+
+def test_it_is_constant_for_an_infinite_length_and_independent_without_one():
+    constant = source(inf, shapes=((20_000,),), num_samples=1)
+    independent = source(0, shapes=((20_000,),), num_samples=1)
+    for first, second in ((0, 0.1), (1, 2.5), (0, 30)):
+        assert equal(constant.at(first), constant.at(second))
+        assert abs(correlation(independent, first, second)) < 0.03
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 1])
+def test_it_changes_smoothly_over_the_length(share):
+    """From a knot on, the correlation falls as a cosine; within a gap, as that of the distance."""
+    noise = source(8.0, shapes=((20_000,),), num_samples=1)
+    angle = share * pi / 2
+    assert abs(correlation(noise, 16, 16 + 8 * share) - cos(angle)) < 0.03
+    assert abs(correlation(noise, 17, 16 + 8 * share) - cos(angle - pi / 16)) < 0.03
+    assert abs(correlation(noise, 16, 16 + 8 * (1 + share))) < 0.03
+    assert abs(correlation(noise, 20, 24 + 8 * share) - sin(pi / 4) * cos(angle)) < 0.03
+
+
+def test_it_is_continuous():
+    noise = source(5.0)
+    for depth in (3.0, 5.0, 9.999, 10.0):
+        for level, close in zip(noise.at(depth), noise.at(depth + 1e-5), strict=True):
+            torch.testing.assert_close(level, close, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_first_samples_do_not_depend_on_how_many_follow(length):
+    few, many = source(length, num_samples=2), source(length, num_samples=9)
+    for depth in (0, 4, 7.25):
+        assert equal(few.at(depth), [level[:, :2] for level in many.at(depth)])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_another_seed_or_case_has_other_noise(length):
+    for other in (source(length, seed=4), source(length, keys=("other",)), source(length, keys=("case", "more"))):
+        assert not equal(source(length).at(4), other.at(4))
+
+
+@pytest.mark.parametrize("length", [-1, float("nan")])
+def test_a_length_below_zero_is_refused(length):
+    with pytest.raises(ConfigError, match="0 or more, or inf"):
+        source(length)

@@ -1,0 +1,507 @@
+"""Samples of volumes: on the right voxels whatever the geometry, coherent, and a lesion followed as far as it goes.
+
+The models' answers are known (`known_models`), so that they can be given for every voxel from its place alone.
+"""
+
+from collections import deque
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from known_models import KnownModel, ball, brightest, depth_in_ball, noisy, place, world
+
+import phiseg
+from phiseg.core.errors import ConfigError, DataError, ModelError
+from phiseg.data.intensity import normalise
+from phiseg.data.prepare.nifti import prepare_nifti
+from phiseg.data.prepare.nifti_slices import Slicing
+from phiseg.data.store import Dataset
+from phiseg.imaging.nifti import read_nifti, write_nifti
+from phiseg.imaging.volume import Volume
+from phiseg.inference.measures import measure
+from phiseg.inference.slice_noise import SliceNoise
+from phiseg.inference.volumes import Sampling, predict_volume
+from phiseg.models import load_model
+from phiseg.models.calibration import Calibration
+
+ONE = Sampling(num_samples=1)
+SOME = Sampling(num_samples=5)
+
+affines = st.builds(
+    place,
+    st.sampled_from(["LPS", "RAS", "ASL", "IRP", "SPR", "PIL"]),
+    turn=st.tuples(*[st.floats(-40, 40)] * 3),
+    spacing=st.tuples(*[st.sampled_from([0.7, 1.0, 1.6, 3.0])] * 3),
+    origin=st.tuples(*[st.floats(-50, 50)] * 3),
+)
+shapes = st.tuples(*[st.integers(3, 14)] * 3)
+planes = st.sampled_from([None, "auto", "axial", "coronal", "sagittal"])
+sizes = st.sampled_from([(16, 16), (8, 6), (5, 20)])
+
+
+def labels_of(prediction, sample=0):
+    return prediction.on_grid(prediction.labels[sample]).values
+
+
+def assert_same(first, second, *, tolerance=1e-6):
+    assert first.box == second.box
+    np.testing.assert_array_equal(first.labels, second.labels)
+    for name in ("mean_probs", "gamma", "level_variance"):
+        one, other = getattr(first, name), getattr(second, name)
+        assert (one is None) == (other is None)
+        if one is not None:
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+
+
+# Where voxels go
+
+
+@settings(max_examples=30, deadline=None)
+@given(affine=affines, shape=shapes, plane=planes, size=sizes)
+def test_two_balls_come_out_where_they_are_in_the_world(affine, shape, plane, size):
+    """Two channels, three classes; slices smaller than the images are padded, larger ones tiled."""
+    first = ball(shape, affine, radius=3.3, offset=(-1.5, 0.4, 0))
+    second = ball(shape, affine, radius=2.4, offset=(2.2, -1, 1.1))
+    volume = Volume(np.stack([first.values, second.values], axis=-1), affine)
+    model = KnownModel(brightest, classes=("background", "a", "b"), channels=2, size=size, plane=plane)
+    prediction = predict_volume(model, volume, sampling=ONE)
+    nothing = np.zeros(shape, np.float32)
+    expected = np.argmax([nothing, first.values, second.values], axis=0)
+    found = prediction.on_grid(prediction.labels[0])
+    np.testing.assert_array_equal(found.values, expected)
+    np.testing.assert_array_equal(found.affine, affine)
+    np.testing.assert_array_equal(prediction.on_grid(prediction.consensus).values, expected)
+    assert measure(prediction).classes["a"].present == (expected == 1).any()
+
+
+@settings(max_examples=15, deadline=None)
+@given(affine=affines, shape=shapes, size=sizes, spacing=st.tuples(*[st.sampled_from([0.6, 1.0, 1.3])] * 2))
+def test_so_it_does_when_the_network_has_other_pixels(affine, shape, size, spacing):
+    """A ball's depth changes by 1 per mm: interpolation there and back moves its surface by little."""
+    volume = ball(shape, affine, radius=3.7)
+    model = KnownModel(brightest, size=size, spacing_mm=spacing)
+    prediction = predict_volume(model, volume, sampling=ONE)
+    clear = np.abs(volume.values) > max(prediction.stack.stack.spacing_mm[1:]) / 2 + max(spacing) / 2
+    np.testing.assert_array_equal(labels_of(prediction)[clear], volume.values[clear] > 0)
+    assert prediction.mean_probs.min() >= 0
+    np.testing.assert_allclose(prediction.mean_probs.sum(0), 1, atol=1e-5)
+
+
+@settings(max_examples=10, deadline=None)
+@given(affine=affines, shape=shapes, plane=planes, scale=st.floats(0.1, 50), shift=st.floats(-1000, 1000))
+def test_z_scores_are_those_of_the_whole_volume(affine, shape, plane, scale, shift):
+    depths = ball(shape, affine).values.astype(np.float64)
+    model = KnownModel(brightest, plane=plane, intensity={"kind": "zscore"})
+    prediction = predict_volume(model, Volume(shift + scale * depths, affine), sampling=ONE)
+    clear = np.abs(depths - depths.mean()) > 1e-3
+    np.testing.assert_array_equal(labels_of(prediction)[clear], (depths > depths.mean())[clear])
+
+
+@pytest.mark.parametrize("codes", ["LPS", "RAS", "SAR", "ILA"])
+@pytest.mark.parametrize(
+    ("plane", "top", "left"),
+    [("axial", (0, 1, 0), (1, 0, 0)), ("coronal", (0, 0, 1), (1, 0, 0)), ("sagittal", (0, 0, 1), (0, 1, 0))],
+)
+def test_the_network_sees_slices_as_on_a_screen(codes, plane, top, left):
+    """A model that marks the upper left quarter of its image marks that quarter of the patient."""
+
+    def quarter(image, noise):
+        logits = torch.full((len(image), 1, 2, 8, 8), -1.0)
+        logits[:, :, 0] = 0
+        logits[:, :, 1, :4, :4] = 1
+        return logits
+
+    affine = place(codes)
+    volume = Volume(np.random.default_rng(0).normal(size=(8, 8, 8)), affine)
+    found = labels_of(predict_volume(KnownModel(quarter, size=(8, 8), plane=plane), volume, sampling=ONE))
+    places = world(volume.grid, affine)
+    places -= places.reshape(-1, 3).mean(0)
+    np.testing.assert_array_equal(found == 1, (places @ top > 0) & (places @ left > 0))
+
+
+@pytest.mark.parametrize("window", [(60, 130), None])
+@pytest.mark.parametrize("spacing", [None, 1.3])
+def test_the_network_sees_what_training_showed_it(tmp_path, window, spacing):
+    """The slices that `phiseg prepare nifti` makes of the same file, in the network's range."""
+    affine = place("IRP", turn=(10, -5, 20), spacing=(1.1, 0.9, 2.5), origin=(3, 4, 5))
+    pixels = np.random.default_rng(1).normal(100, 30, (10, 12, 5)).astype(np.float32)
+    for case in ("p1", "p2", "p3"):
+        write_nifti(tmp_path / "src" / case / "image.nii.gz", Volume(pixels, affine))
+        write_nifti(tmp_path / "src" / case / "rater-a.nii.gz", Volume((pixels > 120).astype(np.uint8), affine))
+    slicing = Slicing(plane="coronal", size=(20, 14), spacing=spacing, window=window)
+    prepared = prepare_nifti(tmp_path / "src", tmp_path / "data", slicing=slicing, progress=False)
+    dataset = Dataset.open(tmp_path / "data")
+    model = KnownModel(
+        brightest,
+        size=(20, 14),
+        plane="coronal",
+        spacing_mm=prepared.info.spacing_mm,
+        intensity=prepared.info.intensity.model_dump(),
+    )
+    predict_volume(model, read_nifti(tmp_path / "src" / "p1" / "image.nii.gz"), sampling=ONE)
+    rows = [row for row, case in enumerate(dataset.cases) if case["scan"] == "p1"]
+    stored = normalise(np.stack([dataset.images[row] for row in rows]), prepared.info.intensity)
+    np.testing.assert_allclose(np.concatenate(model.seen)[: len(rows)], stored, atol=2e-5)
+    assert window is None or ((stored == -0.5).any() and (stored == 0.5).any())
+
+
+@pytest.mark.parametrize("spacing", [None, (1.4, 0.8)])
+def test_tiles_leave_no_seam(spacing):
+    """A model that looks at single pixels gives the same in tiles as in one piece."""
+    pixels = np.random.default_rng(2).normal(0, 3, (23, 31, 2)).astype(np.float32)
+    volume = Volume(pixels if spacing is None else ball((23, 31, 2), place(), radius=9).values, place())
+    found = [
+        predict_volume(KnownModel(noisy, size=size, spacing_mm=spacing, plane="axial"), volume, sampling=SOME)
+        for size in ((8, 10), (63, 63))  # 23 x 29 of the network's pixels cover a slice: 63 lie on the same places
+    ]
+    assert found[0].labels.any()
+    if spacing is None:
+        assert_same(*found)
+    else:  # weights change from pixel to pixel, the more the smaller a tile is
+        np.testing.assert_allclose(found[0].mean_probs, found[1].mean_probs, atol=0.03)
+
+
+def test_tiles_overlap_by_half_and_cover_everything():
+    model = KnownModel(brightest, size=(8, 8), plane="axial")
+    predict_volume(model, ball((30, 9, 1), place()), sampling=ONE)
+    shown = np.concatenate(model.seen)[:, 0]
+    assert shown.shape == (14, 8, 8)  # 7 along 30 columns, 2 along 9 rows
+
+
+# Samples
+
+
+@pytest.mark.parametrize(("length", "batch_size", "chunk_size"), [(0, 1, 1), (20, 3, 2), (inf, 50, 50)])
+def test_batches_and_chunks_change_nothing(trained, length, batch_size, chunk_size):
+    volume = Volume(np.random.default_rng(3).uniform(size=(18, 16, 4)), place(spacing=(5.6, 5.6, 8)))
+    models = [(load_model(trained()), None), (KnownModel(noisy, centred_on="nodule"), (9, 9, 2))]
+    for model, point in models:
+        plain, other = (
+            predict_volume(
+                model,
+                volume,
+                point=point,
+                sampling=Sampling(num_samples=4, noise_length_mm=length, level_draws=3, **sizes),
+            )
+            for sizes in ({}, {"batch_size": batch_size, "chunk_size": chunk_size})
+        )
+        assert_same(plain, other, tolerance=1e-5)
+
+
+def test_a_sample_is_one_hypothesis_about_the_volume():
+    """Its threshold is the same in all slices; without a noise length, every slice has its own."""
+    slope = np.broadcast_to(np.arange(-20, 20.0)[:, None, None], (40, 4, 6))
+    model = KnownModel(noisy, size=(4, 40), plane="axial")
+
+    def thresholds(length):
+        sampling = Sampling(num_samples=6, noise_length_mm=length)
+        return (
+            predict_volume(model, Volume(slope, place()), sampling=sampling).labels.sum((2, 3)).astype(int)
+        )  # (S, n)
+
+    constant, independent = thresholds(inf), thresholds(0)
+    assert (constant == constant[:, :1]).all()
+    assert len(set(constant[:, 0])) > 2
+    assert (independent != independent[:, :1]).any(1).all()
+    jumps = [np.abs(np.diff(thresholds(length), axis=1)).mean() for length in (100, 3, 0)]
+    assert jumps[0] < jumps[1] < jumps[2]
+
+
+def test_slices_of_a_sample_agree_more_than_independent_draws(trained, lesions):
+    """The mean IoU of neighbouring slices, for a stack of slices that differ little."""
+    image = Dataset.open(lesions).images[0, 0].astype(np.float32)
+    stack = image.T[:, :, None] + np.random.default_rng(0).normal(0, 0.01, (16, 16, 8))
+    volume = Volume(stack, place(spacing=(5.6, 5.6, 8)))
+    model = load_model(trained())
+
+    def agreement(length):
+        sampling = Sampling(num_samples=8, noise_length_mm=length, level_draws=0)
+        labels = predict_volume(model, volume, sampling=sampling).labels > 0
+        above, below = labels[:, 1:], labels[:, :-1]
+        union = (above | below).sum((2, 3))
+        return float(np.where(union, (above & below).sum((2, 3)) / np.maximum(union, 1), 1).mean())
+
+    same, smooth, independent = agreement(inf), agreement(40.0), agreement(0)
+    assert same > smooth > independent
+    assert same > independent + 0.1
+
+
+def test_the_maps_follow_from_the_samples():
+    """Mean and gamma in plain loops: gamma is the cross entropy of the mean with each sample, averaged."""
+    volume = Volume(np.random.default_rng(4).normal(0, 6, (5, 4, 2)), place())
+    model = KnownModel(noisy, size=(4, 5), plane="axial")
+    prediction = predict_volume(model, volume, sampling=SOME)
+    (noise,) = SliceNoise([(1,)], 5, seed=0, keys=("volume",)).at(0)
+    for number, row, column in np.ndindex(2, 4, 5):
+        probs = []
+        for sigma in noise[0, :, 0].tolist():
+            logit = 100 * (volume.values[column, row, number] / 400 - 0.02 * sigma)
+            probs.append((1 / (1 + np.exp(logit)), 1 / (1 + np.exp(-logit))))
+        mean = np.mean(probs, axis=0)
+        gamma = -np.mean([mean @ np.log(np.array(sample) + 1e-8) for sample in probs])
+        np.testing.assert_allclose(prediction.mean_probs[:, number, row, column], mean, atol=1e-5)
+        np.testing.assert_allclose(prediction.gamma[number, row, column], gamma, atol=1e-4)
+        assert prediction.labels[:, number, row, column].tolist() == [int(after > 0.5) for _, after in probs]
+
+
+def test_calibrated_temperatures_are_used():
+    slope = np.broadcast_to(np.arange(-20, 20.0)[:, None, None], (40, 4, 1))
+    model = KnownModel(noisy, size=(4, 40), plane="axial")
+    plain = predict_volume(model, Volume(slope, place()), sampling=SOME)
+    model.calibration = Calibration(noise=(2.0,))
+    wide = predict_volume(model, Volume(slope, place()), sampling=SOME)
+    shifts = [(20 - found.labels[:, 0, 0].sum(1)).astype(int) for found in (plain, wide)]
+    np.testing.assert_allclose(shifts[1], 2 * shifts[0], atol=2)
+    assert np.abs(shifts[0]).max() > 4
+    model.calibration = Calibration(logits=3.0)
+    unsure = predict_volume(model, Volume(slope, place()), sampling=SOME)
+    np.testing.assert_array_equal(unsure.labels, plain.labels)
+    assert (unsure.mean_probs[1].max(), unsure.mean_probs[1].min()) < (plain.mean_probs[1].max(), 0.2)
+
+
+def test_the_seed_and_the_name_choose_the_samples(trained):
+    volume = Volume(np.random.default_rng(3).uniform(size=(16, 16, 2)), place(spacing=(5.6, 5.6, 8)))
+    model = load_model(trained())
+    first = predict_volume(model, volume, sampling=SOME)
+    assert_same(first, predict_volume(model, volume, sampling=SOME))
+    others = (
+        predict_volume(model, volume, sampling=SOME, name="other"),
+        predict_volume(model, volume, sampling=Sampling(num_samples=5, seed=1)),
+    )
+    assert all((other.labels != first.labels).any() for other in others)
+    more = predict_volume(model, volume, sampling=Sampling(num_samples=9))
+    np.testing.assert_array_equal(more.labels[:5], first.labels)
+
+
+def test_a_loaded_model_predicts(trained):
+    volume = Volume(np.random.default_rng(3).uniform(size=(16, 14, 2)), place(spacing=(5.6, 5.6, 8)))
+    loaded = phiseg.load(trained()).predict(volume, sampling=SOME, name="it")
+    assert_same(loaded, predict_volume(load_model(trained()), volume, sampling=SOME, name="it"))
+
+
+# Which level causes the uncertainty
+
+
+def test_the_variance_of_a_level_is_that_of_redrawing_it_alone(trained):
+    """One slice and one draw after another: keep the other latents, take this level's from other noise."""
+    model = load_model(trained())
+    volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 1)), place(spacing=(5.6, 5.6, 8)))
+    found = predict_volume(model, volume, sampling=Sampling(num_samples=6, level_draws=4), name="it").level_variance
+    shapes = model.noise_shapes((16, 16))
+    noise = SliceNoise(shapes, 6, seed=0, keys=("it",)).at(0)
+    other = SliceNoise(shapes, 4, seed=0, keys=("it", "redrawn")).at(0)
+    image = torch.from_numpy(np.ascontiguousarray(volume.values[:, :, 0].T) - 0.5).float()[None, None]
+
+    def foreground(latents):
+        return model.decode(latents, (16, 16))[0].softmax(2)[0, 0, 1]
+
+    with torch.no_grad():
+        encoding = model.encode(image)
+        for level in range(2):
+            squares = []
+            for draw in range(4):
+                own = [part[:, draw : draw + 1] for part in noise]
+                latents = model.sample_latents(encoding, own)
+                changed = [part.clone() for part in own]
+                changed[level] = other[level][:, draw : draw + 1]
+                redrawn = model.sample_latents(encoding, changed, given={1 - level: latents[1 - level]})
+                assert torch.equal(redrawn[1 - level], latents[1 - level])
+                squares.append((foreground(redrawn) - foreground(latents)) ** 2)
+            expected = torch.stack(squares).mean(0) / 2
+            assert expected.max() > 1e-5
+            np.testing.assert_allclose(found[level, 0], expected, atol=1e-6)
+
+
+def test_shares_of_levels_sum_to_one(trained):
+    volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 3)), place(spacing=(5.6, 5.6, 8)))
+    shares = measure(predict_volume(load_model(trained()), volume, sampling=SOME)).level_shares
+    assert len(shares) == 2
+    assert min(shares) > 0
+    assert abs(sum(shares) - 1) < 1e-9
+
+
+def test_a_model_without_a_hierarchy_has_no_levels(trained):
+    volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 1)), place(spacing=(5.6, 5.6, 8)))
+    for model, sampling in (
+        (KnownModel(brightest), SOME),
+        (load_model(trained("unet")), SOME),
+        (load_model(trained()), Sampling(num_samples=2, level_draws=0)),
+    ):
+        prediction = predict_volume(model, volume, sampling=sampling)
+        assert prediction.level_variance is None
+        assert measure(prediction).level_shares is None
+
+
+# A lesion through its slices
+
+
+def flooded(foreground, start, rows, columns, far):
+    """What hangs together with the foreground of the slice of the point: (n, h, w), voxel by voxel.
+
+    Slices are walked from the point's on, as long as each has foreground, and at most `far`.
+    """
+    inside = np.zeros_like(foreground)
+    inside[:, rows, columns] = foreground[:, rows, columns]
+    first, last = start, start
+    while inside[last].any() and last - start < far and last + 1 < len(inside):
+        last += 1
+    while inside[first].any() and start - first < far and first > 0:
+        first -= 1
+    kept = np.zeros_like(inside)
+    queue = deque((start, row, column) for row, column in np.argwhere(inside[start]))
+    while queue:
+        voxel = queue.popleft()
+        inside_grid = all(0 <= place < number for place, number in zip(voxel, kept.shape, strict=True))
+        if inside_grid and first <= voxel[0] <= last and inside[voxel] and not kept[voxel]:
+            kept[voxel] = True
+            for axis in range(3):
+                for step in (-1, 1):
+                    queue.append(tuple(place + step * (number == axis) for number, place in enumerate(voxel)))
+    return kept
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 999), point=st.tuples(*[st.integers(0, 9)] * 3), reach=st.sampled_from([None, 0, 2.4, inf])
+)
+def test_what_hangs_together_with_the_points_slice_is_kept(seed, point, reach):
+    """Random blobs, with a threshold of their own in each sample; against a flood fill."""
+    rough = np.random.default_rng(seed).normal(0, 12, (4, 4, 4))
+    values = np.kron(rough, np.ones((3, 3, 3)))[:10, :10, :10]
+    affine = place(spacing=(1, 1, 1.2))
+    model = KnownModel(noisy, size=(8, 6), plane="axial", centred_on="nodule")
+    sampling = Sampling(num_samples=3, reach_mm=reach, batch_size=2)
+    prediction = predict_volume(model, Volume(values, affine), point=point, sampling=sampling)
+    (noise,) = SliceNoise([(1,)], 3, seed=0, keys=("volume",)).at(0)
+    column, row, number = point
+    rows, columns = slice(max(0, row - 4), row + 4), slice(max(0, column - 3), column + 3)  # 8 x 6 around the point
+    far = int((4 if reach is None else min(reach, 99)) / 1.2)
+    for sample, sigma in enumerate(noise[0, :, 0].tolist()):
+        foreground = np.moveaxis(values, 2, 0).swapaxes(1, 2) > 8 * sigma  # (slice, row, column)
+        expected = flooded(foreground, number, rows, columns, far)
+        found = np.moveaxis(labels_of(prediction, sample), 2, 0).swapaxes(1, 2)
+        np.testing.assert_array_equal(found == 1, expected)
+    assert prediction.point == (number, row, column)
+    assert (prediction.mean_probs[0] + prediction.mean_probs[1]).min() > 0.999
+
+
+@settings(max_examples=25, deadline=None)
+@given(affine=affines, spacing=st.sampled_from([None, (0.9, 0.9)]), offset=st.tuples(*[st.floats(-1, 1)] * 3))
+def test_a_lesion_is_followed_where_it_is_in_the_world(affine, spacing, offset):
+    """A ball of 2.5 mm, shown by a point in it, beside another one that is not touched; in any geometry."""
+    shape = (15, 16, 17)
+    middle = (affine @ [7, 8, 8, 1])[:3]
+    lesion = depth_in_ball(shape, affine, middle + offset, 2.5)
+    other = depth_in_ball(shape, affine, middle + offset + affine[:3, :3] @ [0, 0, 7], 1.5)
+    volume = Volume(np.maximum(lesion, other).astype(np.float32), affine)
+    if (depth_in_ball(shape, affine, middle + offset + affine[:3, :3] @ [0, 0, 3.5], 0) > -1).any() and (
+        (lesion > -1) & (other > -1)
+    ).any():
+        return  # they touch
+    model = KnownModel(brightest, size=(64, 64), centred_on="nodule", spacing_mm=spacing)
+    voxel = np.unravel_index(lesion.argmax(), shape)
+    found = labels_of(predict_volume(model, volume, point=voxel, sampling=ONE))
+    slack = 1e-6 if spacing is None else max(np.linalg.norm(affine[:3, :3], axis=0)) / 2 + 0.45
+    clear = (np.abs(lesion) > slack) & (other < 0)
+    np.testing.assert_array_equal(found[clear] == 1, lesion[clear] > 0)
+
+
+def test_it_stops_where_the_lesion_ends_and_looks_no_farther():
+    values = np.full((9, 9, 20), -50.0)
+    values[3:6, 3:6, 7:12] = 50  # slices 7 to 11
+    values[3:6, 3:6, 13:16] = 50  # another one, behind a slice without
+    model = KnownModel(brightest, size=(8, 8), plane="axial", centred_on="nodule")
+    sampling = Sampling(num_samples=2, batch_size=1, reach_mm=100)
+    prediction = predict_volume(model, Volume(values, place()), point=(4, 4, 9), sampling=sampling)
+    assert prediction.box[0] == slice(6, 13)
+    assert len(model.seen) == 7
+    expected = np.zeros(values.shape)
+    expected[3:6, 3:6, 7:12] = 1
+    np.testing.assert_array_equal(labels_of(prediction), expected)
+
+
+def test_a_place_without_a_lesion_has_none():
+    values = np.full((9, 9, 20), -50.0)
+    values[0, 0, 0] = 50
+    model = KnownModel(brightest, size=(8, 8), plane="axial", centred_on="nodule")
+    prediction = predict_volume(model, Volume(values, place()), point=(6, 6, 9), sampling=SOME)
+    assert prediction.box[0] == slice(9, 10)
+    assert not prediction.labels.any()
+    assert measure(prediction).classes["lesion"].present == 0
+    assert measure(prediction).agreement == 1
+
+
+@pytest.mark.parametrize("codes", ["LPS", "RAI"])
+@pytest.mark.parametrize("corner", [(-0.5, -0.5, -0.5), (0, 0, 0), (7, 7, 5), (7.49, 7.49, 5.49), (-0.5, 7, -0.5)])
+def test_a_point_may_lie_on_the_border(codes, corner):
+    volume = Volume(np.random.default_rng(0).normal(30, 1, (8, 8, 6)), place(codes))
+    model = KnownModel(brightest, size=(6, 6), plane="axial", centred_on="nodule")
+    found = labels_of(predict_volume(model, volume, point=corner, sampling=ONE))
+    voxel = tuple(int(np.floor(place + 0.5)) for place in corner)
+    assert found[voxel] == 1
+    assert 9 <= found[:, :, voxel[2]].sum() <= 16  # a quarter of the 6 x 6 crop
+
+
+# What is refused
+
+
+def refused(match, *, error=DataError, model=None, values=None, point=None, sampling=None):
+    volume = Volume(np.random.default_rng(0).normal(size=(6, 6, 3)) if values is None else values, place())
+    with pytest.raises(error, match=match) as caught:
+        predict_volume(model or KnownModel(brightest), volume, point=point, sampling=sampling, name="scan7")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("point", [(-0.6, 0, 0), (0, 5.5, 0), (0, 0, 3), (0, 0, 1e30), (6, 0, 0)])
+def test_a_point_outside_is_refused(point):
+    model = KnownModel(brightest, centred_on="nodule")
+    refused(r"scan7: the point \(.*\) lies outside of the scan's 6 x 6 x 3 voxels", model=model, point=point)
+
+
+@pytest.mark.parametrize("point", [(1, 2), (1, 2, float("nan")), (inf, 0, 0)])
+def test_a_point_that_is_none_is_refused(point):
+    refused("scan7: a point needs three finite", model=KnownModel(brightest, centred_on="nodule"), point=point)
+
+
+def test_points_go_with_models_of_crops_alone():
+    refused("whole slices and takes no point; predict scan7 without", error=ConfigError, point=(1, 1, 1))
+    model = KnownModel(brightest, centred_on="nodule")
+    refused("crops around a nodule; say where one is in scan7", error=ConfigError, model=model)
+
+
+def test_volumes_that_do_not_fit_are_refused():
+    noise = np.random.default_rng(0).normal(size=(6, 6, 3, 2))
+    refused("scan7 has 2 channels, the model takes 1", values=noise)
+    refused("scan7 has 1 channels, the model takes 3", model=KnownModel(brightest, channels=3))
+    refused("scan7 is empty: every voxel is 0;", values=np.zeros((6, 6, 3), np.int16))
+    refused("scan7 is empty: every voxel is 1;", values=np.ones((6, 6, 3), bool))
+    refused(r"scan7 has the shape \(6, 6\)", values=noise[:, :, 0, 0])
+    refused(r"scan7 has the shape \(6, 0, 3\)", values=noise[:, :0, :, 0])
+    for bad in (np.nan, np.inf):
+        noise[2, 2, 1, 0] = bad
+        refused("scan7 has NaN or infinite voxels", values=noise[..., 0])
+
+
+def test_settings_without_sense_are_refused():
+    for name, value in (
+        ("num_samples", 0),
+        ("batch_size", 0),
+        ("chunk_size", -1),
+        ("level_draws", -1),
+        ("noise_length_mm", -0.1),
+        ("noise_length_mm", float("nan")),
+        ("reach_mm", -2),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            Sampling(**{name: value})
+
+
+def test_a_model_must_say_how_its_images_were_made():
+    model = KnownModel(brightest)
+    model.preprocessing["colour"] = "red"
+    refused("preprocessing.json: unknown key 'colour'", error=ModelError, model=model)
+    model.preprocessing = {}
+    refused("does not say how its images were prepared", error=ModelError, model=model)
