@@ -1,0 +1,352 @@
+"""`phiseg predict` from files to files, and what it says of scans that cannot be predicted."""
+
+import csv
+import json
+import re
+import runpy
+import shutil
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+from PIL import Image
+
+import phiseg as package
+from phiseg.imaging.nifti import read_nifti, write_nifti
+from phiseg.imaging.volume import Volume
+from phiseg.inference.volumes import Sampling
+
+dicom = runpy.run_path(str(Path(__file__).parents[1] / "imaging" / "dicom_slices.py"))
+write_scan, OBLIQUE = dicom["write_scan"], dicom["OBLIQUE"]
+MAPS = ("samples", "mean", "labels", "gamma", "levels")
+QUICK = ("--num-samples", "3", "--level-draws", "2", "--accelerator", "cpu")
+
+
+@pytest.fixture
+def model(trained, tmp_path):
+    """Return a function that copies the tiny PHiSeg, as if it had been trained on other images."""
+
+    def copy(name="model", **changes):
+        folder = Path(shutil.copytree(trained() / "model", tmp_path / name))
+        path = folder / "preprocessing.json"
+        values = json.loads(path.read_text()) | {"spacing_mm": None} | changes
+        path.write_text(json.dumps(values))
+        return folder
+
+    return copy
+
+
+@pytest.fixture
+def predict(cli, tmp_path):
+    """Return a function that predicts quickly, into `pred` unless told otherwise."""
+    return lambda model, *words, out=tmp_path / "pred": cli("predict", model, *words, "--out", out, *QUICK)
+
+
+def nifti(path, *, shape=(14, 12, 3), codes=(-1, 1, 1), seed=0):
+    turned = np.array([[0.8, -0.6, 0], [0.6, 0.8, 0], [0, 0, 1]]) @ np.diag(codes) * (1, 1.5, 4)
+    affine = np.vstack([np.column_stack([turned, (5, -6, 7)]), [0, 0, 0, 1]])
+    values = np.random.default_rng(seed).uniform(size=shape).astype(np.float32)
+    write_nifti(path, Volume(values, affine))
+    return path
+
+
+def messages(result):
+    """Return the lines of ours on stderr, without progress bars."""
+    return [line for line in re.findall(r"phiseg: [^\r\n]*", result.err) if "predicting:" not in line]
+
+
+def maps(folder):
+    return {name: nibabel.load(folder / f"{name}.nii.gz") for name in MAPS}
+
+
+def table(out):
+    with (out / "cases.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# What is written
+
+
+def test_a_folder_of_every_kind_of_scan(predict, model, tmp_path):
+    source, out = tmp_path / "in", tmp_path / "pred"
+    nifti(source / "n.nii.gz")
+    raw = write_scan(source / "d", directions=OBLIQUE)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (13, 17), dtype=np.uint8)).save(source / "p.png")
+    window = {"kind": "window", "low": 0.0, "high": 255.0}
+    result = predict(model(intensity=window), source)
+    assert result.code == 0, result
+    assert result.out == f"written to {out}; look at {out / 'report.html'}\n"
+    assert messages(result) == [
+        f"phiseg: p: {source / 'p.png'} says nothing of its pixels' size: they count as 1 mm"
+    ]
+    assert sorted(path.name for path in out.iterdir()) == ["cases.csv", "d", "n", "p", "report.html"]
+
+    given = nibabel.load(source / "n.nii.gz")
+    shapes = {"samples": (3,), "levels": (2,)}
+    for name, image in maps(out / "n").items():
+        assert image.shape == (*given.shape, *shapes.get(name, ()))
+        np.testing.assert_array_equal(image.affine, given.affine)
+    for image in maps(out / "d").values():
+        assert image.shape[:3] == raw.T.shape
+    for image in maps(out / "p").values():
+        assert image.shape[:3] == (17, 13, 1)
+        assert nibabel.aff2axcodes(image.affine) == ("L", "P", "S")
+
+    rows = table(out)
+    assert [float(row["agreement"]) for row in rows] == sorted(float(row["agreement"]) for row in rows)
+    assert {row["case"] for row in rows} == {"d", "n", "p"}
+    page = (out / "report.html").read_text()
+    assert re.findall(r"<h2>(.*)</h2>", page) == [row["case"] for row in rows]
+    assert page.count("data:image/png;base64,") == 3
+    assert not re.search(r"https?://|@import|url\(|<script|<link", page)
+    for row in rows:
+        summary = json.loads((out / row["case"] / "summary.json").read_text())
+        samples = maps(out / row["case"])["samples"]
+        ml = abs(np.linalg.det(samples.affine[:3, :3])) / 1000 * (samples.get_fdata() > 0).sum((0, 1, 2))
+        assert summary["classes"]["lesion"]["volume_ml"]["samples"] == pytest.approx(ml, rel=1e-4)
+        assert float(row["volume_ml_median"]) == pytest.approx(np.median(ml), rel=1e-4)
+        assert float(row["present"]) == pytest.approx((ml > 0).mean())
+        assert sum(summary["level_shares"]) == pytest.approx(1)
+        assert Image.open(out / row["case"] / "picture.png").size[0] > 1000
+
+
+def test_a_series_gets_segmentations_that_refer_to_it(predict, model, tmp_path):
+    write_scan(tmp_path / "scan", directions=OBLIQUE)
+    predict(model(intensity={"kind": "window", "low": -1000.0, "high": 3000.0}), tmp_path / "scan")
+    folder = tmp_path / "pred" / "scan"
+    labels, mean = (maps(folder)[name].get_fdata() for name in ("labels", "mean"))
+    slices = {}
+    for path in (tmp_path / "scan").iterdir():
+        data = pydicom.dcmread(path)
+        slices[data.SOPInstanceUID] = np.array(data.ImagePositionPatient)
+    affine = maps(folder)["labels"].affine
+    for name, expected, tolerance in (("labels", labels, 0), ("mean", mean, 0.51 / 255)):
+        seg = pydicom.dcmread(folder / f"{name}.seg.dcm")
+        assert seg.Modality == "SEG"
+        assert seg.ReferencedSeriesSequence[0].SeriesInstanceUID == "1.2.3"
+        frames = seg.pixel_array.reshape(-1, *labels.shape[1::-1]) / (1 if name == "labels" else 255)
+        placed = np.zeros_like(labels)
+        for frame, item in zip(frames, seg.PerFrameFunctionalGroupsSequence, strict=True):
+            x, y, z = item.PlanePositionSequence[0].ImagePositionPatient
+            number = round((np.linalg.inv(affine) @ [-x, -y, z, 1])[2])
+            placed[:, :, number] = frame.T
+            source = item.DerivationImageSequence[0].SourceImageSequence[0].ReferencedSOPInstanceUID
+            np.testing.assert_allclose(slices[source], (x, y, z), atol=1e-4)
+        np.testing.assert_allclose(placed, expected, atol=tolerance)
+
+
+def test_python_gives_what_the_command_writes(predict, model, tmp_path):
+    folder = model()
+    predict(folder, nifti(tmp_path / "n.nii.gz"))
+    sampling = Sampling(num_samples=3, level_draws=2)
+    found = package.load(folder).predict(read_nifti(tmp_path / "n.nii.gz"), sampling=sampling, name="n")
+    written = maps(tmp_path / "pred" / "n")
+    for sample in range(3):
+        np.testing.assert_array_equal(
+            found.on_grid(found.labels[sample]).values, written["samples"].get_fdata()[..., sample]
+        )
+    np.testing.assert_allclose(found.on_grid(found.gamma).values, written["gamma"].get_fdata(), atol=1e-5)
+
+
+# Points
+
+
+def test_points_in_voxels_millimetres_and_a_table_are_the_same_place(predict, model, tmp_path):
+    folder = model(centred_on="nodule")
+    scan = nifti(tmp_path / "n.nii.gz")
+    x, y, z, _ = nibabel.load(scan).affine @ [6, 5, 1, 1]
+    (tmp_path / "points.csv").write_text(f"case,x,y,z,unit\nn,{x},{y},{z},mm\n")
+    words = [("--at", "6,5,1"), ("--at", f"lps:{-x},{-y},{z}"), ("--points", tmp_path / "points.csv")]
+    found = []
+    for number, at in enumerate(words):
+        out = tmp_path / f"pred{number}"
+        assert predict(folder, scan, *at, out=out).code == 0
+        found.append(maps(out / "n")["samples"].get_fdata())
+        assert json.loads((out / "n" / "summary.json").read_text())["point"][0] == 1
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+
+
+def test_every_point_is_a_case_and_a_scan_without_one_is_told(predict, model, tmp_path):
+    folder = model(centred_on="nodule")
+    source = nifti(tmp_path / "in" / "a.nii.gz").parent
+    nifti(source / "b.nii.gz")
+    assert predict(folder, source / "a.nii.gz", "--at", "6,5,1", "--at", "3,3,0").code == 0
+    assert {row["case"] for row in table(tmp_path / "pred")} == {"a-1", "a-2"}
+    (tmp_path / "points.csv").write_text("case,x,y,z\nb,6,5,1\n")
+    result = predict(folder, source, "--points", tmp_path / "points.csv", out=tmp_path / "pred2")
+    assert (result.code, messages(result)) == (0, ["phiseg: scans without a point are left out: a"])
+    assert [row["case"] for row in table(tmp_path / "pred2")] == ["b"]
+
+
+# Going on
+
+
+def test_a_bad_scan_stops_nothing_and_can_be_mended(predict, model, tmp_path):
+    folder = model()
+    for number in range(3):
+        nifti(tmp_path / "in" / f"s{number}.nii.gz", seed=number)
+    bad = tmp_path / "in" / "s1.nii.gz"
+    content = bad.read_bytes()
+    bad.write_bytes(content[: len(content) // 2])
+    result = predict(folder, tmp_path / "in")
+    assert result.code == 2
+    (line,) = messages(result)
+    assert line.startswith(f"phiseg: s1 is left out: {bad} cannot be read as NIfTI")
+    assert {row["case"] for row in table(tmp_path / "pred")} == {"s0", "s2"}
+
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "pred" / "s0").iterdir()}
+    bad.write_bytes(content)
+    result = predict(folder, tmp_path / "in", "--batch-size", "1")
+    assert (result.code, messages(result)) == (0, [])
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "pred" / "s0").iterdir()} == done
+    assert {row["case"] for row in table(tmp_path / "pred")} == {"s0", "s1", "s2"}
+
+    for words, reason in (
+        (("--seed", "1"), "another seed (0, now 1)"),
+        (("--noise-length", "3"), "another noise_length_mm (inf, now 3.0)"),
+    ):
+        result = predict(folder, tmp_path / "in", *words)
+        (line,) = messages(result)
+        assert result.code == 2
+        assert line.startswith(f"phiseg: error: {tmp_path / 'pred' / 's0'} was made with {reason}")
+
+
+# Bad input
+
+BAD_SCANS = {
+    "tilted": "holds a tilted scan",
+    "gap": "seems to lack 1 slice",
+    "doubled": "both lie at",
+    "mixed": "holds 2 series",
+    "radiograph": "holds no slices with a position in space",
+    "blank": "has no pixel data",
+    "zero": "zero is empty: every voxel is 0; check the scan",
+    "nan": "nan.nii.gz has NaN or infinite voxels",
+    "cut": "cut.nii.gz cannot be read as NIfTI",
+    "channels": "channels has 2 channels, the model takes 1",
+    "five": "has 5 dimensions",
+    "damaged": "damaged.png cannot be read as PNG",
+}
+
+
+def write_bad_scans(folder):
+    write_scan(folder / "tilted", skew=(0, 0.5, 0))
+    write_scan(folder / "gap", depths=[0, 1, 3, 4])
+    write_scan(folder / "doubled", depths=[0, 1, 1, 2])
+    write_scan(folder / "mixed")
+    write_scan(folder / "mixed", uid="1.2.77")
+    write_scan(folder / "radiograph", Modality="CR")
+    write_scan(folder / "blank", PixelData=None)
+    nifti(folder / "good.nii.gz")
+    values = np.zeros((8, 8, 3), np.float32)
+    write_nifti(folder / "zero.nii.gz", Volume(values, np.eye(4)))
+    values[1, 1, 1] = np.nan
+    nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), folder / "nan.nii.gz")
+    whole = nifti(folder / "cut.nii.gz").read_bytes()
+    (folder / "cut.nii.gz").write_bytes(whole[:-200])
+    nifti(folder / "channels.nii.gz", shape=(8, 8, 3, 2))
+    nifti(folder / "five.nii.gz", shape=(8, 8, 3, 2, 2))
+    (folder / "damaged.png").write_bytes(b"\x89PNG\r\n\x1a\n and nothing more")
+
+
+def test_every_bad_scan_gets_one_line_and_the_good_one_is_predicted(predict, model, tmp_path):
+    write_bad_scans(tmp_path / "in")
+    result = predict(model(), tmp_path / "in")
+    assert result.code == 2
+    lines = {line.split()[1]: line for line in messages(result)}
+    assert len(messages(result)) == len(lines) == len(BAD_SCANS)
+    for name, reason in BAD_SCANS.items():
+        assert f"phiseg: {name} is left out: " in lines[name]
+        assert reason in lines[name]
+        assert ";" in lines[name], "says no cure"
+    assert "Traceback" not in result.err
+    assert [row["case"] for row in table(tmp_path / "pred")] == ["good"]
+
+
+def test_nothing_but_bad_scans(predict, model, tmp_path):
+    write_nifti(tmp_path / "zero.nii.gz", Volume(np.zeros((8, 8, 3)), np.eye(4)))
+    result = predict(model(), tmp_path / "zero.nii.gz")
+    assert result.code == 2
+    told, error = messages(result)
+    assert "zero is empty" in told
+    assert error.startswith(f"phiseg: error: {tmp_path / 'pred'} has no finished case to report on")
+    assert not (tmp_path / "pred").exists()
+
+
+def test_a_point_outside_is_told_and_the_others_go_on(predict, model, tmp_path):
+    scan = nifti(tmp_path / "n.nii.gz")
+    result = predict(model(centred_on="nodule"), scan, "--at", "6,5,1", "--at", "6,5,3")
+    (line,) = messages(result)
+    assert line.startswith(
+        "phiseg: n-2 is left out: n-2: the point (6, 5, 3) lies outside of the scan's 14 x 12 x 3"
+    )
+    assert result.code == 2
+    assert [row["case"] for row in table(tmp_path / "pred")] == ["n-1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("IN/none.nii",), "none.nii does not exist; give a NIfTI file"),
+        ((), "there is no INPUT"),
+        (("IN/n.nii.gz", "--at", "1,2,3"), "the model looks at whole slices and takes no point"),
+        (("IN/n.nii.gz", "--at", "1,2"), "'1,2' is no point"),
+        (("IN/n.nii.gz", "--points", "IN/none.csv"), "none.csv: No such file"),
+        (("IN/n.nii.gz", "--num-samples", "0"), "num_samples is 0; give at least 1"),
+        (("IN/n.nii.gz", "--reach", "-1"), "reach_mm is -1.0"),
+        (("IN/n.nii.gz", "--devices", "0"), "'devices' = 0"),
+        (("IN",), "is the folder for the results, too"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(cli, model, tmp_path, words, reason):
+    nifti(tmp_path / "in" / "n.nii.gz")
+    out = tmp_path / ("in" if words == ("IN",) else "pred")
+    words = [word.replace("IN", str(tmp_path / "in")) for word in words]
+    result = cli("predict", model(), *words, "--out", out)
+    assert result.code == 2
+    (line,) = result.err.splitlines()
+    assert line.startswith("phiseg: error: ")
+    assert reason in line
+    assert not (tmp_path / "pred").exists()
+
+
+def test_a_model_of_crops_needs_a_point(predict, model, tmp_path):
+    result = predict(model(centred_on="nodule"), nifti(tmp_path / "n.nii.gz"))
+    assert result.code == 2
+    assert messages(result) == [
+        "phiseg: error: the model looks at crops around a nodule; say where one is in n (--at x,y,z)"
+    ]
+
+
+def test_a_model_folder_that_is_none_is_refused(predict, tmp_path):
+    result = predict(tmp_path / "none", nifti(tmp_path / "n.nii.gz"))
+    assert (result.code, len(messages(result))) == (2, 1)
+    assert "there is no model" in result.err
+
+
+# Several processes
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_writes(phiseg, predict, model, tmp_path):
+    folder = model()
+    for number in range(3):
+        nifti(tmp_path / "in" / f"s{number}.nii.gz", seed=number)
+    (tmp_path / "in" / "s4.nii.gz").write_bytes(b"nothing")  # the second process's
+    assert predict(folder, tmp_path / "in", out=tmp_path / "one").code == 2
+    done = phiseg("predict", folder, tmp_path / "in", "--out", tmp_path / "two", *QUICK, "--devices", "2")
+    assert done.code == 2, done
+    assert "s4 is left out" in done.err
+    one, two = (
+        {
+            path.relative_to(tmp_path / out): path.read_bytes()
+            for path in (tmp_path / out).rglob("*")
+            if path.is_file()
+        }
+        for out in ("one", "two")
+    )
+    assert len(one) == 3 * 7 + 2
+    assert one == two
