@@ -79,7 +79,7 @@ def test_a_folder_of_every_kind_of_scan(predict, model, tmp_path):
     assert result.code == 0, result
     assert result.out == f"written to {out}; look at {out / 'report.html'}\n"
     assert messages(result) == [
-        f"phiseg: p: {source / 'p.png'} says nothing of its pixels' size: they count as 1 mm"
+        f"phiseg: p: {source / 'p.png'} says nothing of its pixels' size: they count as 1 x 1 mm"
     ]
     assert sorted(path.name for path in out.iterdir()) == ["cases.csv", "d", "n", "p", "report.html"]
 

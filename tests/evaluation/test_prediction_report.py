@@ -124,11 +124,11 @@ def test_levels_and_unknown_spacing_are_told_where_there_are_any(finished):
     out = finished("plain")
     page = write_prediction_report(out, model="m").read_text()
     assert "latent level" not in page
-    assert "counts as 1 mm" not in page
+    assert "pixel counts as" not in page
     finished("picture", shares=[0.1, 0.2, 0.7], has_spacing=False, classes=("a", "b"))
     page = write_prediction_report(out, model="m").read_text()
     assert re.search(r"coarse .* to fine .*:\s*70 %, 20 %, 10 %\.", page)
-    assert "Without a pixel size in the file (picture), a pixel counts as 1 mm." in page
+    assert "Without a pixel size in the file (picture), a pixel counts as one of the training images" in page
     assert len((out / "cases.csv").read_text().splitlines()) == 1 + 1 + 2
 
 

@@ -213,7 +213,14 @@ def test_a_picture_is_one_slice_of_its_plane(tmp_path, plane, dtype):
     np.testing.assert_array_equal(to_slices(scan.volume, plane or "axial").values[0, :, :, 0], pixels)
     assert scan.volume.values.max() == pixels.max()
     assert not scan.has_spacing
-    assert scan.warnings == (f"{tmp_path / 'a.png'} says nothing of its pixels' size: they count as 1 mm",)
+    assert scan.warnings == (f"{tmp_path / 'a.png'} says nothing of its pixels' size: they count as 1 x 1 mm",)
+
+
+@pytest.mark.parametrize(("plane", "spacing"), [("axial", (2, 3)), ("coronal", (2, 2)), ("sagittal", (0.5, 3))])
+def test_a_picture_has_the_pixels_of_training(tmp_path, plane, spacing):
+    scan = ScanFile("a", png(tmp_path / "a.png"), "png")
+    volume = read_scan(scan, channels=1, plane=plane, spacing_mm=spacing).volume
+    assert to_slices(volume, plane).spacing_mm == (1, *spacing)
 
 
 def test_colour_becomes_what_the_model_takes(tmp_path):

@@ -46,7 +46,7 @@ def case_picture(prediction: Prediction, measures: Measures, name: str) -> bytes
         figure = Figure(figsize=(5 * _PANEL + 0.6, _PANEL * max(0.6, min(aspect, 2)) + 0.35), layout="constrained")
         first, outlines, mean, gamma, volumes = figure.subplots(1, 5)
         for axes, title in (
-            (first, f"{plain(name)}, {prediction.stack.plane} slice {number}"),
+            (first, f"{plain(_shortened(name))}, {prediction.stack.plane} slice {number}"),
             (outlines, f"{len(prediction.labels)} samples"),
             (mean, "mean"),
         ):
@@ -103,6 +103,11 @@ def _table(cases: list[dict[str, Any]]) -> str:
             rounded = [f"{number:.6g}" for number in (found["present"], *numbers)]
             writer.writerow([case["case"], name, *rounded, f"{case['agreement']:.6g}", f"{case['mean_gamma']:.6g}"])
     return text.getvalue()
+
+
+def _shortened(name: str) -> str:
+    """Return a name that leaves room for its neighbour's."""
+    return name if len(name) <= 22 else f"{name[:10]}…{name[-11:]}"
 
 
 def _shown_slice(prediction: Prediction) -> int:

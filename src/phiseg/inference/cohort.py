@@ -186,7 +186,7 @@ def predict_cohort(
 def _read(file: ScanFile, model: Segmenter) -> Scan:
     preprocessing = Preprocessing.of(model)
     plane = None if preprocessing.plane == "auto" else preprocessing.plane
-    scan = read_scan(file, channels=preprocessing.image_channels, plane=plane)
+    scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=preprocessing.spacing_mm)
     for warning in scan.warnings:
         tqdm.write(f"phiseg: {file.name}: {warning}", file=sys.stderr)
     return scan

@@ -83,13 +83,16 @@ def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> list[S
     return sorted(_named_apart(list(found.values())), key=lambda scan: scan.name)
 
 
-def read_scan(scan: ScanFile, *, channels: int, plane: Plane | None) -> Scan:
+def read_scan(
+    scan: ScanFile, *, channels: int, plane: Plane | None, spacing_mm: tuple[float, float] | None = None
+) -> Scan:
     """Read a scan.
 
     Args:
         scan: which.
         channels: how many a colour picture should have: 1 makes it grey.
         plane: the plane that a picture without a place is taken to lie in; axial if not given.
+        spacing_mm: what the pixels (vertical, horizontal) of such a picture are taken to be; 1 if not given.
 
     Raises:
         DataError: it cannot be read, with the reason.
@@ -103,8 +106,10 @@ def read_scan(scan: ScanFile, *, channels: int, plane: Plane | None) -> Scan:
     pixels = _read_png(scan.path, channels)  # (H, W, C)
     towards = PLANES[plane or "axial"]
     values = pixels.swapaxes(0, 1)[:, :, None]  # columns, rows, one slice
-    warning = f"{scan.path} says nothing of its pixels' size: they count as 1 mm"
-    return Scan(Volume(values, affine_towards(towards[::-1])), has_spacing=False, warnings=(warning,))
+    vertical, horizontal = spacing_mm or (1.0, 1.0)
+    affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, 1, 1])
+    warning = f"{scan.path} says nothing of its pixels' size: they count as {vertical:g} x {horizontal:g} mm"
+    return Scan(Volume(values, affine), has_spacing=False, warnings=(warning,))
 
 
 def _scans_in(path: Path, visited: set[Path]) -> Iterator[ScanFile]:
