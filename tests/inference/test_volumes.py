@@ -423,6 +423,24 @@ def test_it_stops_where_the_lesion_ends_and_looks_no_farther():
     np.testing.assert_array_equal(labels_of(prediction), expected)
 
 
+def test_what_is_dropped_leaves_no_trace():
+    """Nor a rim of the probabilities around it."""
+    shape, affine = (24, 12, 12), place()
+    lesion, other = (depth_in_ball(shape, affine, affine[:3, :3] @ at, 3.2) for at in ([5, 6, 5], [17, 6, 9.5]))
+    volume = Volume(np.maximum(lesion, other), affine)
+    model = KnownModel(brightest, size=(12, 24), plane="axial", centred_on="nodule")
+    sampling = Sampling(num_samples=2, reach_mm=20)
+    prediction = predict_volume(model, volume, point=(5, 6, 5), sampling=sampling)
+    mean = prediction.on_grid(prediction.mean_probs[1]).values
+    assert labels_of(prediction)[lesion > 0].all()
+    looked_at = prediction.on_grid(np.ones(prediction.gamma.shape, bool)).values
+    rim = (other > -2) & looked_at
+    assert ((other > 0) & rim).any()
+    assert not mean[rim].any()
+    near = (lesion > -2) & looked_at
+    np.testing.assert_allclose(mean[near], 1 / (1 + np.exp(-lesion[near] / 4)), atol=1e-5)
+
+
 def test_a_place_without_a_lesion_has_none():
     values = np.full((9, 9, 20), -50.0)
     values[0, 0, 0] = 50

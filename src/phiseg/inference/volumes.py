@@ -312,14 +312,18 @@ def _predict_lesion(slices: _Slices, volume: Volume, point: tuple[int, int, int]
 
 
 def _keep_connected(probs: NDArray[np.float32], centre: int) -> None:
-    """Leave of every sample (S, K, n, h, w) what hangs together with its foreground in the slice of the point."""
+    """Leave of every sample (S, K, n, h, w) what hangs together with its foreground in the slice of the point.
+
+    Any other piece goes with its surroundings, the voxels that are nearest to it: their probabilities are of it.
+    """
     for sample in probs:
-        foreground = sample.argmax(0) > 0
-        pieces, _ = ndimage.label(foreground)
-        kept = np.isin(pieces, np.unique(pieces[centre][pieces[centre] > 0]))
-        dropped = foreground & ~kept
-        sample[0, dropped] = 1
-        sample[1:, dropped] = 0
+        pieces, number = ndimage.label(sample.argmax(0) > 0)
+        kept = np.unique(pieces[centre][pieces[centre] > 0])
+        if len(kept) < number:
+            nearest = ndimage.distance_transform_edt(pieces == 0, return_distances=False, return_indices=True)
+            dropped = ~np.isin(pieces[tuple(nearest)], kept)
+            sample[0, dropped] = 1
+            sample[1:, dropped] = 0
 
 
 def _nothing(probs: NDArray[np.float32]) -> NDArray[np.float32]:
