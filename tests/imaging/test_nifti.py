@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phiseg.core.errors import DataError
-from phiseg.imaging.nifti import read_nifti, read_nifti_header, read_nifti_labels, write_nifti
+from phiseg.imaging.nifti import read_nifti, read_nifti_header, read_nifti_labels, write_nifti, write_nifti_sequence
 from phiseg.imaging.volume import Volume
 
 AFFINE = np.array([[-0.6, 0.1, 0, 30.0], [0.1, 0.6, 0.2, -20], [0, -0.1, 3.0, 7], [0, 0, 0, 1]])
@@ -50,6 +50,15 @@ def test_the_same_volume_gives_the_same_bytes_and_no_leftovers(tmp_path):
     assert (tmp_path / "a.nii.gz").read_bytes() == (tmp_path / "b.nii.gz").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.nii.gz", "b.nii.gz"]
     assert read_nifti(tmp_path / "a.nii.gz").values.dtype == np.uint8
+
+
+@pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
+def test_a_sequence_of_volumes_is_the_file_of_four_dimensions(tmp_path, name, dtype):
+    values = np.random.default_rng(0).integers(0, 9, (5, 4, 3, 7)).astype(dtype)
+    write_nifti_sequence(tmp_path / name, [Volume(values[..., index], AFFINE) for index in range(7)])
+    write_nifti(tmp_path / f"whole-{name}", Volume(values, AFFINE))
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"whole-{name}").read_bytes()
 
 
 def test_scaling_is_applied(tmp_path):

@@ -3,7 +3,7 @@
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +13,7 @@ import numpy as np
 from nibabel.filebasedimages import ImageFileError
 from nibabel.imageglobals import LoggingOutputSuppressor
 from nibabel.spatialimages import HeaderDataError
+from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
 from phiseg.core.files import atomic_file
@@ -103,20 +104,48 @@ def read_nifti_header(path: Path, *, channels: bool = False) -> Volume:
 
 def write_nifti(path: Path, volume: Volume) -> None:
     """Write a volume with its own type (bool as uint8) to a .nii or .nii.gz file, atomically."""
-    assert path.name.endswith(SUFFIXES), path
     values = volume.values.astype(np.uint8) if volume.values.dtype == np.bool_ else volume.values
-    image: Any = nibabel.Nifti1Image(values, volume.affine, dtype=values.dtype)
-    image.set_sform(volume.affine, code="scanner")
-    image.set_qform(volume.affine, code="scanner")
+    image = _image(values, volume.affine)
+    with _written(path) as stream:
+        image.to_stream(stream)
+
+
+def write_nifti_sequence(path: Path, volumes: Sequence[Volume]) -> None:
+    """Write volumes of one grid and type as a file of four dimensions, atomically, one after another.
+
+    Args:
+        path: a .nii or .nii.gz file.
+        volumes: (I, J, K) each; only one of them need be in memory at a time.
+    """
+    first = volumes[0]
+    values = np.broadcast_to(np.zeros((), first.values.dtype), (*first.grid, len(volumes)))
+    header = _image(values, first.affine).header
+    header.set_data_offset(header.single_vox_offset)
+    header.set_slope_inter(1, 0)
+    with _written(path) as stream:
+        header.write_to(stream)
+        for volume in volumes:
+            stream.write(volume.values.tobytes(order="F"))
+
+
+def _image(values: NDArray[Any], affine: NDArray[np.float64]) -> Any:
+    image: Any = nibabel.Nifti1Image(values, affine, dtype=values.dtype)
+    image.set_sform(affine, code="scanner")
+    image.set_qform(affine, code="scanner")
     image.header.set_xyzt_units("mm")
+    return image
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Any]:
+    """Open a new file for writing; a compressed one holds neither name nor time, so that the bytes are the same."""
+    assert path.name.endswith(SUFFIXES), path
     with atomic_file(path) as file:
         if path.suffix == ".gz":
-            with gzip.GzipFile(
-                filename="", mode="wb", fileobj=file, mtime=0
-            ) as stream:  # no name, no time: same bytes
-                image.to_stream(stream)
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as stream:
+                yield stream
         else:
-            image.to_stream(file)
+            yield file
 
 
 def _fitted(shape: tuple[int, ...], path: Path, *, channels: bool) -> tuple[int, ...]:
