@@ -164,6 +164,19 @@ def test_tiles_leave_no_seam(spacing):
         np.testing.assert_allclose(found[0].mean_probs, found[1].mean_probs, atol=0.03)
 
 
+def test_tiles_pass_into_each_other():
+    """A model that is the surer the farther right in its image a pixel is: no tile ends with a jump."""
+
+    def ramp(image, noise):
+        right = torch.linspace(-2, 2, 16).expand(len(image), 1, 16, 16)
+        return torch.stack([0 * right, right], dim=2)
+
+    prediction = predict_volume(KnownModel(ramp, plane="axial"), ball((50, 16, 1), place()), sampling=ONE)
+    mean = prediction.mean_probs[1, 0]  # rows, columns
+    assert np.ptp(mean) > 0.5
+    assert np.abs(np.diff(mean, axis=1)).max() < 0.1  # a mere average has jumps
+
+
 def test_tiles_overlap_by_half_and_cover_everything():
     model = KnownModel(brightest, size=(8, 8), plane="axial")
     predict_volume(model, ball((30, 9, 1), place()), sampling=ONE)
@@ -257,9 +270,12 @@ def test_calibrated_temperatures_are_used():
     np.testing.assert_allclose(shifts[1], 2 * shifts[0], atol=2)
     assert np.abs(shifts[0]).max() > 4
     model.calibration = Calibration(logits=3.0)
-    unsure = predict_volume(model, Volume(slope, place()), sampling=SOME)
-    np.testing.assert_array_equal(unsure.labels, plain.labels)
-    assert (unsure.mean_probs[1].max(), unsure.mean_probs[1].min()) < (plain.mean_probs[1].max(), 0.2)
+    unsure = predict_volume(model, Volume(slope, place()), sampling=ONE)
+    np.testing.assert_array_equal(unsure.labels, plain.labels[:1])
+    model.calibration = Calibration()
+    sure = predict_volume(model, Volume(slope, place()), sampling=ONE)
+    logits = [np.log(found.mean_probs[1] / found.mean_probs[0]) for found in (unsure, sure)]
+    np.testing.assert_allclose(3 * logits[0], logits[1], atol=1e-3)
 
 
 def test_the_seed_and_the_name_choose_the_samples(trained):
@@ -288,15 +304,21 @@ def test_a_loaded_model_predicts(trained):
 def test_the_variance_of_a_level_is_that_of_redrawing_it_alone(trained):
     """One slice and one draw after another: keep the other latents, take this level's from other noise."""
     model = load_model(trained())
+    model.calibration = Calibration(noise=(1.5, 0.5), logits=2.0)
     volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 1)), place(spacing=(5.6, 5.6, 8)))
     found = predict_volume(model, volume, sampling=Sampling(num_samples=6, level_draws=4), name="it").level_variance
     shapes = model.noise_shapes((16, 16))
-    noise = SliceNoise(shapes, 6, seed=0, keys=("it",)).at(0)
-    other = SliceNoise(shapes, 4, seed=0, keys=("it", "redrawn")).at(0)
+    noise, other = (
+        [factor * level for factor, level in zip((1.5, 0.5), drawn.at(0), strict=True)]
+        for drawn in (
+            SliceNoise(shapes, 6, seed=0, keys=("it",)),
+            SliceNoise(shapes, 4, seed=0, keys=("it", "redrawn")),
+        )
+    )
     image = torch.from_numpy(np.ascontiguousarray(volume.values[:, :, 0].T) - 0.5).float()[None, None]
 
     def foreground(latents):
-        return model.decode(latents, (16, 16))[0].softmax(2)[0, 0, 1]
+        return (model.decode(latents, (16, 16))[0] / 2).softmax(2)[0, 0, 1]
 
     with torch.no_grad():
         encoding = model.encode(image)
