@@ -266,6 +266,13 @@ def test_every_bad_scan_gets_one_line_and_the_good_one_is_predicted(predict, mod
     assert [row["case"] for row in table(tmp_path / "pred")] == ["good"]
 
 
+def test_one_series_of_a_folder_is_chosen_by_its_uid(predict, model, tmp_path):
+    write_scan(tmp_path / "in" / "mixed")
+    write_scan(tmp_path / "in" / "mixed", uid="1.2.77")
+    assert predict(model(), tmp_path / "in", "--series", "1.2.77").code == 0
+    assert [row["case"] for row in table(tmp_path / "pred")] == ["mixed"]
+
+
 def test_nothing_but_bad_scans(predict, model, tmp_path):
     write_nifti(tmp_path / "zero.nii.gz", Volume(np.zeros((8, 8, 3)), np.eye(4)))
     result = predict(model(), tmp_path / "zero.nii.gz")

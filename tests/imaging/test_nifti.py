@@ -56,7 +56,7 @@ def test_the_same_volume_gives_the_same_bytes_and_no_leftovers(tmp_path):
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
 def test_a_sequence_of_volumes_is_the_file_of_four_dimensions(tmp_path, name, dtype):
     values = np.random.default_rng(0).integers(0, 9, (5, 4, 3, 7)).astype(dtype)
-    write_nifti_sequence(tmp_path / name, [Volume(values[..., index], AFFINE) for index in range(7)])
+    write_nifti_sequence(tmp_path / name, (Volume(values[..., index], AFFINE) for index in range(7)), number=7)
     write_nifti(tmp_path / f"whole-{name}", Volume(values, AFFINE))
     assert (tmp_path / name).read_bytes() == (tmp_path / f"whole-{name}").read_bytes()
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
@@ -39,6 +39,8 @@ class Predict:
     by ascending position), mm:x,y,z in NIfTI's world (right, anterior, superior) or lps:x,y,z in DICOM's."""
     points: Annotated[Path | None, tyro.conf.arg(metavar="CSV")] = None
     """The same for many scans: a table with the columns case,x,y,z and, if not in voxels, unit (mm or lps)."""
+    series: Annotated[str | None, tyro.conf.arg(metavar="UID")] = None
+    """Which series of a DICOM folder that holds several."""
     num_samples: int = 16
     """Samples per case."""
     seed: int = 0
@@ -90,11 +92,15 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     )
     points = [Point.parse(text) for text in command.at]
     by_case = read_points(command.points) if command.points else {}
-    scans = find_scans(command.inputs, results=command.out)
+    scans = [replace(scan, series_uid=command.series) for scan in find_scans(command.inputs, results=command.out)]
     jobs = list_jobs(scans, points, by_case)
     folder = find_model(Path(command.model))
     model = load_model(folder, calibrated=not command.uncalibrated)
-    identity = {"model": weights_hash(folder), "calibration": model.calibration.model_dump(mode="json")}
+    identity = {
+        "model": weights_hash(folder),
+        "calibration": model.calibration.model_dump(mode="json"),
+        "series": command.series,
+    }
     waiting = unfinished(jobs, command.out, model, sampling=sampling, identity=identity)
     machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}
     fabric = make_fabric(TrainConfig.parse(machine, where="phiseg predict"))

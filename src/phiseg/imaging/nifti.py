@@ -3,8 +3,9 @@
 import gzip
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -110,21 +111,23 @@ def write_nifti(path: Path, volume: Volume) -> None:
         image.to_stream(stream)
 
 
-def write_nifti_sequence(path: Path, volumes: Sequence[Volume]) -> None:
-    """Write volumes of one grid and type as a file of four dimensions, atomically, one after another.
+def write_nifti_sequence(path: Path, volumes: Iterable[Volume], *, number: int) -> None:
+    """Write volumes of one grid and type as a file of four dimensions, atomically, holding one of them at a time.
 
     Args:
         path: a .nii or .nii.gz file.
-        volumes: (I, J, K) each; only one of them need be in memory at a time.
+        volumes: (I, J, K) each.
+        number: how many.
     """
-    first = volumes[0]
-    values = np.broadcast_to(np.zeros((), first.values.dtype), (*first.grid, len(volumes)))
+    rest = iter(volumes)
+    first = next(rest)
+    values = np.broadcast_to(np.zeros((), first.values.dtype), (*first.grid, number))
     header = _image(values, first.affine).header
     header.set_data_offset(header.single_vox_offset)
     header.set_slope_inter(1, 0)
     with _written(path) as stream:
         header.write_to(stream)
-        for volume in volumes:
+        for volume in chain([first], rest):
             stream.write(volume.values.tobytes(order="F"))
 
 

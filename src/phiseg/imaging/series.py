@@ -98,7 +98,8 @@ def _choose(found: DicomFolder, folder: Path, series_uid: str | None) -> Series:
         raise DataError(f"{folder} holds no series {series_uid}; it holds {_list(found.series)}")
     if len(chosen) > 1:
         raise DataError(
-            f"{folder} holds {len(chosen)} series: {_list(chosen)}; choose one by its UID, or give each a folder"
+            f"{folder} holds {len(chosen)} series: {_list(chosen)}; choose one by its UID (--series), or give each "
+            "a folder"
         )
     if not chosen or not chosen[0].slices:
         reason = f" ({found.problems[0]})" if found.problems else ""

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json
 from phiseg.imaging.dicom_seg import write_seg
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti import write_nifti, write_nifti_sequence
 from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import Measures, measure, to_json
@@ -227,12 +228,12 @@ def _write_case(
     mean = prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
     labels = prediction.on_grid(prediction.consensus)
     with atomic_folder(folder, overwrite=True, marker=SUMMARY) as new:
-        write_nifti(new / "samples.nii.gz", prediction.on_grid(np.moveaxis(prediction.labels, 0, 3)))
+        _write_each(new / "samples.nii.gz", prediction, prediction.labels)
         write_nifti(new / "mean.nii.gz", mean)
         write_nifti(new / "labels.nii.gz", labels)
         write_nifti(new / "gamma.nii.gz", prediction.on_grid(prediction.gamma))
         if prediction.level_variance is not None:
-            write_nifti(new / "levels.nii.gz", prediction.on_grid(np.moveaxis(prediction.level_variance, 0, 3)))
+            _write_each(new / "levels.nii.gz", prediction, prediction.level_variance)
         if scan.series is not None:
             try:
                 _write_segs(new, scan.series, prediction.classes, labels, mean)
@@ -254,6 +255,11 @@ def _write_case(
                 "made_with": made_with,
             },
         )
+
+
+def _write_each(path: Path, prediction: Prediction, values: NDArray[Any]) -> None:
+    """Write values (number, n, h, w) of the box as volumes on the scan's grid, one after another."""
+    write_nifti_sequence(path, map(prediction.on_grid, values), number=len(values))
 
 
 def _write_segs(folder: Path, series: DicomSeries, classes: Sequence[str], labels: Volume, mean: Volume) -> None:

@@ -28,6 +28,8 @@ class ScanFile:
     """What its results are called."""
     path: Path
     kind: Literal["nifti", "dicom", "png"]
+    series_uid: str | None = None
+    """Which series of a DICOM folder; without it, there may be one only."""
 
     def content_hash(self) -> str:
         """Return the SHA-256 of its file, or of those in its folder: it tells scans of one name apart."""
@@ -100,7 +102,7 @@ def read_scan(
     if scan.kind == "nifti":
         return Scan(read_nifti(scan.path, channels=True), warnings=_nifti_warnings(scan.path))
     if scan.kind == "dicom":
-        series = read_series(scan.path)
+        series = read_series(scan.path, series_uid=scan.series_uid)
         volume = Volume(series.volume.values[..., None], series.volume.affine)
         return Scan(volume, series, warnings=series.warnings)
     pixels = _read_png(scan.path, channels)  # (H, W, C)
