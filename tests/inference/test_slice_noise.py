@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from phiseg.core.errors import ConfigError
-from phiseg.inference.slice_noise import SliceNoise
+from phiseg.inference.slice_noise import Level, SliceNoise
 
 LENGTHS = [0, 2.5, 10, inf]
 DEPTHS = [0, 1, 2.5, 4, 5, 7.25, 12.5, 30]
@@ -92,3 +92,26 @@ def test_another_seed_or_case_has_other_noise(length):
 def test_a_length_below_zero_is_refused(length):
     with pytest.raises(ConfigError, match="0 or more, or inf"):
         source(length)
+
+
+@pytest.mark.parametrize("length", [inf, 5.0])
+def test_a_level_is_redrawn_held_and_tempered_by_itself(length):
+    def noise(*levels):
+        source = SliceNoise([(3,), (2, 2)], 4, seed=0, keys=("case",), length_mm=length, levels=levels)
+        return source.at(7.0)
+
+    plain = noise()
+    for changed, kept in ((0, 1), (1, 0)):
+        levels = [Level(), Level()]
+        levels[changed] = Level(seed=1)
+        redrawn = noise(*levels)
+        assert torch.equal(redrawn[kept], plain[kept])
+        assert not (redrawn[changed] == plain[changed]).any()
+    held = noise(Level(hold=True), Level(temperature=0.5))
+    assert torch.equal(held[0], plain[0][:, :1].expand(-1, 4, -1))
+    assert torch.allclose(held[1], 0.5 * plain[1])
+
+
+def test_settings_of_another_number_of_levels_are_refused():
+    with pytest.raises(ConfigError, match="settings of 1 levels for a model with 2"):
+        SliceNoise([(3,), (2,)], 4, seed=0, keys=("case",), levels=[Level()])

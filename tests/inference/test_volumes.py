@@ -22,7 +22,7 @@ from phiseg.data.store import Dataset
 from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
-from phiseg.inference.slice_noise import SliceNoise
+from phiseg.inference.slice_noise import Level, SliceNoise
 from phiseg.inference.volumes import Sampling, predict_volume
 from phiseg.models import load_model
 from phiseg.models.calibration import Calibration
@@ -343,6 +343,26 @@ def test_shares_of_levels_sum_to_one(trained):
     assert len(shares) == 2
     assert min(shares) > 0
     assert abs(sum(shares) - 1) < 1e-9
+
+
+def test_a_level_that_is_held_causes_no_uncertainty(trained):
+    volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 2)), place(spacing=(5.6, 5.6, 8)))
+    levels = (Level(), Level(hold=True))
+    found = predict_volume(load_model(trained()), volume, sampling=Sampling(num_samples=4, levels=levels))
+    assert found.level_variance[0].max() > 0
+    assert found.level_variance[1].max() == 0
+    still = (Level(hold=True), Level(hold=True))
+    same = predict_volume(load_model(trained()), volume, sampling=Sampling(num_samples=4, levels=still))
+    assert (same.labels == same.labels[:1]).all()
+
+
+def test_some_slices_are_those_of_all(trained):
+    volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 5)), place(spacing=(5.6, 5.6, 8)))
+    model = load_model(trained())
+    whole = predict_volume(model, volume, sampling=SOME)
+    some = predict_volume(model, volume, slices=range(2, 4), sampling=SOME)
+    np.testing.assert_array_equal(some.labels, whole.labels[:, 2:4])
+    np.testing.assert_array_equal(some.on_grid(some.gamma).values.any((0, 1)), [False, False, True, True, False])
 
 
 def test_a_model_without_a_hierarchy_has_no_levels(trained):

@@ -1,12 +1,25 @@
 """Noise that goes on from slice to slice: a sample is one hypothesis about a volume, not one for each slice."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import cos, floor, inf, pi, sin
 
 from torch import Tensor
 
 from phiseg.core.errors import ConfigError
 from phiseg.models.noise import draw_noise, seeded_generator
+
+
+@dataclass(frozen=True)
+class Level:
+    """What is done to the noise of one latent level, and to no other."""
+
+    seed: int = 0
+    """Another number redraws the level."""
+    hold: bool = False
+    """All samples have the noise of the first."""
+    temperature: float = 1.0
+    """Factor on the noise."""
 
 
 class SliceNoise:
@@ -23,6 +36,7 @@ class SliceNoise:
         seed: of the samples.
         keys: name of the stream, such as the case: another one has other noise.
         length_mm: how soon the noise changes along the slices.
+        levels: what is done to the noise of each shape; nothing if not given.
     """
 
     def __init__(
@@ -33,11 +47,15 @@ class SliceNoise:
         seed: int,
         keys: tuple[str, ...],
         length_mm: float = inf,
+        levels: Sequence[Level] = (),
     ) -> None:
         if not length_mm >= 0:
             raise ConfigError(f"a noise length of {length_mm} mm; give 0 or more, or inf")
+        if len(levels) not in (0, len(shapes)):
+            raise ConfigError(f"settings of {len(levels)} levels for a model with {len(shapes)}; give one for each")
         self.shapes, self.num_samples = shapes, num_samples
         self.seed, self.keys, self.length_mm = seed, keys, length_mm
+        self.levels = levels or [Level()] * len(shapes)
         self._knots: dict[float, list[Tensor]] = {}
 
     def at(self, depth_mm: float) -> list[Tensor]:
@@ -56,6 +74,14 @@ class SliceNoise:
         if place not in self._knots:
             if len(self._knots) > 2:  # slices come in order: two neighbours are enough
                 self._knots.pop(next(iter(self._knots)))
-            generator = seeded_generator(self.seed, "volume", *self.keys, repr(float(place)))
-            self._knots[place] = draw_noise(self.shapes, 1, self.num_samples, [generator])
+            draws = {seed: self._draw(place, seed) for seed in {level.seed for level in self.levels}}
+            self._knots[place] = [
+                level.temperature * (noise[:, :1].expand_as(noise) if level.hold else noise)
+                for level, noise in ((level, draws[level.seed][n]) for n, level in enumerate(self.levels))
+            ]
         return self._knots[place]
+
+    def _draw(self, place: float, level_seed: int) -> list[Tensor]:
+        keys = (*self.keys, f"level seed {level_seed}") if level_seed else self.keys
+        generator = seeded_generator(self.seed, "volume", *keys, repr(float(place)))
+        return draw_noise(self.shapes, 1, self.num_samples, [generator])

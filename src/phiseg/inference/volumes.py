@@ -8,6 +8,7 @@ Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples,
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, inf, pi
 from typing import Any
 
@@ -22,7 +23,7 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.volume import Volume, from_slices
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
-from phiseg.inference.slice_noise import SliceNoise
+from phiseg.inference.slice_noise import Level, SliceNoise
 from phiseg.metrics import EPSILON
 from phiseg.models import Segmenter
 from phiseg.models.phiseg import PHiSeg
@@ -87,6 +88,8 @@ class Sampling:
     """The same seed gives the same samples of the same case."""
     noise_length_mm: float = inf
     """How soon a sample's noise changes along the slices; by default never. 0: every slice by itself."""
+    levels: tuple[Level, ...] = ()
+    """What is done to the noise of each latent level, fine to coarse; nothing if not given."""
     level_draws: int = 8
     """Redraws of each latent level, for the share of the uncertainty that it causes; 0 leaves that out."""
     reach_mm: float | None = None
@@ -113,6 +116,7 @@ def predict_volume(
     volume: Volume,
     *,
     point: Sequence[float] | None = None,
+    slices: range | None = None,
     sampling: Sampling | None = None,
     name: str = "volume",
     progress: bool = False,
@@ -123,6 +127,7 @@ def predict_volume(
         model: in evaluation mode, on any device.
         volume: (I, J, K) or (I, J, K, C), in the unit of the model's training images (HU for CT).
         point: (i, j, k), a place inside the lesion in voxels of the volume; models of lesion-centred crops need it.
+        slices: neighbouring slices in the model's plane that a model of whole slices looks at; by default all.
         sampling: how.
         name: what errors call the volume; another name has other samples.
         progress: show a progress bar over the slices.
@@ -135,12 +140,12 @@ def predict_volume(
     preprocessing = Preprocessing.of(model)
     check_point(preprocessing, point, name=name)
     stack = PreparedStack.of(volume, preprocessing, name=name)
-    slices = _Slices(model, stack, sampling)
+    sampler = _Slices(model, stack, sampling)
     bar: tqdm[Any] = tqdm(desc=name, unit="slice", leave=False, disable=not progress, dynamic_ncols=True)
     with bar, torch.inference_mode():
         if point is None:
-            return _predict_slices(slices, volume, bar)
-        return _predict_lesion(slices, volume, _to_stack(volume, stack, point), bar)
+            return _predict_slices(sampler, volume, slices or range(stack.stack.grid[0]), bar)
+        return _predict_lesion(sampler, volume, _to_stack(volume, stack, point), bar)
 
 
 def check_point(preprocessing: Preprocessing, point: object | None, *, name: str) -> None:
@@ -161,11 +166,11 @@ class _Slices:
         self.device = next(model.parameters()).device
         shapes = model.noise_shapes(stack.preprocessing.size)
         self.num_levels = len(shapes) if isinstance(model, PHiSeg) and sampling.level_draws else 0
-        seed, length = sampling.seed, sampling.noise_length_mm
-        self.noise = SliceNoise(shapes, sampling.num_samples, seed=seed, keys=(stack.name,), length_mm=length)
-        self.redrawn = SliceNoise(
-            shapes, sampling.level_draws, seed=seed, keys=(stack.name, "redrawn"), length_mm=length
+        source = partial(
+            SliceNoise, shapes, seed=sampling.seed, length_mm=sampling.noise_length_mm, levels=sampling.levels
         )
+        self.noise = source(num_samples=sampling.num_samples, keys=(stack.name,))
+        self.redrawn = source(num_samples=sampling.level_draws, keys=(stack.name, "redrawn"))
 
     def look(
         self, numbers: Sequence[int], frames: Sequence[Frame], box: Box
@@ -215,7 +220,13 @@ class _Slices:
             chunks.append(logits.float().softmax(2).cpu())
         levels = np.zeros((len(images), 0, *images.shape[2:]), np.float32)
         if isinstance(self.model, PHiSeg) and self.num_levels:
-            levels = self._level_variance(self.model, encoding, noise, self._noise(self.redrawn, numbers))
+            redrawn = [
+                held if level.hold else other
+                for level, held, other in zip(
+                    self.noise.levels, noise, self._noise(self.redrawn, numbers), strict=True
+                )
+            ]
+            levels = self._level_variance(self.model, encoding, noise, redrawn)
         return torch.cat(chunks, dim=1).numpy(), levels
 
     def _level_variance(
@@ -253,17 +264,17 @@ def _changes(model: PHiSeg, encoding: Encoding, noise: Sequence[Tensor], redrawn
     return torch.stack(changes, dim=2)
 
 
-def _predict_slices(slices: _Slices, volume: Volume, bar: "tqdm[Any]") -> Prediction:
-    """Run over all slices, keeping nothing of a slice but what is returned."""
+def _predict_slices(slices: _Slices, volume: Volume, numbers: range, bar: "tqdm[Any]") -> Prediction:
+    """Run over slices, keeping nothing of a slice but what is returned."""
     stack, num_samples = slices.stack, slices.sampling.num_samples
-    depth, height, width = stack.stack.grid
-    box = (slice(0, depth), slice(0, height), slice(0, width))
+    depth, (height, width) = len(numbers), stack.stack.grid[1:]
+    box = (slice(numbers.start, numbers.stop), slice(0, height), slice(0, width))
     bar.total = depth
     labels = np.zeros((num_samples, depth, height, width), np.uint8)
     mean_probs = np.zeros((len(stack.preprocessing.classes), depth, height, width), np.float32)
     gamma = np.zeros((depth, height, width), np.float32)
     variance = np.zeros((slices.num_levels, depth, height, width), np.float32)
-    for number, (probs, levels) in enumerate(slices.look(range(depth), _tiles(stack), box)):
+    for number, (probs, levels) in enumerate(slices.look(numbers, _tiles(stack), box)):
         labels[:, number], mean_probs[:, number], gamma[number] = _summary(probs)
         variance[:, number] = levels
         bar.update()
