@@ -30,13 +30,15 @@ def prediction(labels, *, affine=None, plane="axial", classes=("background", "le
 
     sliced = np.stack([np.rint(stacked(sample).stack.values[..., 0]).astype(np.uint8) for sample in labels])
     box = tuple(slice(0, number) for number in sliced.shape[1:])
+    logs = np.zeros((len(classes), *sliced.shape[1:]), np.float32)
+    logs -= 0 if gamma is None else gamma  # whatever the probabilities are, their mean is this
     return Prediction(
         volume=Volume(np.zeros(grid), affine),
         stack=stacked(np.zeros(grid)),
         box=box,
         labels=sliced,
         mean_probs=np.stack([(sliced == k).mean(0) for k in range(len(classes))]).astype(np.float32),
-        gamma=np.zeros(sliced.shape[1:], np.float32) if gamma is None else gamma,
+        mean_log_probs=logs,
         level_variance=variance,
         point=None,
     )

@@ -23,7 +23,7 @@ from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
 from phiseg.inference.slice_noise import Level, SliceNoise
-from phiseg.inference.volumes import Sampling, predict_volume
+from phiseg.inference.volumes import Sampling, level_outputs, predict_volume
 from phiseg.models import load_model
 from phiseg.models.calibration import Calibration
 
@@ -49,7 +49,7 @@ def labels_of(prediction, sample=0):
 def assert_same(first, second, *, tolerance=1e-6):
     assert first.box == second.box
     np.testing.assert_array_equal(first.labels, second.labels)
-    for name in ("mean_probs", "gamma", "level_variance"):
+    for name in ("mean_probs", "mean_log_probs", "level_variance"):
         one, other = getattr(first, name), getattr(second, name)
         assert (one is None) == (other is None)
         if one is not None:
@@ -354,6 +354,16 @@ def test_a_level_that_is_held_causes_no_uncertainty(trained):
     still = (Level(hold=True), Level(hold=True))
     same = predict_volume(load_model(trained()), volume, sampling=Sampling(num_samples=4, levels=still))
     assert (same.labels == same.labels[:1]).all()
+
+
+def test_the_outputs_of_levels_end_in_the_first_sample(trained):
+    volume = Volume(np.random.default_rng(5).uniform(size=(20, 16, 5)), place(spacing=(5.6, 5.6, 8)))
+    model = load_model(trained())
+    whole = predict_volume(model, volume, sampling=Sampling(num_samples=1), name="it")
+    levels = level_outputs(model, volume, slice_number=3, sampling=Sampling(num_samples=4), name="it")
+    np.testing.assert_allclose(levels[0], whole.mean_probs[1, 3], atol=1e-6)
+    assert np.abs(levels[1] - levels[0]).max() > 1e-3
+    assert level_outputs(load_model(trained("unet")), volume) is None
 
 
 def test_some_slices_are_those_of_all(trained):

@@ -6,7 +6,7 @@ model of lesion-centred crops is shown a point, and follows the lesion through i
 Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples, K classes, L latent levels.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf, pi
@@ -47,8 +47,8 @@ class Prediction:
     """(S, n, h, w), the most probable class of every sample."""
     mean_probs: NDArray[np.float32]
     """(K, n, h, w)."""
-    gamma: NDArray[np.float32]
-    """(n, h, w), where the samples disagree."""
+    mean_log_probs: NDArray[np.float32]
+    """(K, n, h, w), the mean over samples of log(probability + eps)."""
     level_variance: NDArray[np.float32] | None
     """(L, n, h, w), how much the foreground's probability varies when one level alone is redrawn, fine to coarse;
     None for a model without a hierarchy."""
@@ -70,6 +70,12 @@ class Prediction:
         full = np.full((*self.stack.stack.grid, *values.shape[3:]), outside, dtype=values.dtype)
         full[self.box] = values
         return from_slices(full, self.stack.plane, like=self.volume)
+
+    @property
+    def gamma(self) -> NDArray[np.float32]:
+        """The gamma map (n, h, w): where the samples disagree."""
+        gamma: NDArray[np.float32] = -(self.mean_probs * self.mean_log_probs).sum(0)
+        return gamma
 
     @property
     def consensus(self) -> NDArray[np.uint8]:
@@ -182,29 +188,63 @@ class _Slices:
             frames: what the network is shown of a slice, one after another.
             box: the pixels of the slices that are wanted; those that no frame reaches are background.
         """
+        for start in range(0, len(numbers), self.sampling.batch_size):
+            batch = np.array(numbers[start : start + self.sampling.batch_size])
+            (probs, levels), reached = self._assemble(batch, frames, box, partial(self._network, batch))
+            probs[:, :, 0, ~reached] = 1
+            yield from zip(probs, levels, strict=True)
+
+    def levels_of_first_sample(self, number: int, frames: Sequence[Frame], box: Box) -> NDArray[np.float32]:
+        """Return the foreground's probability in a slice after each level of the first sample, (L, h, w)."""
+        batch = np.array([number])
+
+        def network(images: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+            encoding = self.model.encode(torch.from_numpy(images).to(self.device))
+            noise = [level[:, :1] for level in self._noise(self.noise, batch)]
+            levels = torch.stack(self.model.sample_levels(encoding, noise, 1), dim=1)[:, :, 0]  # (1, L, K, h, w)
+            probs = (levels.float() / self.model.calibration.logits).softmax(2)
+            return [1 - probs[:, :, 0].cpu().numpy()]
+
+        (levels,), _ = self._assemble(batch, frames, box, network)
+        first: NDArray[np.float32] = levels[0]
+        return first
+
+    def _assemble(
+        self,
+        batch: NDArray[np.int64],
+        frames: Sequence[Frame],
+        box: Box,
+        network: Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]],
+    ) -> tuple[list[NDArray[np.float32]], NDArray[np.bool_]]:
+        """Show the network one frame after another, and put what it returns onto the pixels of the box.
+
+        Args:
+            batch: numbers of the slices.
+            frames: where tiles overlap, their weights fall towards their borders.
+            box: whose rows and columns are wanted.
+            network: turns images (B, C, h', w') into maps (B, ..., h', w').
+
+        Returns:
+            The maps (B, ..., h, w), and the pixels (h, w) that any frame reaches.
+        """
         rows, columns = box[1:]
         size = rows.stop - rows.start, columns.stop - columns.start
         inside = np.ones(self.stack.stack.grid[1:], np.float32)
-        num_classes, num_samples = len(self.stack.preprocessing.classes), self.sampling.num_samples
-        for start in range(0, len(numbers), self.sampling.batch_size):
-            batch = np.array(numbers[start : start + self.sampling.batch_size])
-            probs = np.zeros((len(batch), num_samples, num_classes, *size), np.float32)
-            levels = np.zeros((len(batch), self.num_levels, *size), np.float32)
-            weight = np.zeros(size, np.float32)
-            for frame in frames:
-                found, varied = self._network(batch, self.stack.images(batch, frame))
-                back = _back(frame, rows.start, columns.start, size)
-                share = cut(inside, frame, fill=0, interpolation="nearest")  # what was padded counts for nothing
-                if len(frames) > 1:
-                    share *= _window(frame.size)
-                probs += cut(share * found, back, fill=0, interpolation="linear")
-                levels += cut(share * varied, back, fill=0, interpolation="linear")
-                weight += cut(share, back, fill=0, interpolation="linear")
-            reached = weight > 0
-            probs[..., reached] /= weight[reached]
-            levels[..., reached] /= weight[reached]
-            probs[:, :, 0, ~reached] = 1
-            yield from zip(probs, levels, strict=True)
+        weight = np.zeros(size, np.float32)
+        sums: list[NDArray[np.float32]] = []
+        for frame in frames:
+            share = cut(inside, frame, fill=0, interpolation="nearest")  # what was padded counts for nothing
+            if len(frames) > 1:
+                share *= _window(frame.size)
+            back = _back(frame, rows.start, columns.start, size)
+            weight += cut(share, back, fill=0, interpolation="linear")
+            found = network(self.stack.images(batch, frame))
+            parts = [cut(share * values, back, fill=0, interpolation="linear") for values in found]
+            sums = [total + part for total, part in zip(sums, parts, strict=True)] if sums else parts
+        reached = weight > 0
+        for total in sums:
+            total[..., reached] /= weight[reached]
+        return sums, reached
 
     def _network(
         self, numbers: NDArray[np.int64], images: NDArray[np.float32]
@@ -272,14 +312,14 @@ def _predict_slices(slices: _Slices, volume: Volume, numbers: range, bar: "tqdm[
     bar.total = depth
     labels = np.zeros((num_samples, depth, height, width), np.uint8)
     mean_probs = np.zeros((len(stack.preprocessing.classes), depth, height, width), np.float32)
-    gamma = np.zeros((depth, height, width), np.float32)
+    mean_log_probs = np.zeros_like(mean_probs)
     variance = np.zeros((slices.num_levels, depth, height, width), np.float32)
     for number, (probs, levels) in enumerate(slices.look(numbers, _tiles(stack), box)):
-        labels[:, number], mean_probs[:, number], gamma[number] = _summary(probs)
+        labels[:, number], mean_probs[:, number], mean_log_probs[:, number] = _summary(probs)
         variance[:, number] = levels
         bar.update()
     levels_or_none = variance if slices.num_levels else None
-    return Prediction(volume, stack, box, labels, mean_probs, gamma, levels_or_none, None)
+    return Prediction(volume, stack, box, labels, mean_probs, mean_log_probs, levels_or_none, None)
 
 
 def _predict_lesion(slices: _Slices, volume: Volume, point: tuple[int, int, int], bar: "tqdm[Any]") -> Prediction:
@@ -316,10 +356,10 @@ def _predict_lesion(slices: _Slices, volume: Volume, point: tuple[int, int, int]
     probs = np.stack([found[number][0] for number in numbers], axis=2)  # (S, K, n, h, w)
     _keep_connected(probs, numbers.index(centre))
     summaries = [_summary(probs[:, :, index]) for index in range(len(numbers))]
-    labels, mean_probs, gamma = (np.stack(parts, axis=-3) for parts in zip(*summaries, strict=True))
+    labels, mean_probs, mean_log_probs = (np.stack(parts, axis=-3) for parts in zip(*summaries, strict=True))
     variance = np.stack([found[number][1] for number in numbers], axis=1) if slices.num_levels else None
     box = (slice(numbers[0], numbers[-1] + 1), rows, columns)
-    return Prediction(volume, stack, box, labels, mean_probs, gamma, variance, point)
+    return Prediction(volume, stack, box, labels, mean_probs, mean_log_probs, variance, point)
 
 
 def _keep_connected(probs: NDArray[np.float32], centre: int) -> None:
@@ -345,10 +385,44 @@ def _nothing(probs: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _summary(probs: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
-    """Reduce probabilities (S, K, h, w) to labels (S, h, w), mean probabilities (K, h, w) and gamma (h, w)."""
-    mean = probs.mean(0)
-    gamma = -(mean * np.log(probs + EPSILON).mean(0)).sum(0)
-    return probs.argmax(1).astype(np.uint8), mean, gamma.astype(np.float32)
+    """Reduce probabilities (S, K, h, w) to labels (S, h, w), and the means of probabilities and logs (K, h, w)."""
+    return probs.argmax(1).astype(np.uint8), probs.mean(0), np.log(probs + EPSILON).mean(0)
+
+
+def level_outputs(
+    model: Segmenter,
+    volume: Volume,
+    *,
+    point: Sequence[float] | None = None,
+    slice_number: int = 0,
+    sampling: Sampling | None = None,
+    name: str = "volume",
+) -> NDArray[np.float32] | None:
+    """Return the foreground's probability after each level of the first sample in one slice, (L, h, w).
+
+    Args:
+        model: as for `predict_volume`, whose first sample it is.
+        volume: likewise.
+        point: likewise.
+        sampling: likewise.
+        name: likewise.
+        slice_number: the slice, for a model of whole slices; else it is that of the point.
+
+    Returns:
+        Fine to coarse; None for a model without a hierarchy.
+    """
+    if not isinstance(model, PHiSeg):
+        return None
+    stack = PreparedStack.of(volume, Preprocessing.of(model), name=name)
+    sampler = _Slices(model, stack, sampling or Sampling())
+    frames, rows, columns = _tiles(stack), slice(0, stack.stack.grid[1]), slice(0, stack.stack.grid[2])
+    if point is not None:
+        slice_number, row, column = _to_stack(volume, stack, point)
+        frames = [Frame.centred((row, column), stack.preprocessing.size, stack.step)]
+        rows, columns = (_reach(frames[0], axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
+    with torch.inference_mode():
+        box = (slice(slice_number, slice_number + 1), rows, columns)
+        return sampler.levels_of_first_sample(slice_number, frames, box)
 
 
 def _tiles(stack: PreparedStack) -> list[Frame]:
