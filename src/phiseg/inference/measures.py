@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import ndimage
 from scipy.spatial.distance import pdist
 
 from phiseg.inference.volumes import Prediction
@@ -30,8 +31,11 @@ class Spread:
 
     @classmethod
     def of(cls, values: NDArray[np.float64]) -> Self:
-        """Return the median and the 90 % interval."""
-        low, high = np.percentile(values, INTERVAL)
+        """Return the median and the 90 % interval: what a further sample falls into in 9 of 10 cases.
+
+        With fewer than 19 samples that is from the smallest to the largest, which promises less.
+        """
+        low, high = np.percentile(values, INTERVAL, method="weibull")
         return cls(float(np.median(values)), float(low), float(high), tuple(float(f"{v:.6g}") for v in values))
 
 
@@ -43,7 +47,7 @@ class ClassMeasures:
     """Share of the samples that have it."""
     volume_ml: Spread
     diameter_mm: Spread
-    """Longest distance between two pixels of one slice, plus one pixel."""
+    """Longest distance between two pixels of one piece in one slice, plus one pixel."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,11 @@ class Measures:
     """Over the voxels that any sample gives to a class; 0 where none does."""
     agreement: float
     """Mean IoU of two samples, over the volume; 1 where all have nothing."""
+    truncated: float
+    """Share of the samples that are cut off by the crop, by the reach or by the end of the scan: too small."""
     level_shares: tuple[float, ...] | None
-    """Which share of the uncertainty each latent level causes, fine to coarse; None without a hierarchy."""
+    """Of what redrawing the noise of each latent level by itself changes, each level's share, fine to coarse; None
+    without a hierarchy."""
 
 
 def measure(prediction: Prediction) -> Measures:
@@ -66,30 +73,39 @@ def measure(prediction: Prediction) -> Measures:
     voxel_ml = abs(np.linalg.det(prediction.volume.affine[:3, :3])) / 1000
     classes = {}
     for number, name in enumerate(prediction.classes[1:], start=1):
-        masks = prediction.labels == number  # (S, n, h, w)
-        volumes = masks.sum((1, 2, 3)) * voxel_ml
-        diameters = np.array([longest_diameter(mask, (spacing[1], spacing[2])) for mask in masks])
+        volumes, diameters = np.zeros(len(prediction.labels)), np.zeros(len(prediction.labels))
+        for index, labels in enumerate(prediction.labels):  # one at a time: all together are large
+            mask = labels == number  # (n, h, w)
+            volumes[index] = mask.sum() * voxel_ml
+            diameters[index] = longest_diameter(mask, (spacing[1], spacing[2]))
         present = float((volumes > 0).mean())
         classes[name] = ClassMeasures(present, Spread.of(volumes), Spread.of(diameters))
-    touched = (prediction.labels > 0).any(0)
+    touched = prediction.labels.max(0) > 0
     return Measures(
         classes=classes,
         mean_gamma=float(prediction.gamma[touched].mean()) if touched.any() else 0.0,
         agreement=_agreement(prediction.labels, len(prediction.classes)),
+        truncated=float(prediction.truncated.mean()),
         level_shares=_level_shares(prediction.level_variance),
     )
 
 
 def longest_diameter(mask: NDArray[np.bool_], spacing_mm: tuple[float, float]) -> float:
-    """Return the longest distance (mm) between two pixels of one slice of a mask (n, h, w), plus one pixel."""
+    """Return the longest distance (mm) between two pixels of one piece in a slice of a mask, plus one pixel.
+
+    Pixels that touch at a side or a corner are of one piece. The mask is (n, h, w).
+    """
     longest = 0.0
     pixel = sum(spacing_mm) / 2
     for image in mask[mask.any((1, 2))]:
-        rows = np.flatnonzero(image.any(1))
-        first = image[rows].argmax(1)
-        last = image.shape[1] - 1 - image[rows, ::-1].argmax(1)
-        ends = np.concatenate([np.stack([rows, first], 1), np.stack([rows, last], 1)]) * spacing_mm
-        longest = max(longest, float(pdist(ends).max()) + pixel)
+        pieces, _ = ndimage.label(image, np.ones((3, 3), dtype=bool))
+        for number, place in enumerate(ndimage.find_objects(pieces), start=1):
+            piece = pieces[place] == number
+            rows = np.flatnonzero(piece.any(1))
+            first = piece[rows].argmax(1)
+            last = piece.shape[1] - 1 - piece[rows, ::-1].argmax(1)
+            ends = np.concatenate([np.stack([rows, first], 1), np.stack([rows, last], 1)]) * spacing_mm
+            longest = max(longest, float(pdist(ends).max()) + pixel)
     return longest
 
 
@@ -128,5 +144,6 @@ def to_json(measures: Measures) -> dict[str, Any]:
         },
         "mean_gamma": measures.mean_gamma,
         "agreement": measures.agreement,
+        "truncated": measures.truncated,
         "level_shares": measures.level_shares,
     }

@@ -34,7 +34,7 @@ class SliceNoise:
         shapes: of one sample's noise, as `Segmenter.noise_shapes` gives them.
         num_samples: S.
         seed: of the samples.
-        keys: name of the stream, such as the case: another one has other noise.
+        keys: name of the stream; another one has other noise.
         length_mm: how soon the noise changes along the slices.
         levels: what is done to the noise of each shape; nothing if not given.
     """
