@@ -3,12 +3,15 @@
 import json
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import phiseg
 from phiseg.core.errors import ConfigError, ModelError, OutputError
+from phiseg.models import pretrained
 from phiseg.models.noise import seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.pretrained import find_model, load_model, load_weights, save_model
@@ -81,6 +84,16 @@ def test_loading_leaves_torchs_generator_alone(folder):
 def test_a_run_folder_stands_for_its_model(folder):
     assert find_model(folder) == find_model(folder.parent) == folder
     assert load_model(folder.parent).config == CONFIG
+
+
+def test_a_model_that_comes_with_phiseg_is_found_by_its_name(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "bundled_models", lambda: {"known": folder})
+    monkeypatch.chdir(tmp_path)
+    assert find_model(Path("known")) == folder
+    assert phiseg.load("known").config == load_model(folder).config
+    (tmp_path / "known").mkdir()  # a folder of one's own comes first
+    assert "holds no model" in refusal(Path("known"))
+    assert "comes with phiseg (known)" in refusal(Path("unknown"))
 
 
 def test_a_save_that_fails_changes_nothing(tmp_path, monkeypatch):

@@ -43,6 +43,7 @@ def _installation() -> str:
 
     from phiseg import __version__
     from phiseg.models import MODELS
+    from phiseg.models.pretrained import bundled_models
     from phiseg.training.recipe import recipe_names
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["CPU only"]
@@ -52,6 +53,7 @@ def _installation() -> str:
             f"devices: {', '.join(devices)}; {torch.get_num_threads()} CPU threads",
             f"models:  {', '.join(MODELS)}",
             f"recipes: {', '.join(recipe_names())}",
+            f"weights: {', '.join(bundled_models()) or 'none'}",
             "`phiseg info RECIPE` prints every key of a recipe",
         ]
     )

@@ -6,6 +6,7 @@ README.md (the model card) and, after `phiseg calibrate`, calibration.json (temp
 
 import hashlib
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,15 @@ def weights_hash(folder: Path) -> str:
 
 
 def find_model(folder: Path) -> Path:
-    """Return `folder`, or its subfolder model/ when a run folder is given."""
+    """Return `folder`, its subfolder model/ when a run folder is given, or the bundled model of that name."""
     if not folder.is_dir():
-        raise ModelError(f"there is no model folder {folder}; give the folder that `phiseg train` wrote")
+        if (bundled := bundled_models().get(str(folder))) is not None:
+            return bundled
+        known = ", ".join(bundled_models()) or "none yet"
+        raise ModelError(
+            f"there is no model folder {folder}; give the folder that `phiseg train` wrote, or the name of a model "
+            f"that comes with phiseg ({known})"
+        )
     for candidate in (folder, folder / "model"):
         if (candidate / "config.json").is_file():
             return candidate
@@ -132,6 +139,12 @@ def find_model(folder: Path) -> Path:
         f"{folder} holds no model: there is no config.json in it or in its subfolder model/; "
         "a run has a model after its first validation"
     )
+
+
+def bundled_models() -> dict[str, Path]:
+    """Return the folders of the models that come with phiseg, by name."""
+    folders = sorted(Path(str(files("phiseg.weights"))).iterdir())
+    return {folder.name: folder for folder in folders if (folder / "config.json").is_file()}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

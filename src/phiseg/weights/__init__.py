@@ -1,0 +1,1 @@
+"""Models that come with phiseg, one folder each: `phiseg.load` and every command take them by name."""
