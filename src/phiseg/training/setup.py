@@ -4,12 +4,14 @@ import hashlib
 import json
 import platform
 import subprocess
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 import phiseg
@@ -44,19 +46,24 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
                 )
 
 
-def make_fabric(settings: TrainConfig) -> Fabric:
+def make_fabric(settings: TrainConfig, *, timeout: timedelta | None = None) -> Fabric:
     """Return Lightning Fabric for the recipe's devices; further processes start with its `launch`.
+
+    Args:
+        settings: of the recipe.
+        timeout: how long processes wait for the slowest of them; by default what Fabric thinks right.
 
     Raises:
         ConfigError: this machine has no such devices.
     """
+    several = settings.devices * settings.num_nodes > 1
     try:
         fabric = Fabric(
             accelerator=settings.accelerator,
             devices=settings.devices,
             num_nodes=settings.num_nodes,
             precision=settings.precision,
-            strategy="ddp" if settings.devices * settings.num_nodes > 1 else "auto",
+            strategy="auto" if not several else DDPStrategy(timeout=timeout) if timeout else "ddp",
         )
     except (MisconfigurationException, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
