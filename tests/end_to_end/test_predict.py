@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 import shutil
+from datetime import timedelta
 from pathlib import Path
 
 import nibabel
@@ -17,6 +18,7 @@ import phiseg as package
 from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.volumes import Sampling
+from phiseg.training import setup
 
 dicom = runpy.run_path(str(Path(__file__).parents[1] / "imaging" / "dicom_slices.py"))
 write_scan, OBLIQUE = dicom["write_scan"], dicom["OBLIQUE"]
@@ -61,8 +63,8 @@ def maps(folder):
     return {name: nibabel.load(folder / f"{name}.nii.gz") for name in MAPS}
 
 
-def table(out):
-    with (out / "cases.csv").open(newline="") as file:
+def table(out, name="cases.csv"):
+    with (out / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -164,7 +166,7 @@ def test_points_in_voxels_millimetres_and_a_table_are_the_same_place(predict, mo
         out = tmp_path / f"pred{number}"
         assert predict(folder, scan, *at, out=out).code == 0
         found.append(maps(out / "n")["samples"].get_fdata())
-        assert json.loads((out / "n" / "summary.json").read_text())["point"][0] == 1
+        assert json.loads((out / "n" / "summary.json").read_text())["point"] == [6, 5, 1]
     np.testing.assert_array_equal(found[1], found[0])
     np.testing.assert_array_equal(found[2], found[0])
 
@@ -177,8 +179,18 @@ def test_every_point_is_a_case_and_a_scan_without_one_is_told(predict, model, tm
     assert {row["case"] for row in table(tmp_path / "pred")} == {"a-1", "a-2"}
     (tmp_path / "points.csv").write_text("case,x,y,z\nb,6,5,1\n")
     result = predict(folder, source, "--points", tmp_path / "points.csv", out=tmp_path / "pred2")
-    assert (result.code, messages(result)) == (0, ["phiseg: scans without a point are left out: a"])
+    assert (result.code, messages(result)[0]) == (0, "phiseg: scans without a point are left out: a")
     assert [row["case"] for row in table(tmp_path / "pred2")] == ["b"]
+
+
+def test_a_further_point_counts_no_lesion_twice(predict, model, tmp_path):
+    folder, scan = model(centred_on="nodule"), nifti(tmp_path / "n.nii.gz")
+    predict(folder, scan, "--at", "6,5,1")
+    assert [row["case"] for row in table(tmp_path / "pred")] == ["n"]
+    assert predict(folder, scan, "--at", "6,5,1", "--at", "3,3,0").code == 0
+    assert sorted(row["case"] for row in table(tmp_path / "pred")) == ["n-1", "n-2"]
+    assert "<h2>n</h2>" not in (tmp_path / "pred" / "report.html").read_text()
+    assert (tmp_path / "pred" / "n" / "summary.json").is_file()
 
 
 # Going on
@@ -196,6 +208,9 @@ def test_a_bad_scan_stops_nothing_and_can_be_mended(predict, model, tmp_path):
     (line,) = messages(result)
     assert line.startswith(f"phiseg: s1 is left out: {bad} cannot be read as NIfTI")
     assert {row["case"] for row in table(tmp_path / "pred")} == {"s0", "s2"}
+    (failure,) = table(tmp_path / "pred", "failed.csv")
+    assert failure == {"case": "s1", "reason": line.removeprefix("phiseg: s1 is left out: ")}
+    assert "Could not be predicted" in (tmp_path / "pred" / "report.html").read_text()
 
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "pred" / "s0").iterdir()}
     bad.write_bytes(content)
@@ -203,6 +218,7 @@ def test_a_bad_scan_stops_nothing_and_can_be_mended(predict, model, tmp_path):
     assert (result.code, messages(result)) == (0, [])
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "pred" / "s0").iterdir()} == done
     assert {row["case"] for row in table(tmp_path / "pred")} == {"s0", "s1", "s2"}
+    assert not (tmp_path / "pred" / "failed.csv").exists()
 
     for words, reason in (
         (("--seed", "1"), "another seed (0, now 1)"),
@@ -273,20 +289,31 @@ def test_one_series_of_a_folder_is_chosen_by_its_uid(predict, model, tmp_path):
     assert [row["case"] for row in table(tmp_path / "pred")] == ["mixed"]
 
 
+def test_dicom_about_a_scan_and_earlier_results_are_no_failure(predict, model, tmp_path):
+    write_scan(tmp_path / "in" / "ct")
+    write_scan(tmp_path / "in" / "seg", uid="1.2.9", depths=[0], Modality="SEG")
+    folder = model(intensity={"kind": "window", "low": -1000.0, "high": 3000.0})
+    for out in (tmp_path / "in" / "first", tmp_path / "second"):
+        result = predict(folder, tmp_path / "in", out=out)
+        (line,) = messages(result)
+        assert line.startswith(f"phiseg: {tmp_path / 'in' / 'seg'} is passed over")
+        assert (result.code, [row["case"] for row in table(out)]) == (0, ["ct"])
+
+
 def test_nothing_but_bad_scans(predict, model, tmp_path):
     write_nifti(tmp_path / "zero.nii.gz", Volume(np.zeros((8, 8, 3)), np.eye(4)))
     result = predict(model(), tmp_path / "zero.nii.gz")
     assert result.code == 2
-    told, error = messages(result)
+    (told,) = messages(result)
     assert "zero is empty" in told
-    assert error.startswith(f"phiseg: error: {tmp_path / 'pred'} has no finished case to report on")
-    assert not (tmp_path / "pred").exists()
+    assert table(tmp_path / "pred") == []
+    assert [row["case"] for row in table(tmp_path / "pred", "failed.csv")] == ["zero"]
 
 
 def test_a_point_outside_is_told_and_the_others_go_on(predict, model, tmp_path):
     scan = nifti(tmp_path / "n.nii.gz")
     result = predict(model(centred_on="nodule"), scan, "--at", "6,5,1", "--at", "6,5,3")
-    (line,) = messages(result)
+    line = messages(result)[-1]
     assert line.startswith(
         "phiseg: n-2 is left out: n-2: the point (6, 5, 3) lies outside of the scan's 14 x 12 x 3"
     )
@@ -337,6 +364,19 @@ def test_a_model_folder_that_is_none_is_refused(predict, tmp_path):
 # Several processes
 
 
+def test_processes_wait_for_days_for_the_slowest(predict, model, tmp_path, monkeypatch):
+    make, waits = setup.make_fabric, []
+
+    def make_fabric(settings, **options):
+        several = make(settings.model_copy(update={"devices": 2}), **options)
+        waits.append(several.strategy._timeout)
+        return make(settings, **options)
+
+    monkeypatch.setattr(setup, "make_fabric", make_fabric)
+    assert predict(model(), nifti(tmp_path / "n.nii.gz")).code == 0
+    assert waits[0] > timedelta(days=2)
+
+
 @pytest.mark.slow
 def test_two_processes_write_what_one_writes(phiseg, predict, model, tmp_path):
     folder = model()
@@ -355,5 +395,6 @@ def test_two_processes_write_what_one_writes(phiseg, predict, model, tmp_path):
         }
         for out in ("one", "two")
     )
-    assert len(one) == 3 * 7 + 2
+    assert len(one) == 3 * 7 + 3
+    assert [row["case"] for row in table(tmp_path / "two", "failed.csv")] == ["s4"]
     assert one == two

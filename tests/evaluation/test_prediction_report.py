@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phiseg.core.errors import DataError
+from phiseg.evaluation import prediction_report
 from phiseg.evaluation.prediction_report import case_picture, write_prediction_report
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
@@ -17,14 +17,20 @@ from phiseg.inference.preprocessing import PreparedStack, Preprocessing
 from phiseg.inference.volumes import Prediction
 
 
-def prediction(*, samples=4, classes=("background", "lesion"), spacing=(1.0, 1.0, 3.0), kind="window", box=None):
-    """Samples of noise: squares that grow from sample to sample."""
+def prediction(
+    *, samples=4, classes=("background", "lesion"), spacing=(1.0, 1.0, 3.0), kind="window", box=None, turned=False
+):
+    """Samples of noise: squares that grow from sample to sample.
+
+    Turned, the slices lie along the file's first axis, in falling order.
+    """
     values = np.random.default_rng(0).normal(0, 100, (24, 20, 5))
     intensity = {"kind": "window", "low": -300, "high": 300} if kind == "window" else {"kind": "zscore"}
     preprocessing = Preprocessing(
         classes=classes, image_channels=1, size=(32, 32), intensity=intensity, plane="axial"
     )
     volume = Volume(values, np.diag([*spacing, 1.0]))
+    volume = volume.reoriented("IRA") if turned else volume
     stack = PreparedStack.of(volume, preprocessing, name="scan")
     box = box or (slice(0, 5), slice(0, 20), slice(0, 24))
     shape = tuple(part.stop - part.start for part in box)
@@ -34,7 +40,8 @@ def prediction(*, samples=4, classes=("background", "lesion"), spacing=(1.0, 1.0
     mean = np.stack([(labels == k).mean(0) for k in range(len(classes))]).astype(np.float32)
     gamma = (mean * (1 - mean)).sum(0)
     point = (3, 8, 8) if box[0].start else None
-    return Prediction(volume, stack, box, labels, mean, gamma, None, point)
+    truncated = np.zeros(samples, dtype=bool)
+    return Prediction(volume, stack, box, labels, mean, gamma, None, truncated, point)
 
 
 @pytest.mark.parametrize(
@@ -65,24 +72,37 @@ def test_samples_without_anything_have_a_picture_too():
     assert case_picture(found, measure(found), "nothing").startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("turned", "place"), [(False, "k = 3"), (True, "i = 1")])
+def test_a_picture_names_its_slice_as_the_file_counts(monkeypatch, turned, place):
+    monkeypatch.setattr(prediction_report, "to_png", lambda figure: figure)
+    found = prediction(box=(slice(2, 5), slice(4, 20), slice(0, 16)), turned=turned)
+    figure = case_picture(found, measure(found), "scan")
+    assert found.point[0] == 3
+    assert figure.axes[0].get_title() == f"scan, axial {place}"
+
+
 @pytest.fixture
 def finished(tmp_path):
     """Return a function that writes a finished case."""
     picture = io.BytesIO()
     Image.new("L", (500, 100)).save(picture, format="PNG")
 
-    def write(name, *, agreement=0.5, gamma=0.1, classes=("lesion",), shares=None, has_spacing=True):
+    def write(name, *, agreement=0.5, gamma=0.1, classes=("lesion",), present=0.75, **changes):
         spread = {"median": 2, "low": 1.25, "high": 3, "samples": [1, 2, 3]}
         summary = {
             "format": "phiseg-prediction",
             "version": 1,
             "case": name,
-            "classes": {each: {"present": 0.75, "volume_ml": spread, "diameter_mm": spread} for each in classes},
+            "classes": {each: {"present": present, "volume_ml": spread, "diameter_mm": spread} for each in classes},
             "agreement": agreement,
             "mean_gamma": gamma,
-            "level_shares": shares,
-            "has_spacing": has_spacing,
+            "truncated": 0,
+            "level_shares": None,
+            "point": None,
+            "has_spacing": True,
+            "warnings": [],
             "made_with": {"num_samples": 12},
+            **changes,
         }
         (tmp_path / name).mkdir()
         (tmp_path / name / "summary.json").write_text(json.dumps(summary))
@@ -92,28 +112,97 @@ def finished(tmp_path):
     return write
 
 
+def write_report(out, *finished, failed=None, model="runs/m"):
+    return write_prediction_report(out, finished, failed or {}, model=model).read_text()
+
+
+def headings(page):
+    return re.findall(r"<h2>(.*)</h2>", page)
+
+
+def table(path):
+    return list(csv.DictReader(path.open(newline="")))
+
+
 def test_the_cases_that_agree_least_come_first(finished):
     finished("sure", agreement=0.9)
     finished("calm", agreement=0.2, gamma=0.1)
     finished("alike", agreement=0.2, gamma=0.1)
     out = finished("wild", agreement=0.2, gamma=0.4)
-    page = write_prediction_report(out, model="runs/m").read_text()
-    rows = list(csv.DictReader((out / "cases.csv").open(newline="")))
+    page = write_report(out, "alike", "calm", "sure", "wild")
+    rows = table(out / "cases.csv")
     order = ["wild", "alike", "calm", "sure"]
     assert [row["case"] for row in rows] == order
-    assert re.findall(r"<h2>(.*)</h2>", page) == order
+    assert headings(page) == order
     assert re.findall(r"<tr>\s*<th>(.*?)</th><td>", page) == order
     assert rows[0] == {
         "case": "wild", "class": "lesion", "present": "0.75", "agreement": "0.2", "mean_gamma": "0.4",
         "volume_ml_median": "2", "volume_ml_low": "1.25", "volume_ml_high": "3",
         "diameter_mm_median": "2", "diameter_mm_low": "1.25", "diameter_mm_high": "3",
+        "truncated": "0", "look": "",
     }  # fmt: skip
+
+
+def test_lesions_that_are_cut_off_or_not_found_come_before_all_others(finished):
+    finished("wild", agreement=0.1)
+    finished("empty", agreement=0.2, present=0.1)  # nobody pointed at anything
+    finished("found", agreement=0.3, present=0.5, point=[1, 2, 3])
+    finished("cut", agreement=0.9, truncated=0.25)
+    finished("one of two", agreement=0.5, classes=("a", "b"), present=0.75, point=[1, 2, 3])
+    finished("both", agreement=0.95, present=0.3, truncated=0.1, point=[0, 0, 0])
+    out = finished("lost", agreement=1.0, present=0.49, point=[1, 2, 3])
+    page = write_report(out, "both", "cut", "empty", "found", "lost", "one of two", "wild")
+    rows = {row["case"]: row for row in table(out / "cases.csv")}
+    assert list(rows) == ["cut", "both", "lost", "wild", "empty", "found", "one of two"]
+    looks = ["cut off", "cut off, not found", "not found", "", "", "", ""]
+    assert [row["look"] for row in rows.values()] == looks
+    assert rows["cut"]["truncated"] == "0.25"
+    assert re.findall(r"<tr>\s*<th>(?!case)[^<]+</th><td>(.*?)</td>", page) == looks
+
+
+def test_failures_are_reported_and_forgotten_once_mended(finished):
+    out = finished("a")
+    failed = {"z": "z.nii, of <all> things, is cut", "b": "b is empty; check it"}
+    page = write_report(out, "a", failed=failed)
+    assert table(out / "failed.csv") == [
+        {"case": "b", "reason": failed["b"]},
+        {"case": "z", "reason": failed["z"]},
+    ]
+    assert headings(page) == ["Could not be predicted", "Predicted", "a"]
+    assert re.search(r"1 case, 12 samples each;\s+2 could not be predicted", page)
+    assert re.findall(r"<dt>(.*)</dt><dd>(.*)</dd>", page) == [
+        ("b", "b is empty; check it"),
+        ("z", "z.nii, of &lt;all&gt; things, is cut"),
+    ]
+    assert headings(write_report(out, "a")) == ["a"]
+    assert not (out / "failed.csv").exists()
+
+
+def test_nothing_but_failures_has_a_report_too(tmp_path):
+    page = write_report(tmp_path / "new", failed={"a": "a is empty"})
+    assert headings(page) == ["Could not be predicted"]
+    assert re.search(r"0 cases;\s+1 could not be predicted", page)
+    assert table(tmp_path / "new" / "cases.csv") == []
+
+
+def test_only_the_cases_that_were_asked_for_are_reported(finished):
+    finished("old")
+    out = finished("new")
+    assert headings(write_report(out, "new")) == ["new"]
+    assert [row["case"] for row in table(out / "cases.csv")] == ["new"]
+
+
+def test_warnings_are_shown_with_their_case(finished):
+    finished("a", warnings=["no DICOM SEG: <why>"])
+    page = write_report(finished("b"), "a", "b")
+    assert re.search(r"<h2>a</h2>\s*<p class=\"note\">no DICOM SEG: &lt;why&gt;</p>", page)
+    assert page.count("no DICOM SEG") == 1
 
 
 def test_the_page_needs_nothing_else(finished):
     finished("a")
     out = finished("b")
-    page = write_prediction_report(out, model="runs/m").read_text()
+    page = write_report(out, "a", "b")
     assert page.count("data:image/png;base64,") == 2
     assert not re.search(r"https?://|@import|url\(|<script|<link", page)
     assert "2 cases, 12 samples each" in page
@@ -122,11 +211,11 @@ def test_the_page_needs_nothing_else(finished):
 
 def test_levels_and_unknown_spacing_are_told_where_there_are_any(finished):
     out = finished("plain")
-    page = write_prediction_report(out, model="m").read_text()
+    page = write_report(out, "plain")
     assert "latent level" not in page
     assert "pixel counts as" not in page
-    finished("picture", shares=[0.1, 0.2, 0.7], has_spacing=False, classes=("a", "b"))
-    page = write_prediction_report(out, model="m").read_text()
+    finished("picture", level_shares=[0.1, 0.2, 0.7], has_spacing=False, classes=("a", "b"))
+    page = write_report(out, "plain", "picture")
     assert re.search(r"coarse .* to fine .*:\s*70 %, 20 %, 10 %\.", page)
     assert "Without a pixel size in the file (picture), a pixel counts as one of the training images" in page
     assert len((out / "cases.csv").read_text().splitlines()) == 1 + 1 + 2
@@ -134,27 +223,6 @@ def test_levels_and_unknown_spacing_are_told_where_there_are_any(finished):
 
 def test_names_are_escaped(finished):
     out = finished("<b>&", classes=("<i>",))
-    page = write_prediction_report(out, model="<u>").read_text()
+    page = write_report(out, "<b>&", model="<u>")
     assert not re.search(r"<b>|<i>|<u>", page)
     assert "&lt;b&gt;&amp;" in page
-
-
-def test_folders_of_others_and_half_written_ones_are_passed_over(finished):
-    out = finished("a")
-    finished("b").joinpath("b").rename(out / ".b.123.tmp")
-    (out / "evaluation").mkdir()
-    (out / "evaluation" / "summary.json").write_text('{"format": "phiseg-evaluation"}')
-    assert re.findall(r"<h2>(.*)</h2>", write_prediction_report(out, model="m").read_text()) == ["a"]
-
-
-def test_a_renamed_folder_keeps_its_picture(finished):
-    out = finished("a")
-    (out / "a").rename(out / "anna")
-    assert re.findall(r"<h2>(.*)</h2>", write_prediction_report(out, model="m").read_text()) == ["anna"]
-
-
-def test_nothing_to_report_on_is_an_error(tmp_path):
-    for out in (tmp_path, tmp_path / "none"):
-        with pytest.raises(DataError, match="has no finished case to report on"):
-            write_prediction_report(out, model="m")
-    assert not list(tmp_path.iterdir())

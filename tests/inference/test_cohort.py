@@ -1,21 +1,25 @@
 """Cases become folders, whole or not at all; what is finished is known again, and nothing else is touched."""
 
 import json
+import runpy
+from pathlib import Path
 
 import nibabel
 import numpy as np
 import pytest
+import torch
 from known_models import KnownModel, ball, brightest, noisy, place
 
-from phiseg.core.errors import ConfigError, OutputError
+from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.imaging.nifti import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference import cohort
-from phiseg.inference.cohort import Job, list_jobs, predict_cohort, read_summaries, unfinished
+from phiseg.inference.cohort import list_jobs, predict_cohort, read_summaries, share_jobs, unfinished
 from phiseg.inference.points import Point
 from phiseg.inference.scans import ScanFile, find_scans
 from phiseg.inference.volumes import Sampling
 
+write_scan = runpy.run_path(str(Path(__file__).parents[1] / "imaging" / "dicom_slices.py"))["write_scan"]
 FILES = ["gamma.nii.gz", "labels.nii.gz", "mean.nii.gz", "picture.png", "samples.nii.gz", "summary.json"]
 SAMPLING = Sampling(num_samples=3)
 
@@ -39,10 +43,14 @@ def run(source, out, *, model=None, sampling=SAMPLING, identity=None, points=(),
             raise KeyboardInterrupt
         return b"picture of " + name.encode()
 
-    jobs = list_jobs(find_scans([source]), points, {})
+    jobs = list_jobs(find_scans([source])[0], points, {})
     left = unfinished(jobs, out, model, sampling=sampling, identity=identity)
     failed = predict_cohort(model, left, out, sampling=sampling, identity=identity, draw=draw, progress=False)
     return [job.name for job in left], failed
+
+
+def read(folder):
+    return json.loads((folder / "summary.json").read_text())
 
 
 def snapshot(folder):
@@ -127,9 +135,19 @@ def test_points_of_a_scan_are_cases_of_their_own(scans, tmp_path, monkeypatch):
     assert left == ["s0-1", "s0-2", "s1-1", "s1-2", "s2-1", "s2-2"]
     assert failed == {}
     assert reads == ["s0", "s1", "s2"]
-    summary = json.loads((tmp_path / "out" / "s0-1" / "summary.json").read_text())
-    assert summary["point"] == [3, 4, 4]  # slice, row, column: LPS is sliced along its third axis
+    summary = read(tmp_path / "out" / "s0-1")
     assert summary["made_with"]["point"] == {"x": 4, "y": 4, "z": 3, "unit": "voxel"}
+
+
+def test_a_summary_counts_voxels_as_the_file_does(scans, tmp_path):
+    """Whatever the orientation: the point is the given one, and the box is where the maps have anything."""
+    model = KnownModel(noisy, centred_on="nodule", size=(6, 4))
+    run(scans, tmp_path / "out", model=model, sampling=Sampling(num_samples=3, reach_mm=3), points=[Point(3, 5, 2)])
+    for name in ("s0", "s1", "s2"):
+        summary = read(tmp_path / "out" / name)
+        assert summary["point"] == [3, 5, 2]
+        places = np.argwhere(nibabel.load(tmp_path / "out" / name / "mean.nii.gz").get_fdata() > 0)
+        assert summary["box"] == np.stack([places.min(0), places.max(0) + 1], axis=1).tolist()
 
 
 # Going on
@@ -252,15 +270,108 @@ def test_a_bad_scan_is_told_and_the_others_go_on(scans, tmp_path, capsys):
     assert run(scans, tmp_path / "out") == (["s1"], {})
 
 
-def test_jobs_can_be_shared_by_processes(scans, tmp_path):
-    """Each takes every other job: together they write what one writes."""
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError(), torch.OutOfMemoryError("CUDA")])
+def test_a_disk_or_a_memory_that_gives_out_stops_no_other_case(scans, tmp_path, monkeypatch, error):
+    predict_volume = cohort.predict_volume
+
+    def predict(model, volume, *, name, **rest):
+        if name == "s1":
+            raise error
+        return predict_volume(model, volume, name=name, **rest)
+
+    monkeypatch.setattr(cohort, "predict_volume", predict)
+    _, failed = run(scans, tmp_path / "out")
+    reason = "Input/output error; check" if isinstance(error, OSError) else "smaller --chunk-size or --batch-size"
+    assert list(failed) == ["s1"]
+    assert reason in failed["s1"]
+    assert list(read_summaries(tmp_path / "out")) == ["s0", "s2"]
+
+
+def test_a_scan_that_is_gone_fails_alone_also_where_its_case_is_finished(scans, tmp_path):
+    run(scans / "s0.nii.gz", tmp_path / "out")
+    (scans / "s0.nii.gz").rename(tmp_path / "elsewhere")
+    (scans / "s0.nii.gz").symlink_to(tmp_path / "nowhere")
+    before = snapshot(tmp_path / "out")
+    left, failed = run(scans, tmp_path / "out")
+    assert left == ["s0", "s1", "s2"]
+    assert list(failed) == ["s0"]
+    assert "s0.nii.gz cannot be read (No such file or directory); check" in failed["s0"]
+    assert before.items() <= snapshot(tmp_path / "out").items()
+
+
+def test_every_scan_is_hashed_once_a_call(scans, tmp_path, monkeypatch):
+    model = KnownModel(noisy, centred_on="nodule", size=(6, 6))
+    read_bytes, reads = Path.read_bytes, []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or read_bytes(path))
+    for _ in ("predicted", "finished"):
+        reads.clear()
+        run(scans, tmp_path / "out", model=model, points=[Point(4, 4, 3), Point(2, 2, 2)])
+        assert [name for name in reads if name.endswith(".nii.gz")] == ["s0.nii.gz", "s1.nii.gz", "s2.nii.gz"]
+
+
+# What a user should know
+
+
+@pytest.mark.parametrize(
+    ("depth", "size", "reach", "cure"),
+    [
+        (15, (16, 16), 1, "give a larger --reach"),
+        (15, (4, 4), 100, "take a model with larger crops"),
+        (15, (4, 4), 1, "give a larger --reach and take a model with larger crops"),
+        (3, (16, 16), 100, "the scan ends there"),
+    ],
+)
+def test_a_lesion_that_is_cut_off_is_told_with_the_cure(tmp_path, capsys, depth, size, reach, cure):
+    write_nifti(tmp_path / "in" / "a.nii.gz", ball((15, 15, depth), place()))
+    model = KnownModel(brightest, centred_on="nodule", size=size)
+    sampling = Sampling(num_samples=3, reach_mm=reach)
+    run(tmp_path / "in", tmp_path / "out", model=model, sampling=sampling, points=[Point(7, 7, depth // 2)])
+    warning = f"the lesion is cut off in 100 % of the samples; {cure}"
+    assert read(tmp_path / "out" / "a")["truncated"] == 1
+    assert read(tmp_path / "out" / "a")["warnings"] == [warning]
+    assert capsys.readouterr().err == f"phiseg: a: {warning}\n"
+
+
+def test_a_lesion_that_is_seen_whole_gets_no_warning(tmp_path, capsys):
+    write_nifti(tmp_path / "in" / "a.nii.gz", ball((15, 15, 15), place()))
+    model = KnownModel(brightest, centred_on="nodule")
+    run(tmp_path / "in", tmp_path / "out", model=model, points=[Point(7, 7, 7)])
+    assert (read(tmp_path / "out" / "a")["truncated"], read(tmp_path / "out" / "a")["warnings"]) == (0, [])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_segmentation_that_dicom_cannot_hold_is_noted(tmp_path, capsys, monkeypatch):
+    def write_seg(*_, **__):
+        raise DataError("a header lacks a date; take the NIfTI output")
+
+    monkeypatch.setattr(cohort, "write_seg", write_seg)
+    write_scan(tmp_path / "in" / "d")
+    assert run(tmp_path / "in", tmp_path / "out") == (["d"], {})
+    warning = "no DICOM SEG: a header lacks a date; take the NIfTI output"
+    assert read(tmp_path / "out" / "d")["warnings"] == [warning]
+    assert capsys.readouterr().err == f"phiseg: d: {warning}\n"
+
+
+# Several processes
+
+
+def test_processes_share_whole_scans():
+    scans = [ScanFile(name, None, "nifti") for name in "abc"]
+    points = [Point(1, 1, 1), Point(2, 2, 2)]
+    jobs = list_jobs(scans, points, {"b": points[:1]})
+    shared = [[job.name for job in share_jobs(jobs, rank, 2)] for rank in (0, 1)]
+    assert shared == [["a-1", "a-2", "c-1", "c-2"], ["b-1", "b-2", "b-3"]]
+    assert share_jobs(jobs, 0, 1) == jobs
+    assert share_jobs(jobs, 3, 4) == []
+
+
+def test_processes_write_together_what_one_writes(scans, tmp_path):
     model = KnownModel(noisy)
-    jobs = list_jobs(find_scans([scans]), (), {})
-    assert all(isinstance(job, Job) for job in jobs)
+    jobs = list_jobs(find_scans([scans])[0], (), {})
     for rank in (1, 0):
         predict_cohort(
             model,
-            jobs[rank::2],
+            share_jobs(jobs, rank, 2),
             tmp_path / "shared",
             sampling=SAMPLING,
             identity={"model": "abc"},

@@ -1,5 +1,7 @@
 """What is found in folders of scans, how it is called, and how it is read."""
 
+import hashlib
+import json
 import runpy
 from pathlib import Path
 
@@ -31,7 +33,7 @@ def png(path, pixels=None):
 
 
 def names(*inputs, **options):
-    return {scan.name: scan.kind for scan in find_scans(inputs, **options)}
+    return {scan.name: scan.kind for scan in find_scans(inputs, **options)[0]}
 
 
 # What is found
@@ -46,7 +48,8 @@ def test_every_kind_is_found_at_any_depth(tmp_path):
     for nothing in ("notes.txt", "table.csv", "deep/a.jpg", ".hidden.png", ".cache/d.png"):
         (tmp_path / nothing).parent.mkdir(exist_ok=True)
         (tmp_path / nothing).write_text("nothing")
-    found = find_scans([tmp_path])
+    found, notes = find_scans([tmp_path])
+    assert notes == []
     assert [scan.name for scan in found] == ["a", "b", "c.v2", "other", "series"]
     assert [scan.kind for scan in found] == ["png", "nifti", "nifti", "dicom", "dicom"]
     assert found[2].path == tmp_path / "deep" / "er" / "c.v2.nii"
@@ -91,11 +94,40 @@ def test_a_series_is_called_as_its_folder_however_that_is_written(tmp_path, monk
 
 def test_our_own_results_are_not_predicted(tmp_path):
     nifti(tmp_path / "a.nii.gz")
-    nifti(tmp_path / "pred" / "a" / "samples.nii.gz")
-    assert names(tmp_path, results=tmp_path / "pred") == {"a": "nifti"}
-    assert names(tmp_path, results=tmp_path / "new") == {"a": "nifti", "samples": "nifti"}
+    for kind in ("prediction", "evaluation"):
+        nifti(tmp_path / kind / "a" / "samples.nii.gz")
+        (tmp_path / kind / "a" / "summary.json").write_text(json.dumps({"format": f"phiseg-{kind}"}))
+        assert names(tmp_path, results=tmp_path / "new") == {"a": "nifti"}
+    with pytest.raises(DataError, match=r"holds no scan; .* no results of phiseg"):
+        find_scans([tmp_path / "prediction"])
+    for number, summary in enumerate(("{}", "[]", "{", '{"format": "other"}')):  # not ours
+        nifti(tmp_path / "more" / f"{number}" / f"s{number}.nii.gz")
+        (tmp_path / "more" / f"{number}" / "summary.json").write_text(summary)
+    assert set(names(tmp_path / "more")) == {"s0", "s1", "s2", "s3"}
     with pytest.raises(DataError, match="is the folder for the results, too"):
         find_scans([tmp_path], results=tmp_path)
+
+
+@pytest.mark.parametrize("modality", ["SEG", "SR", "RTSTRUCT"])
+def test_dicom_about_a_scan_is_noted_and_passed_over(tmp_path, modality):
+    write_scan(tmp_path / "study" / "ct")
+    write_scan(tmp_path / "study" / "about", uid="1.2.9", depths=[0], Modality=modality)
+    nifti(tmp_path / "study" / "about" / "inside.nii.gz")
+    note = f"{tmp_path / 'study' / 'about'} is passed over: its DICOM files are no slices of a scan ({modality})"
+    scans, notes = find_scans([tmp_path / "study"])
+    assert ([scan.name for scan in scans], notes) == (["ct", "inside"], [note])
+    (tmp_path / "study" / "about" / "inside.nii.gz").unlink()
+    scans, notes = find_scans([tmp_path / "study" / "about", tmp_path / "study" / "ct", tmp_path / "study"])
+    assert ([scan.name for scan in scans], notes) == (["ct"], [note])
+    with pytest.raises(DataError, match=rf"no scan to predict: .*about is passed over: .*\({modality}\); give"):
+        find_scans([tmp_path / "study" / "about"])
+
+
+def test_dicom_beside_slices_is_part_of_their_folder(tmp_path):
+    write_scan(tmp_path / "ct", Modality=lambda number: "CT" if number == 3 else "SR")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.dcm").write_bytes(b"nothing")  # told when it is read
+    assert names(tmp_path) == {"bad": "dicom", "ct": "dicom"}
 
 
 # Names
@@ -154,9 +186,11 @@ def test_links_that_lead_in_circles_are_no_trouble(tmp_path):
 
 def test_a_link_to_nothing_is_found_and_cannot_be_read(tmp_path):
     (tmp_path / "a.nii.gz").symlink_to(tmp_path / "gone.nii.gz")
-    (scan,) = find_scans([tmp_path])
+    ((scan,), _) = find_scans([tmp_path])
     with pytest.raises(DataError, match=r"a\.nii\.gz does not exist"):
         read_scan(scan, channels=1, plane=None)
+    with pytest.raises(DataError, match=r"a\.nii\.gz cannot be read \(No such file or directory\); check the file"):
+        _ = scan.content_hash
 
 
 # What is refused
@@ -267,8 +301,8 @@ def test_damaged_pictures_are_refused_whatever_the_damage(tmp_path):
 
 def test_the_hash_tells_scans_apart_and_not_their_places(tmp_path):
     def digest(path):
-        (scan,) = find_scans([path])
-        return scan.content_hash()
+        ((scan,), _) = find_scans([path])
+        return scan.content_hash
 
     first = digest(nifti(tmp_path / "a" / "s.nii"))
     assert digest(nifti(tmp_path / "b" / "t.nii")) == first
@@ -281,3 +315,19 @@ def test_the_hash_tells_scans_apart_and_not_their_places(tmp_path):
     assert digest(tmp_path / "e") == series
     next((tmp_path / "e").glob("*.dcm")).unlink()
     assert digest(tmp_path / "e") != series
+
+
+def test_a_scan_is_hashed_once(tmp_path):
+    ((scan,), _) = find_scans([nifti(tmp_path / "a.nii")])
+    expected = hashlib.sha256(scan.path.read_bytes()).hexdigest()
+    assert scan.content_hash == expected
+    scan.path.unlink()
+    assert scan.content_hash == expected
+
+
+def test_a_series_that_cannot_be_read_has_no_hash(tmp_path):
+    write_scan(tmp_path / "gone")
+    scan = ScanFile("gone", tmp_path / "gone", "dicom")
+    (tmp_path / "gone").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"gone cannot be read \(No such file"):
+        _ = scan.content_hash

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,9 +20,9 @@ class Predict:
     INPUT is a NIfTI file, a folder with a DICOM series, a PNG, or a folder of any of them. OUT gets a folder for
     each case: samples.nii.gz (4-D, one sample after another), mean.nii.gz (probabilities), labels.nii.gz,
     gamma.nii.gz (where samples disagree), levels.nii.gz (which latent level causes it, fine to coarse), a summary
-    (volume in ml, diameter in mm, presence), a picture, and DICOM SEG for a DICOM series; and for all of them
-    cases.csv and report.html, with the cases first that need a second look. What the model was trained on (spacing,
-    window, size, plane) is applied and undone. Finished cases are not done again.
+    (volume in ml, diameter in mm, presence), a picture, and DICOM SEG for a DICOM series; and for all cases of the
+    call cases.csv and report.html, with those first that need a second look, and failed.csv if any failed. What the
+    model was trained on (spacing, window, size, plane) is applied and undone. Finished cases are not done again.
 
     A model that was trained on crops around lesions has to be shown where one is: --at.
 
@@ -41,7 +42,7 @@ class Predict:
     """The same for many scans: a table with the columns case,x,y,z and, if not in voxels, unit (mm or lps)."""
     series: Annotated[str | None, tyro.conf.arg(metavar="UID")] = None
     """Which series of a DICOM folder that holds several."""
-    num_samples: int = 16
+    num_samples: int = 32
     """Samples per case."""
     seed: int = 0
     """The same seed gives the same samples."""
@@ -69,10 +70,8 @@ class Predict:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Predict, arguments, prog=prog)
-    import torch
-
     from phiseg.evaluation.prediction_report import case_picture, write_prediction_report
-    from phiseg.inference.cohort import list_jobs, predict_cohort, unfinished
+    from phiseg.inference.cohort import gather_failures, list_jobs, predict_cohort, share_jobs, unfinished
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.scans import find_scans
     from phiseg.inference.volumes import Sampling
@@ -92,7 +91,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     )
     points = [Point.parse(text) for text in command.at]
     by_case = read_points(command.points) if command.points else {}
-    scans = [replace(scan, series_uid=command.series) for scan in find_scans(command.inputs, results=command.out)]
+    found, notes = find_scans(command.inputs, results=command.out)
+    scans = [replace(scan, series_uid=command.series) for scan in found]
     jobs = list_jobs(scans, points, by_case)
     folder = find_model(Path(command.model))
     model = load_model(folder, calibrated=not command.uncalibrated)
@@ -103,23 +103,26 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     }
     waiting = unfinished(jobs, command.out, model, sampling=sampling, identity=identity)
     machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}
-    fabric = make_fabric(TrainConfig.parse(machine, where="phiseg predict"))
+    fabric = make_fabric(TrainConfig.parse(machine, where="phiseg predict"), timeout=timedelta(days=14))
     fabric.launch()  # every process has come to here, with the same list, when the first one goes on
     without = sorted({scan.name for scan in scans} - {job.scan.name for job in jobs})
-    if without and fabric.is_global_zero:
-        print(f"phiseg: scans without a point are left out: {', '.join(without)}", file=sys.stderr)
+    if without:
+        notes.append(f"scans without a point are left out: {', '.join(without)}")
+    for note in notes if fabric.is_global_zero else ():
+        print(f"phiseg: {note}", file=sys.stderr)
     failed = predict_cohort(
         model.to(fabric.device),
-        waiting[fabric.global_rank :: fabric.world_size],
+        share_jobs(waiting, fabric.global_rank, fabric.world_size),
         command.out,
         sampling=sampling,
         identity=identity,
         draw=case_picture,
         progress=fabric.is_global_zero,
     )
-    num_failed = fabric.all_reduce(torch.tensor(float(len(failed)), device=fabric.device), reduce_op="sum")
+    failed = gather_failures(failed)
     if fabric.is_global_zero:
-        page = write_prediction_report(command.out, model=command.model)
+        done = [job.name for job in jobs if job.name not in failed]
+        page = write_prediction_report(command.out, done, failed, model=command.model)
         print(f"written to {command.out}; look at {page}")
-    if num_failed:
-        raise SystemExit(2)
+        if failed:
+            raise SystemExit(2)

@@ -1,10 +1,11 @@
 """What `phiseg predict` shows: a picture of every case, a table of all of them, and a page with both.
 
-PRED/  cases.csv  report.html  beside the folders of the cases
+PRED/  cases.csv  report.html  [failed.csv]  beside the folders of the cases
 """
 
 import csv
 import io
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from phiseg.core.errors import DataError
 from phiseg.core.files import write_text
 from phiseg.evaluation.drawing import (
     class_colour,
@@ -27,7 +27,7 @@ from phiseg.evaluation.drawing import (
     to_png,
 )
 from phiseg.evaluation.report import embedded, render
-from phiseg.inference.cohort import read_summaries
+from phiseg.inference.cohort import read_summary
 from phiseg.inference.measures import Measures
 from phiseg.inference.volumes import Prediction
 
@@ -46,7 +46,7 @@ def case_picture(prediction: Prediction, measures: Measures, name: str) -> bytes
         figure = Figure(figsize=(5 * _PANEL + 0.6, _PANEL * max(0.6, min(aspect, 2)) + 0.35), layout="constrained")
         first, outlines, mean, gamma, volumes = figure.subplots(1, 5)
         for axes, title in (
-            (first, f"{plain(_shortened(name))}, {prediction.stack.plane} slice {number}"),
+            (first, f"{plain(_shortened(name))}, {prediction.stack.plane} {_index_in_file(prediction, number)}"),
             (outlines, f"{len(prediction.labels)} samples"),
             (mean, "mean"),
         ):
@@ -65,24 +65,30 @@ def case_picture(prediction: Prediction, measures: Measures, name: str) -> bytes
     return to_png(figure)
 
 
-def write_prediction_report(out: Path, *, model: str) -> Path:
-    """Write cases.csv and report.html of all finished cases in `out`; the cases that agree least come first.
+def write_prediction_report(out: Path, finished: Sequence[str], failed: Mapping[str, str], *, model: str) -> Path:
+    """Write cases.csv, report.html and, if any case failed, failed.csv; what needs a second look comes first.
 
-    Raises:
-        DataError: there is no finished case.
+    Args:
+        out: folder of the cases.
+        finished: names of those to report on.
+        failed: why others could not be predicted, by name.
+        model: what its user calls it.
     """
+    summaries = {name: summary for name in finished if (summary := read_summary(out / name))}
     cases = sorted(
-        ({**summary, "case": name} for name, summary in read_summaries(out).items()),
-        key=lambda case: (case["agreement"], -case["mean_gamma"], case["case"]),
+        ({**summary, "case": name, "look": _look(summary)} for name, summary in summaries.items()),
+        key=lambda case: (not case["look"], case["agreement"], -case["mean_gamma"], case["case"]),
     )
-    if not cases:
-        raise DataError(f"{out} has no finished case to report on; the lines above say why")
     write_text(out / "cases.csv", _table(cases))
+    if failed:
+        write_text(out / "failed.csv", _csv([("case", "reason"), *sorted(failed.items())]))
+    else:
+        (out / "failed.csv").unlink(missing_ok=True)
     page = render(
         "prediction.html.j2",
         title="Prediction",
         cases=[{**case, "picture": embedded((out / case["case"] / "picture.png").read_bytes())} for case in cases],
-        num_samples=cases[0]["made_with"]["num_samples"],
+        failed=sorted(failed.items()),
         unknown=[case["case"] for case in cases if not case["has_spacing"]],
         model=model,
     )
@@ -90,24 +96,43 @@ def write_prediction_report(out: Path, *, model: str) -> Path:
     return out / "report.html"
 
 
-def _table(cases: list[dict[str, Any]]) -> str:
+def _look(case: Mapping[str, Any]) -> str:
+    """Say why a case needs a second look however well its samples agree; nothing where it does not."""
+    present = max(found["present"] for found in case["classes"].values())
+    reasons = {"cut off": case["truncated"] > 0, "not found": case["point"] is not None and present < 0.5}
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+
+def _table(cases: Sequence[Mapping[str, Any]]) -> str:
     """Return the cases as CSV, one line for each class of a case."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
     spreads = ("volume_ml", "diameter_mm")
     names = [f"{name}_{part}" for name in spreads for part in ("median", "low", "high")]
-    writer.writerow(["case", "class", "present", *names, "agreement", "mean_gamma"])
+    rows = [["case", "class", "present", *names, "agreement", "mean_gamma", "truncated", "look"]]
     for case in cases:
+        whole = [f"{case[name]:.6g}" for name in ("agreement", "mean_gamma", "truncated")]
         for name, found in case["classes"].items():
             numbers = [found[spread][part] for spread in spreads for part in ("median", "low", "high")]
             rounded = [f"{number:.6g}" for number in (found["present"], *numbers)]
-            writer.writerow([case["case"], name, *rounded, f"{case['agreement']:.6g}", f"{case['mean_gamma']:.6g}"])
+            rows.append([case["case"], name, *rounded, *whole, case["look"]])
+    return _csv(rows)
+
+
+def _csv(rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def _shortened(name: str) -> str:
     """Return a name that leaves room for its neighbour's."""
     return name if len(name) <= 22 else f"{name[:10]}…{name[-11:]}"
+
+
+def _index_in_file(prediction: Prediction, number: int) -> str:
+    """Name a slice of the stack along the axis of the file that slices follow each other on, such as k = 12."""
+    here, beside = (prediction.voxel(n, 0, 0) for n in (number, number + 1))
+    (axis,) = (axis for axis in range(3) if here[axis] != beside[axis])
+    return f"{'ijk'[axis]} = {here[axis]}"
 
 
 def _shown_slice(prediction: Prediction) -> int:

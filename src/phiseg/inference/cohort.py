@@ -9,12 +9,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import distributed
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError, OutputError
@@ -26,12 +29,10 @@ from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.inference.scans import Scan, ScanFile, read_scan
+from phiseg.inference.scans import SUMMARY, Scan, ScanFile, read_scan
 from phiseg.inference.volumes import Prediction, Sampling, check_point, predict_volume
 from phiseg.models import Segmenter
 
-SUMMARY = "summary.json"
-"""The file that tells a finished case from any other folder."""
 FORMAT = "phiseg-prediction"
 Draw = Callable[[Prediction, Measures, str], bytes]
 """Makes the picture (PNG) of a case: its prediction, its measures, its name."""
@@ -78,12 +79,19 @@ def list_jobs(
     return jobs
 
 
+def share_jobs(jobs: Sequence[Job], rank: int, num_processes: int) -> list[Job]:
+    """Return what one of several processes does: whole scans, so that each is read once."""
+    by_scan = [list(group) for _, group in groupby(jobs, key=lambda job: job.scan)]
+    return [job for group in by_scan[rank::num_processes] for job in group]
+
+
 def unfinished(
     jobs: Sequence[Job], out: Path, model: Segmenter, *, sampling: Sampling, identity: Mapping[str, Any]
 ) -> list[Job]:
     """Return the jobs that are still to be done, after a look at all that could stop them later.
 
-    Several processes agree on them only before any of them has begun.
+    Several processes agree on them only before any of them has begun. A finished case whose scan cannot be read is
+    among them, and will fail.
 
     Args:
         jobs: the cases.
@@ -105,7 +113,10 @@ def unfinished(
         check_point(preprocessing, job.point, name=job.name)
         folder = out / job.name
         if finished := read_summary(folder):
-            _check_same(folder, finished["made_with"], _made_with(job, sampling, identity))
+            try:
+                _check_same(folder, finished["made_with"], _made_with(job, sampling, identity))
+            except DataError:
+                left.append(job)
             continue
         if (folder / SUMMARY).exists():
             raise OutputError(f"{folder} exists, and is no prediction; give another --out")
@@ -170,6 +181,7 @@ def predict_cohort(
     read: ScanFile | None = None
     for job in tqdm(jobs, desc="predicting", unit="case", disable=not progress, dynamic_ncols=True):
         try:
+            made_with = _made_with(job, sampling, identity)
             if scan is None or read != job.scan:
                 scan, read = None, None  # the old one goes before the new one comes
                 scan, read = _read(job.scan, model), job.scan
@@ -177,11 +189,28 @@ def predict_cohort(
             prediction = predict_volume(
                 model, scan.volume, point=point, sampling=sampling, name=job.name, progress=progress
             )
-            _write_case(out / job.name, prediction, scan, _made_with(job, sampling, identity), draw, job.name)
-        except (DataError, ConfigError) as error:
-            failed[job.name] = str(error)
-            tqdm.write(f"phiseg: {job.name} is left out: {error}", file=sys.stderr)
+            _write_case(out / job.name, prediction, scan, made_with, draw, job.name)
+        except (DataError, ConfigError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+            failed[job.name] = _reason(error)
+            tqdm.write(f"phiseg: {job.name} is left out: {failed[job.name]}", file=sys.stderr)
     return failed
+
+
+def gather_failures(failed: Mapping[str, str]) -> dict[str, str]:
+    """Return the failures of all processes, by name."""
+    if not distributed.is_initialized():
+        return dict(failed)
+    parts: list[Mapping[str, str]] = [{}] * distributed.get_world_size()
+    distributed.all_gather_object(parts, failed)
+    return {name: reason for part in parts for name, reason in part.items()}
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return "there is not enough memory; give a smaller --chunk-size or --batch-size"
+    if isinstance(error, OSError):
+        return f"{error}; check the file and its disk"
+    return str(error)
 
 
 def _read(file: ScanFile, model: Segmenter) -> Scan:
@@ -189,14 +218,18 @@ def _read(file: ScanFile, model: Segmenter) -> Scan:
     plane = None if preprocessing.plane == "auto" else preprocessing.plane
     scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=preprocessing.spacing_mm)
     for warning in scan.warnings:
-        tqdm.write(f"phiseg: {file.name}: {warning}", file=sys.stderr)
+        _warn(file.name, warning)
     return scan
+
+
+def _warn(name: str, warning: str) -> None:
+    tqdm.write(f"phiseg: {name}: {warning}", file=sys.stderr)
 
 
 def _made_with(job: Job, sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a case's result depends on, as JSON would give it back."""
     point = asdict(job.point) if job.point else None
-    scan = {"input": job.scan.path.name, "content": job.scan.content_hash(), "point": point}
+    scan = {"input": job.scan.path.name, "content": job.scan.content_hash, "point": point}
     return {**scan, **_settings(sampling, identity)}
 
 
@@ -224,6 +257,10 @@ def _write_case(
     folder: Path, prediction: Prediction, scan: Scan, made_with: Mapping[str, Any], draw: Draw, name: str
 ) -> None:
     measures = measure(prediction)
+    warnings = []
+    if measures.truncated:
+        share = f"{100 * measures.truncated:.0f} % of the samples"
+        warnings.append(f"the lesion is cut off in {share}; {_cure_of_cuts(prediction)}")
     foreground = np.moveaxis(prediction.mean_probs[1:], 0, 3)  # (n, h, w, K-1)
     mean = prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
     labels = prediction.on_grid(prediction.consensus)
@@ -238,7 +275,7 @@ def _write_case(
             try:
                 _write_segs(new, scan.series, prediction.classes, labels, mean)
             except DataError as error:  # a header that DICOM SEG cannot be made from
-                tqdm.write(f"phiseg: {name}: no DICOM SEG: {error}", file=sys.stderr)
+                warnings.append(f"no DICOM SEG: {error}")
         with atomic_file(new / "picture.png") as file:
             file.write(draw(prediction, measures, name))
         write_json(
@@ -249,12 +286,35 @@ def _write_case(
                 "case": name,
                 **to_json(measures),
                 "plane": prediction.stack.plane,
-                "slices": [prediction.box[0].start, prediction.box[0].stop],
-                "point": prediction.point,
+                "box": _box_in_file(prediction),
+                "point": prediction.point and prediction.voxel(*prediction.point),
                 "has_spacing": scan.has_spacing,
+                "warnings": [*scan.warnings, *warnings],
                 "made_with": made_with,
             },
         )
+    for warning in warnings:
+        _warn(name, warning)
+
+
+def _cure_of_cuts(prediction: Prediction) -> str:
+    """Say what would show the whole of a lesion that is cut off."""
+    touched = prediction.labels.max(0) > 0  # (n, h, w)
+    cut = []
+    for axis, (part, length) in enumerate(zip(prediction.box, prediction.stack.stack.grid, strict=True)):
+        first, last = touched.take(0, axis), touched.take(-1, axis)
+        cut.append((part.start > 0 and first.any()) or (part.stop < length and last.any()))
+    cures = {"give a larger --reach": cut[0], "take a model with larger crops": cut[1] or cut[2]}
+    return " and ".join(cure for cure, helps in cures.items() if helps) or "the scan ends there"
+
+
+def _box_in_file(prediction: Prediction) -> list[list[int]]:
+    """Return the box along the file's own axes: the first voxel of each and the one behind the last."""
+    corners = (
+        prediction.voxel(*(part.start for part in prediction.box)),
+        prediction.voxel(*(part.stop - 1 for part in prediction.box)),
+    )
+    return [[min(ends), max(ends) + 1] for ends in zip(*corners, strict=True)]
 
 
 def _write_each(path: Path, prediction: Prediction, values: NDArray[Any]) -> None:

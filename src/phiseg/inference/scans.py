@@ -1,10 +1,12 @@
 """What people point at: NIfTI files, folders of a DICOM series, PNGs, and folders of any of them."""
 
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +17,15 @@ from PIL import Image, UnidentifiedImageError
 from pydicom.misc import is_dicom
 
 from phiseg.core.errors import DataError
+from phiseg.imaging.dicom import read_folder
 from phiseg.imaging.nifti import SUFFIXES, read_nifti
 from phiseg.imaging.series import DicomSeries, read_series
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
+
+SUMMARY = "summary.json"
+"""The file that tells a folder with results from any other."""
+NO_SCAN = {"DOC", "KO", "PR", "REG", "RTDOSE", "RTPLAN", "RTSTRUCT", "SEG", "SR"}
+"""Modalities of DICOM files that are about a scan: segmentations, reports and the like."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +39,21 @@ class ScanFile:
     series_uid: str | None = None
     """Which series of a DICOM folder; without it, there may be one only."""
 
+    @cached_property
     def content_hash(self) -> str:
-        """Return the SHA-256 of its file, or of those in its folder: it tells scans of one name apart."""
-        files = sorted(self.path.iterdir()) if self.kind == "dicom" else [self.path]
+        """The SHA-256 of its file, or of those in its folder: it tells scans of one name apart.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
         digest = hashlib.sha256()
-        for file in files:
-            if _looks_like_dicom(file) or self.kind != "dicom":
-                digest.update(file.read_bytes())
+        try:
+            for file in sorted(self.path.iterdir()) if self.kind == "dicom" else [self.path]:
+                if _looks_like_dicom(file) or self.kind != "dicom":
+                    digest.update(file.read_bytes())
+        except OSError as error:
+            reason = f"{error.filename or self.path} cannot be read ({error.strerror or error})"
+            raise DataError(f"{reason}; check the file and the right to read it") from None
         return digest.hexdigest()
 
 
@@ -54,35 +70,43 @@ class Scan:
     warnings: tuple[str, ...] = ()
 
 
-def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> list[ScanFile]:
-    """Find the scans that the inputs are or hold, sorted by name.
+def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> tuple[list[ScanFile], list[str]]:
+    """Find the scans that the inputs are or hold.
 
-    The DICOM files of a folder are one series; whatever else lies in it, and in the folders below, is found too.
-    What is reached in several ways counts once. Scans of one name get their folders' names in front, and those of
-    one folder keep their suffixes.
+    The DICOM files of a folder are one series; whatever else lies in it, and in the folders below, is found too,
+    but not what phiseg itself wrote. What is reached in several ways counts once. Scans of one name get their
+    folders' names in front, and those of one folder keep their suffixes.
 
     Args:
         inputs: files and folders.
-        results: a folder that is not searched, because our own results are in it.
+        results: where results will go, which may not be an input too.
+
+    Returns:
+        The scans, sorted by name, and a line for every DICOM folder without one.
 
     Raises:
         DataError: an input does not exist, is of another kind, or holds no scan.
     """
-    cure = "give a NIfTI file, a PNG, a DICOM folder or a folder of those"
+    cure = "give a NIfTI file, a PNG, a DICOM folder or a folder of those, no results of phiseg"
     if not inputs:
         raise DataError(f"there is no INPUT to predict; {cure}")
     found: dict[Path, ScanFile] = {}
+    notes: list[str] = []
     for path in inputs:
         if not path.exists():
             raise DataError(f"{path} does not exist; {cure}")
         if results and path.resolve() == results.resolve():
             raise DataError(f"{path} is the folder for the results, too; give another --out")
-        scans = list(_scans_in(path, {results.resolve()} if results else set()))
-        if not scans:
+        passed_over: list[str] = []
+        scans = list(_scans_in(path, set(), passed_over))
+        if not scans and not passed_over:
             raise DataError(f"{path} {'holds' if path.is_dir() else 'is'} no scan; {cure}")
+        notes += passed_over
         for scan in scans:
             found.setdefault(scan.path.resolve(), scan)
-    return sorted(_named_apart(list(found.values())), key=lambda scan: scan.name)
+    if not found:
+        raise DataError(f"there is no scan to predict: {notes[0]}; {cure}")
+    return sorted(_named_apart(list(found.values())), key=lambda scan: scan.name), list(dict.fromkeys(notes))
 
 
 def read_scan(
@@ -114,21 +138,45 @@ def read_scan(
     return Scan(Volume(values, affine), has_spacing=False, warnings=(warning,))
 
 
-def _scans_in(path: Path, visited: set[Path]) -> Iterator[ScanFile]:
+def _scans_in(path: Path, visited: set[Path], notes: list[str]) -> Iterator[ScanFile]:
     name = path.name.lower()
     if path.is_dir():
-        if path.resolve() in visited:  # by a link that leads upwards, or it holds our results
+        if path.resolve() in visited or _is_ours(path):  # visited: by a link that leads upwards
             return
         visited.add(path.resolve())
         entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-        if any(_looks_like_dicom(entry) for entry in entries):
+        modality = _modality(entries)
+        if modality in NO_SCAN:
+            notes.append(f"{path} is passed over: its DICOM files are no slices of a scan ({modality})")
+        elif modality is not None:
             yield ScanFile(_absolute(path).name, path, "dicom")
         for entry in entries:
-            yield from _scans_in(entry, visited)
+            yield from _scans_in(entry, visited, notes)
     elif name.endswith(SUFFIXES):
         yield ScanFile(path.name[: name.rindex(".nii")] or path.name, path, "nifti")
     elif name.endswith(".png"):
         yield ScanFile(path.stem, path, "png")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Tell whether a folder is a case of a prediction, or an evaluation."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(summary, dict) and str(summary.get("format")).startswith("phiseg-")
+
+
+def _modality(files: Sequence[Path]) -> str | None:
+    """Return the modality of the DICOM files among some, that of a scan if there is any; None without DICOM."""
+    modality = None
+    for path in files:
+        if _looks_like_dicom(path):
+            series = read_folder([path]).series
+            modality = series[0].modality if series else ""
+            if modality not in NO_SCAN:
+                break
+    return modality
 
 
 def _looks_like_dicom(path: Path) -> bool:
@@ -167,7 +215,7 @@ def _named_apart(scans: list[ScanFile]) -> list[ScanFile]:
             "-".join([*folder.parts[1:][-depth:], name]) if count[taken] > 1 else taken
             for folder, name, taken in zip(folders, own, names, strict=True)
         ]
-    return [ScanFile(name, scan.path, scan.kind) for scan, name in zip(scans, names, strict=True)]
+    return [replace(scan, name=name) for scan, name in zip(scans, names, strict=True)]
 
 
 def _absolute(path: Path) -> Path:
