@@ -20,8 +20,10 @@ _SAME_DIRECTION = 1e-3
 """How far the components of two unit vectors may be apart: 0.06 degrees."""
 _SAME_SPACING = 1e-3
 """How far pixel spacings may be apart, as a share."""
-_SAME_DISTANCE = 0.01
-"""How far distances of neighbours may be apart: a share, or millimetres, whichever allows more."""
+_SAME_PLACE_MM = 0.01
+"""How near to each other two slices lie at one position."""
+_MAX_OFF_LINE = 0.1
+"""How far a slice may lie from its place on an even line, as a share of the slices' distance."""
 _MAX_TILT_DEGREES = 0.5
 _MAX_WOBBLE = 0.1
 """How far a slice may be shifted sideways without a tilt, in pixels."""
@@ -38,7 +40,6 @@ class DicomSeries:
     modality: str
     uid: str
     """Series instance UID."""
-    patient: str
     warnings: tuple[str, ...]
     """What the user should know, though the volume is sound."""
 
@@ -86,7 +87,7 @@ def read_series(folder: Path, *, series_uid: str | None = None) -> DicomSeries:
 
     volume = Volume(_read_stack(slices), _affine(slices[0], step))
     files = tuple(header.path for header in slices)
-    return DicomSeries(volume, files, series.modality, series.uid, series.patient, tuple(warnings))
+    return DicomSeries(volume, files, series.modality, series.uid, tuple(warnings))
 
 
 def _choose(found: DicomFolder, folder: Path, series_uid: str | None) -> Series:
@@ -127,7 +128,7 @@ def _check_same_geometry(slices: tuple[SliceHeader, ...], folder: Path) -> None:
 
 
 def _check_doubles(slices: list[SliceHeader], depths: NDArray[np.float64], folder: Path) -> None:
-    doubled = np.flatnonzero(np.diff(depths) <= _SAME_DISTANCE)
+    doubled = np.flatnonzero(np.diff(depths) <= _SAME_PLACE_MM)
     if doubled.size:
         one, two = slices[doubled[0]], slices[doubled[0] + 1]
         raise DataError(
@@ -156,13 +157,18 @@ def _check_tilt(
 def _check_distances(
     slices: list[SliceHeader], depths: NDArray[np.float64], folder: Path, problems: tuple[str, ...]
 ) -> None:
+    """Refuse slices that are not where an even line through all of them puts them.
+
+    Single distances say less: positions that were rounded to 0.1 mm are 0.6 and 0.7 mm apart for 0.625 mm.
+    """
+    numbers = np.arange(len(depths))
+    distance, start = np.polyfit(numbers, depths, 1)
+    if np.abs(depths - (start + distance * numbers)).max() <= _MAX_OFF_LINE * distance:
+        return
     distances = np.diff(depths)
     usual = float(np.sort(distances)[(len(distances) - 1) // 2])  # the lower median: one that occurs
-    wrong = np.flatnonzero(np.abs(distances - usual) > max(_SAME_DISTANCE * usual, _SAME_DISTANCE))
-    if not wrong.size:
-        return
     missing = np.maximum(np.rint(distances / usual).astype(int) - 1, 0)
-    gap = int(wrong[np.argmax(missing[wrong])])
+    gap = int(np.argmax(np.abs(distances - usual)))
     one, two = slices[gap], slices[gap + 1]
     place = (
         f"{one.path.name} at {depths[gap]:.2f} mm and {two.path.name} at {depths[gap + 1]:.2f} mm "
