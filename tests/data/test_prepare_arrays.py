@@ -77,7 +77,7 @@ def test_patients_split_spacing_and_columns_are_carried_over(prepare):
         "slice_z": np.arange(6) * 2.5,
         "origin": np.arange(12).reshape(6, 2),
     }
-    options = {"classes": ("background", "nodule"), "name": "mine", "centred_on": "nodule"}
+    options = {"classes": ("background", "nodule"), "name": "mine", "centred_on": "nodule", "modality": "PT"}
     dataset = prepare(arrays, window=(-1000, 400), **options)
     assert dataset.splits == {"train": ["a", "c"], "val": ["b"]}
     assert [case["patient"] for case in dataset.cases] == [*arrays["case_ids"]]
@@ -88,6 +88,7 @@ def test_patients_split_spacing_and_columns_are_carried_over(prepare):
     assert dataset.info.spacing_mm is None
     assert dataset.info.centred_on == "nodule"
     assert preprocessing(dataset)["centred_on"] == "nodule"
+    assert (dataset.info.modality, preprocessing(dataset)["modality"]) == ("PT", "PT")
 
 
 @pytest.mark.parametrize(
@@ -368,11 +369,17 @@ def test_an_existing_folder_stays_without_overwrite(prepare, tmp_path):
 
 def test_the_command_prepares_and_tells(cli, tmp_path):
     np.savez(tmp_path / "a.npz", **some_arrays(num_rows=10))
-    result = cli("prepare", "arrays", tmp_path / "a.npz", tmp_path / "out", "--classes", "background", "cell")
+    words = ["--modality", "MR", "--classes", "background", "cell"]
+    result = cli("prepare", "arrays", tmp_path / "a.npz", tmp_path / "out", *words)
     assert result.code == 0, result.err
     assert "10 cases of 10 patients" in result.out
     assert "chose --window" in result.err
-    assert "--classes background cell" in Dataset.open(tmp_path / "out").info.command
+    info = Dataset.open(tmp_path / "out").info
+    assert "--classes background cell" in info.command
+    assert info.modality == "MR"
+    wrong = cli("prepare", "arrays", tmp_path / "a.npz", tmp_path / "other", "--modality", "CAT")
+    assert wrong.code == 2
+    assert "CAT" in wrong.err
 
 
 def shared_file(name):

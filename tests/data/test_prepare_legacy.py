@@ -18,6 +18,7 @@ from phiseg.core.errors import DataError
 from phiseg.data.prepare import safe_pickle
 from phiseg.data.prepare.legacy import CLASSES, prepare_legacy
 from phiseg.data.prepare.stack import StackOptions
+from phiseg.data.store import Dataset
 
 
 @pytest.fixture
@@ -578,3 +579,4 @@ def test_the_command_prepares_and_tells(cli, pickled, tmp_path):
     assert result.code == 0, result.err
     assert "10 cases of 5 patients" in result.out
     assert "4 x 4 pixels" in result.out
+    assert Dataset.open(tmp_path / "out").info.modality == "CT"

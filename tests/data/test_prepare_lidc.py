@@ -111,7 +111,7 @@ def test_crops_masks_and_columns(lidc_source, prepare):
     assert not dataset.labels[1, 1:].any(), "reader 2 did not outline this slice"
     assert dataset.valid.all()
     assert dataset.images.dtype == np.int16
-    assert (dataset.info.plane, dataset.info.centred_on) == ("axial", "nodule")
+    assert (dataset.info.plane, dataset.info.centred_on, dataset.info.modality) == ("axial", "nodule", "CT")
     dataset.verify()
 
 

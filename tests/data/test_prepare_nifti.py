@@ -224,7 +224,7 @@ def test_a_ball_is_found_again_at_its_place_in_the_world(tmp_path, plane, spacin
     slicing = Slicing(plane=plane, spacing=spacing, size=(30, 26))
     dataset = prepare(tmp_path / "src", slicing=slicing, classes=("outside", "ball"))
     assert {row["plane"] for row in dataset.cases} == {"sagittal" if plane == "auto" else plane}
-    assert (dataset.info.plane, dataset.info.centred_on) == (plane, None)
+    assert (dataset.info.plane, dataset.info.centred_on, dataset.info.modality) == (plane, None, None)
     drawn = np.concatenate(
         [
             places_of_pixels(row, mask.shape)[mask == 1]
@@ -293,6 +293,8 @@ def test_the_protocol_of_the_prostate_is_one_command_line(tmp_path, cli):
         "pz",
         "--fractions",
         "60,20,20",
+        "--modality",
+        "MR",
     ]
     done = cli("prepare", "nifti", tmp_path / "src", tmp_path / "out", *words)
     assert done.code == 0, done.err
@@ -300,7 +302,7 @@ def test_the_protocol_of_the_prostate_is_one_command_line(tmp_path, cli):
     assert dataset.images.shape == (15, 1, 192, 192)
     assert dataset.labels.shape == (15, 6, 192, 192)
     assert dataset.info.spacing_mm == pytest.approx((0.6, 0.6))
-    assert dataset.info.intensity.kind == "zscore"
+    assert (dataset.info.intensity.kind, dataset.info.modality) == ("zscore", "MR")
     assert {name: len(part) for name, part in dataset.splits.items()} == {"train": 3, "val": 1, "test": 1}
     assert dataset.labels.max() == 2
     rows, columns = np.nonzero(dataset.images[0, 0])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -33,6 +33,8 @@ class PrepareArrays(StackArguments):
     """Names of the classes, the background first; by default as many as the masks hold."""
     centred_on: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """What every image is centred on, if these are crops and not whole slices; a model must be shown the like."""
+    modality: Literal["CT", "MR", "PT"] | None = None
+    """What made the images (PT is PET); `phiseg predict` then refuses a DICOM series of another kind."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -40,6 +42,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(PrepareArrays, arguments, prog=prog)
     from phiseg.data.prepare.arrays import prepare_arrays
 
-    options = command.stack_options(classes=command.classes, centred_on=command.centred_on, zscore=command.zscore)
+    options = command.stack_options(
+        classes=command.classes, centred_on=command.centred_on, modality=command.modality, zscore=command.zscore
+    )
     line = command_line(prog, arguments)
     tell(prepare_arrays(command.file, command.out, options, overwrite=command.overwrite, command=line))

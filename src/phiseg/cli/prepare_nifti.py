@@ -48,6 +48,8 @@ class PrepareNifti:
     """Give labels other numbers, all at once. What is left must be 0 (background) to K-1."""
     classes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
     """Names of the labels 0, 1 and so on; without them labels are read twice, to see which there are."""
+    modality: Literal["CT", "MR", "PT"] | None = None
+    """What made the images (PT is PET); `phiseg predict` then refuses a DICOM series of another kind."""
     slices: Literal["all", "annotated"] = "all"
     """Take all slices, or those on which at least one rater drew something."""
     seed: int = 0
@@ -81,6 +83,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         ),
         merge=_merge(command.merge),
         classes=command.classes,
+        modality=command.modality,
         seed=command.seed,
         fractions=parse_fractions(command.fractions),
         workers=command.workers if command.workers is not None else os.cpu_count() or 1,

@@ -30,7 +30,12 @@ class StackArguments:
     """Replace OUT if it is a dataset."""
 
     def stack_options(
-        self, *, classes: tuple[str, ...] | None, centred_on: str | None, zscore: bool = False
+        self,
+        *,
+        classes: tuple[str, ...] | None,
+        centred_on: str | None,
+        modality: str | None,
+        zscore: bool = False,
     ) -> "StackOptions":
         """Return what was chosen, checked."""
         from phiseg.data.prepare.stack import StackOptions
@@ -42,6 +47,7 @@ class StackArguments:
             classes=classes,
             size=self.size,
             centred_on=centred_on,
+            modality=modality,
             resplit=self.resplit,
             seed=self.seed,
             fractions=parse_fractions(self.fractions),

@@ -69,6 +69,8 @@ class DatasetInfo(StrictConfig):
     """How volumes were sliced (`auto`: along the axis of the widest spacing), when it is known."""
     centred_on: str | None = None
     """What every image is centred on, such as `nodule`; None for whole slices."""
+    modality: str | None = None
+    """What made the images, as DICOM names it (CT, MR, PT), when it is known."""
     seed: int | None = None
     source: dict[str, JsonValue] = Field(default_factory=dict)
     """What the dataset was made from: hashes of files, kind of phantom."""

@@ -57,6 +57,7 @@ def write_dataset(
     spacing_mm: tuple[float, float] | None = None,
     plane: SlicePlane | None = None,
     centred_on: str | None = None,
+    modality: str | None = None,
     source: Mapping[str, JsonValue] | None = None,
     command: str = "",
     overwrite: bool = False,
@@ -78,6 +79,7 @@ def write_dataset(
         spacing_mm: pixel spacing (vertical, horizontal), when all cases share it.
         plane: how volumes were sliced, when it is known.
         centred_on: what every image is centred on; None for whole slices.
+        modality: what made the images, as DICOM names it (CT, MR, PT), when it is known.
         source: what it was made from.
         command: the command line, for the record.
         overwrite: replace a dataset that is there.
@@ -131,6 +133,7 @@ def write_dataset(
             intensity=intensity,
             plane=plane,
             centred_on=centred_on,
+            modality=modality,
             seed=seed,
             source=dict(source or {}),
             command=command,

@@ -19,6 +19,9 @@ from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
 from phiseg.models import Segmenter
 
+MIN_INSIDE = 0.01
+"""The share of voxels inside of a model's window below which their unit is in doubt."""
+
 
 class Preprocessing(StrictConfig):
     """The content of a model folder's preprocessing.json."""
@@ -35,6 +38,8 @@ class Preprocessing(StrictConfig):
     """How volumes were sliced; None where nobody said."""
     centred_on: str | None = None
     """What every image was centred on; None for whole slices."""
+    modality: str | None = None
+    """What made the images, as DICOM names it (CT, MR, PT); None where nobody said."""
     dataset: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
@@ -51,6 +56,18 @@ class Preprocessing(StrictConfig):
         except ConfigError as error:
             raise ModelError(f"{error}; copy the model folder again") from None
 
+    def check_modality(self, series_modality: str, *, name: str) -> None:
+        """Refuse a series that another kind of machine made than the training images.
+
+        Raises:
+            DataError: with both modalities; a model that does not say its own takes any.
+        """
+        if self.modality is not None and series_modality != self.modality:
+            raise DataError(
+                f"{name} has the modality {series_modality or '(none)'}, the model was trained on {self.modality}; "
+                f"give a {self.modality} series, or a model for this one"
+            )
+
 
 @dataclass(frozen=True)
 class PreparedStack:
@@ -61,14 +78,25 @@ class PreparedStack:
     plane: Plane
     preprocessing: Preprocessing
     name: str
+    warnings: tuple[str, ...] = ()
+    """What the user should know before believing a prediction; one line each."""
 
     @classmethod
-    def of(cls, volume: Volume, preprocessing: Preprocessing, *, name: str) -> Self:
+    def of(cls, volume: Volume, preprocessing: Preprocessing, *, name: str, modality: str | None = None) -> Self:
         """Slice a volume (I, J, K) or (I, J, K, C).
 
+        Args:
+            volume: the scan.
+            preprocessing: of the model.
+            name: of the scan, for messages.
+            modality: of the scan, as DICOM names it; None where nothing tells.
+
         Raises:
-            DataError: it is no volume, has not the model's channels, or its voxels are not finite or all the same.
+            DataError: it is no volume, has not the model's modality or channels, or its voxels are not finite or
+                all the same.
         """
+        if modality is not None:
+            preprocessing.check_modality(modality, name=name)
         values = volume.values[..., None] if volume.values.ndim == 3 else volume.values
         if values.ndim != 4 or not values.size:
             raise DataError(f"{name} has the shape {volume.values.shape}; give voxels (I, J, K) or (I, J, K, C)")
@@ -83,7 +111,8 @@ class PreparedStack:
             raise DataError(f"{name} is empty: every voxel is {float(values.flat[0]):g}; check the scan")
         plane = preprocessing.plane or "auto"
         chosen = coarsest_plane(volume) if plane == "auto" else plane
-        return cls(to_slices(Volume(values, volume.affine), chosen), chosen, preprocessing, name)
+        stack = to_slices(Volume(values, volume.affine), chosen)
+        return cls(stack, chosen, preprocessing, name, _unit_warnings(values, preprocessing.intensity))
 
     @property
     def step(self) -> tuple[float, float]:
@@ -120,3 +149,16 @@ class PreparedStack:
             return cut(self.normalised(slices), frame, fill=0, interpolation="linear")
         values = np.moveaxis(self.stack.values[slices], 3, 1).astype(np.float32)
         return normalise(cut(values, frame, fill=intensity.low, interpolation="linear"), intensity)
+
+
+def _unit_warnings(values: NDArray[Any], intensity: Intensity) -> tuple[str, ...]:
+    """Return a line where a window would clip nearly everything, such as Hounsfield units for one of 0 to 1."""
+    if intensity.low is None or intensity.high is None:
+        return ()
+    inside = float(np.mean((values > intensity.low) & (values < intensity.high)))
+    if inside >= MIN_INSIDE:
+        return ()
+    return (
+        f"only {inside:.1%} of its voxels lie in the model's window, {intensity.low:g} to {intensity.high:g}: "
+        f"its values, {values.min():g} to {values.max():g}, look as if they were in another unit; check them",
+    )

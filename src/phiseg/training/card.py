@@ -20,6 +20,7 @@ def preprocessing(dataset: Dataset) -> dict[str, Any]:
         "intensity": info.intensity.model_dump(mode="json"),
         "plane": info.plane,
         "centred_on": info.centred_on,
+        "modality": info.modality,
         "dataset": {"name": info.name, "fingerprint": dataset.fingerprint},
     }
 
@@ -70,6 +71,7 @@ Draws plausible segmentations of an image: `phiseg.load(FOLDER).sample(image, nu
 |---|---|
 | classes | {", ".join(dataset.info.classes)} |
 | image | {dataset.info.image_channels} channel(s), {height} x {width} pixels in training |
+| modality | {dataset.info.modality or "not said"} |
 | data | {dataset.info.name}, fingerprint `{dataset.fingerprint[:16]}` |
 | learned from | {who} |
 | weights of step | {step} of {train.steps}, the best by validation {train.select_by} |

@@ -153,6 +153,7 @@ def prepare_lidc(
         spacing_mm=(options.spacing_mm, options.spacing_mm) if options.spacing_mm else None,
         plane="axial",
         centred_on="nodule",
+        modality="CT",
         source={
             "kind": "lidc",
             **asdict(options),

@@ -47,6 +47,7 @@ def prepare_nifti(
     slicing: Slicing | None = None,
     merge: Mapping[int, int] | None = None,
     classes: Sequence[str] | None = None,
+    modality: str | None = None,
     seed: int = 0,
     fractions: Sequence[float] = (0.6, 0.2, 0.2),
     workers: int = 1,
@@ -65,6 +66,7 @@ def prepare_nifti(
         slicing: how volumes become images.
         merge: new label of old labels, all at once; labels that are not named stay.
         classes: class names, the background first; by default those of dataset.json, or numbers.
+        modality: what made the images, as DICOM names it (CT, MR, PT), when it is known.
         seed: seed of the split.
         fractions: shares of train, val and test, by patient.
         workers: processes that read and cut; the result does not depend on them.
@@ -115,6 +117,7 @@ def prepare_nifti(
         fractions=fractions,
         spacing_mm=plan.spacing_mm,
         plane=slicing.plane,
+        modality=modality,
         source=origin,
         command=command,
         overwrite=overwrite,

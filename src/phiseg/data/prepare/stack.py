@@ -68,6 +68,8 @@ class StackOptions:
     """Cut or pad every image to this height and width around its middle; by default they stay as they are."""
     centred_on: str | None = None
     """What every image is centred on, such as a nodule; None for whole slices."""
+    modality: str | None = None
+    """What made the images, as DICOM names it (CT, MR, PT), when it is known."""
     resplit: bool = False
     """Split by patient anew, whatever the source says."""
     seed: int = 0
@@ -170,6 +172,7 @@ def write_stack(
         seed=options.seed,
         spacing_mm=source.spacing_mm,
         centred_on=options.centred_on,
+        modality=options.modality,
         source=provenance,
         command=command,
         overwrite=overwrite,

@@ -1,0 +1,49 @@
+"""A scan that a model was not trained for: refused where its modality says so, doubted where its values do."""
+
+import numpy as np
+import pytest
+from known_models import KnownModel, brightest, place
+
+from phiseg.core.errors import DataError
+from phiseg.imaging.volume import Volume
+from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+
+WINDOW = {"kind": "window", "low": -1000, "high": 400}
+
+
+def prepared(values, *, modality=None, trained_on=None, intensity=WINDOW):
+    model = KnownModel(brightest, modality=trained_on, intensity=intensity)
+    volume = Volume(np.asarray(values, dtype=np.float32).reshape(10, 10, -1), place())
+    return PreparedStack.of(volume, Preprocessing.of(model), name="scan7", modality=modality)
+
+
+def test_a_series_of_another_modality_is_refused():
+    scan = np.linspace(-900, 300, 200)
+    with pytest.raises(DataError, match="scan7 has the modality MR, the model was trained on CT; give a CT series"):
+        prepared(scan, modality="MR", trained_on="CT")
+    with pytest.raises(DataError, match=r"scan7 has the modality \(none\), the model was trained on CT"):
+        prepared(scan, modality="", trained_on="CT")
+
+
+@pytest.mark.parametrize(("modality", "trained_on"), [("CT", "CT"), (None, "CT"), ("MR", None)])
+def test_where_nobody_says_otherwise_any_scan_is_taken(modality, trained_on):
+    """A NIfTI file does not tell its modality, and not every model does."""
+    assert prepared(np.linspace(-900, 300, 200), modality=modality, trained_on=trained_on).warnings == ()
+
+
+@pytest.mark.parametrize("inside", [0, 1, 2, 3, 100])
+def test_values_beyond_the_window_are_doubted(inside):
+    """Those on its edges are what others clipped or padded with, and say nothing."""
+    values = np.tile([-1000.0, 400.0, 5000.0, 70000.0], 50)
+    values[:inside] = 0
+    warnings = prepared(values).warnings
+    if inside >= 2:  # 1 % of 200
+        assert warnings == ()
+    else:
+        (line,) = warnings
+        assert f"only {inside / 2:.1f}% of its voxels lie in the model's window, -1000 to 400" in line
+        assert "its values, -1000 to 70000, look as if they were in another unit" in line
+
+
+def test_z_scores_have_no_unit_to_doubt():
+    assert prepared(np.linspace(5000, 70000, 200), intensity={"kind": "zscore"}).warnings == ()
