@@ -13,9 +13,11 @@ import torch
 import phiseg
 from phiseg.core.errors import DataError, ModelError, OutputError
 from phiseg.data.intensity import Intensity, normalise
+from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume, from_slices, to_slices
 from phiseg.inference.monai_bundle import Evaluator, MeanPrediction, write_monai_bundle
+from phiseg.inference.preprocessing import PreparedStack, Preprocessing
 from phiseg.models.calibration import Calibration
 from phiseg.models.noise import seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
@@ -196,6 +198,24 @@ def test_slices_are_resampled_to_the_spacing_of_training(save, images, tmp_path)
     np.testing.assert_array_equal(labels.get_fdata(), mean.get_fdata().argmax(3))
 
 
+def test_the_bundle_shows_the_network_what_predict_shows_it(save, images, tmp_path):
+    """On noise beyond the window, which clips to other images before than after resampling."""
+    folder = save(plane="axial", spacing_mm=[3.0, 1.25])
+    volume = random_volume((3, 11, 13))
+    write_nifti(images / "noise.nii.gz", volume)
+    write_monai_bundle(folder, tmp_path / "bundle")
+    shown = prepared(tmp_path / "bundle", images)
+    stack = PreparedStack.of(volume, Preprocessing.of(phiseg.load(folder)), name="noise")
+    to_slice = np.linalg.inv(stack.stack.affine) @ shown.affine.numpy()  # from the bundle's pixels
+    np.testing.assert_allclose(np.diag(to_slice)[1:3], stack.step, atol=1e-6)
+    frame = Frame(tuple(to_slice[1:3, 3]), stack.step, shown.shape[2:])
+    expected = stack.images(np.arange(3), frame)[:, 0]
+    inside = (slice(None), slice(1, -1), slice(1, -1))  # beyond the border, the last value goes on
+    np.testing.assert_allclose(shown[0].numpy()[inside], expected[inside], atol=1e-4)
+    clipped_first = cut(normalise(stack.stack.values[..., 0], Intensity(**WINDOW)), frame, interpolation="linear")
+    assert np.abs(clipped_first - expected)[inside].max() > 0.1
+
+
 def test_monai_accepts_the_network_and_loads_its_weights(save, tmp_path, monkeypatch):
     from monai.bundle import load, verify_net_in_out
 
@@ -269,10 +289,13 @@ def test_an_uncalibrated_bundle_leaves_the_temperatures_out(save, tmp_path):
 
 
 def test_the_readme_says_what_the_network_must_be_shown(save, tmp_path):
-    write_monai_bundle(save(plane="axial", spacing_mm=[0.7, 0.7], centred_on="nodule"), tmp_path / "bundle")
+    write_monai_bundle(
+        save(plane="axial", spacing_mm=[0.7, 0.7], centred_on="nodule", modality="CT"), tmp_path / "bundle"
+    )
     text = (tmp_path / "bundle" / "docs" / "README.md").read_text()
     for words in (
         "axial",
+        "| modality | CT |",
         "resampled to 0.7 x 0.7 mm",
         "-100 to 300",
         "centred on a nodule",

@@ -244,7 +244,10 @@ def _inference(preprocessing: Preprocessing) -> dict[str, Any]:
 
 
 def _transforms(preprocessing: Preprocessing) -> list[dict[str, Any]]:
-    """Return MONAI's transforms that do what preprocessing.json says, in its order: values, spacing, crop."""
+    """Return MONAI's transforms that do what `PreparedStack.images` does: spacing, crop, and the values.
+
+    As there, a window clips what was resampled; z-scores are those of the volume before it.
+    """
 
     def transform(name: str, **options: Any) -> dict[str, Any]:
         return {"_target_": name, "keys": "image", **options}
@@ -266,26 +269,19 @@ def _transforms(preprocessing: Preprocessing) -> list[dict[str, Any]]:
             transform("Lambdad", func="$lambda image: image if image.ndim == 4 else image[..., None]"),
             transform("Orientationd", axcodes=PLANES[plane]),
         ]
-    transforms.append(
-        transform(
-            "ScaleIntensityRanged",
-            a_min=intensity.low,
-            a_max=intensity.high,
-            b_min=-0.5,
-            b_max=0.5,
-            clip=True,
-        )
-        if windowed
-        else transform("NormalizeIntensityd", channel_wise=True)
-    )
+    if not windowed:
+        transforms.append(transform("NormalizeIntensityd", channel_wise=True))
     if plane is not None and preprocessing.spacing_mm is not None:
         transforms.append(transform("Spacingd", pixdim=[-1.0, *preprocessing.spacing_mm], mode="bilinear"))
     if preprocessing.centred_on is not None:
         size = [*([-1] if plane is not None else []), *preprocessing.size]
-        value = -0.5 if windowed else 0.0
+        value = intensity.low if windowed else 0.0
         transforms.append(
             transform("ResizeWithPadOrCropd", spatial_size=size, mode="constant", constant_values=value)
         )
+    if windowed:
+        limits = {"a_min": intensity.low, "a_max": intensity.high, "b_min": -0.5, "b_max": 0.5}
+        transforms.append(transform("ScaleIntensityRanged", **limits, clip=True))
     return transforms
 
 
@@ -347,6 +343,7 @@ python -m monai.bundle run --config_file configs/inference.json --meta_file conf
 | | |
 |---|---|
 | images | {images} |
+| modality | {preprocessing.modality or "not said"} |
 | values | {values} |
 | spacing | {spacing} |
 | seen by the network | {part} |
