@@ -19,13 +19,13 @@ SIZE = 16
 
 
 class Bars(Segmenter):
-    """Draws bars of height 8 + spread * noise; a second noise does nothing, and every pixel is wrong by chance."""
+    """Draws bars of height 8 + spread * noise, in which levels have shares; by default the second has all."""
 
     Config = SegmenterConfig
 
-    def __init__(self, spread, sureness=4.0):
+    def __init__(self, spread, sureness=4.0, shares=(0.0, 1.0)):
         super().__init__(SegmenterConfig(name="bars", channels=(1,)))
-        self.spread, self.sureness = spread, sureness
+        self.spread, self.sureness, self.shares = spread, sureness, shares
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, image, labels, *, generator):
@@ -35,27 +35,27 @@ class Bars(Segmenter):
         return Encoding((image,), (image.shape[-2], image.shape[-1]))
 
     def noise_shapes(self, size):
-        return [(), ()]
+        return [()] * len(self.shares)
 
     def decode_samples(self, encoding, noise, num_samples):
-        height = 8 + self.spread * noise[1]
+        height = 8 + self.spread * sum(share * part for share, part in zip(self.shares, noise, strict=True))
         inside = torch.arange(SIZE)[None, None] < height[..., None]  # (B, S, H)
         logits = self.sureness * (inside[..., None].expand(-1, -1, -1, SIZE).float() - 0.5)
         return torch.stack([-logits, logits], dim=2)
 
 
-@pytest.fixture(scope="module")
-def bars(tmp_path_factory):
-    """60 cases of four annotators whose bars end at 8 +- 2."""
-    generator = np.random.default_rng(0)
+def write_bars(folder, *, num_patients, spread=2.0, slices=1, seed=0, fractions=(1, 0, 0)):
+    """Write patients with four annotators whose bars end at 8 +- spread, the same in all slices of a patient."""
+    noise = np.random.default_rng(seed).standard_normal((num_patients, 4))
+    heights = 8 + np.broadcast_to(spread, num_patients)[:, None] * noise
 
     def case(number):
-        heights = 8 + 2 * generator.standard_normal(4)
-        labels = np.broadcast_to(np.arange(SIZE)[None, :, None] < heights[:, None, None], (4, SIZE, SIZE))
+        ends = heights[number // slices]
+        labels = np.broadcast_to(np.arange(SIZE)[None, :, None] < ends[:, None, None], (4, SIZE, SIZE))
         image = np.zeros((1, SIZE, SIZE), np.float32)
-        return Case(f"case-{number}", f"p{number}", image, labels.astype(np.uint8), np.ones(4, dtype=bool))
+        patient = f"p{number // slices}"
+        return Case(f"case-{number}", patient, image, labels.astype(np.uint8), np.ones(4, dtype=bool))
 
-    folder = tmp_path_factory.mktemp("data") / "bars"
     return write_dataset(
         folder,
         name="bars",
@@ -64,13 +64,19 @@ def bars(tmp_path_factory):
         image_shape=(1, SIZE, SIZE),
         image_dtype=np.float32,
         intensity=Intensity(kind="zscore"),
-        cases=map(case, range(60)),
-        fractions=(0.1, 0.9, 0.0),
+        cases=map(case, range(num_patients * slices)),
+        fractions=fractions,
     )
 
 
-def fit(model, dataset):
-    return fit_calibration(model, dataset, split="val", num_samples=16, seed=0)
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory):
+    """60 patients of one slice, 54 of them to fit on."""
+    return write_bars(tmp_path_factory.mktemp("data") / "bars", num_patients=60, fractions=(0.1, 0.9, 0))
+
+
+def fit(model, dataset, *, split="val", num_samples=16):
+    return fit_calibration(model, dataset, split=split, num_samples=num_samples, seed=0)
 
 
 @pytest.mark.parametrize(("spread", "low", "high"), [(1.0, 1.5, 2.6), (4.0, 0.35, 0.7)])
@@ -84,6 +90,33 @@ def test_a_spread_that_is_wrong_is_mended(bars, spread, low, high):
 
 def test_a_spread_that_is_right_is_left_alone(bars):
     assert fit(Bars(2.0), bars).calibration.noise == ()
+
+
+def test_what_chance_does_moves_next_to_nothing(tmp_path):
+    """Four levels share the right spread. Where one standard error is enough, most of these fits move."""
+    moved = 0
+    for seed in range(12):
+        dataset = write_bars(tmp_path / str(seed), num_patients=12, seed=seed)
+        found = fit(Bars(2.0, shares=(0.5,) * 4), dataset, split="train", num_samples=8)
+        moved += found.calibration.noise != ()
+    assert moved <= 1
+
+
+def test_slices_of_one_patient_are_one_witness(tmp_path):
+    """Of six patients, one contradicts the others: nothing to go by, though it be seen in twelve slices of each."""
+    dataset = write_bars(tmp_path / "data", num_patients=6, spread=(5, 5, 5, 5, 5, 0.5), slices=12)
+    assert fit(Bars(2.0), dataset, split="train").calibration.noise == ()
+
+
+def test_with_few_patients_nothing_moves(tmp_path):
+    found = {}
+    for number in (4, 5):
+        dataset = write_bars(tmp_path / str(number), num_patients=number, slices=6)
+        found[number] = fit(Bars(2.0, 0.1), dataset, split="train")
+    assert (found[4].num_patients, found[4].calibration) == (4, Calibration())
+    assert found[4].after == found[4].before
+    assert found[5].num_patients == 5
+    assert found[5].calibration.logits < 0.7
 
 
 def test_a_level_that_does_nothing_keeps_its_temperature(bars):
@@ -117,9 +150,12 @@ def test_temperatures_are_stored_and_used_until_told_otherwise(cli, trained, les
     done = cli("calibrate", run, "--data", lesions, "--num-samples", 4)
     assert done.code == 0
     assert "area_coverage" in done.out
+    assert "on the cases it was fitted on (split 'val', 4 samples a case):" in done.out
+    assert "3 patients of split 'val' have two annotators, too few to tell a gain from chance" in done.err
     stored = json.loads((run / "model" / "calibration.json").read_text())
     assert stored["fit"]["split"] == "val"
-    assert stored["fit"]["num_cases"] == 3
+    assert (stored["fit"]["num_cases"], stored["fit"]["num_patients"]) == (3, 3)
+    assert (stored["noise"], stored["logits"]) == ([], 1.0)
     stored |= {"noise": [3.0, 2.0], "logits": 1.5}
     (run / "model" / "calibration.json").write_text(json.dumps(stored))
     assert load_model(run).calibration == Calibration(noise=(3.0, 2.0), logits=1.5)

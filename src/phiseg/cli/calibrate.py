@@ -1,5 +1,6 @@
 """`phiseg calibrate`."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ class Calibrate:
     """Fit temperatures for a trained model and store them in its folder.
 
     One factor on the noise of each latent level (the unbiased GED decides) and one on the logits (the cross entropy
-    of the mean prediction decides). `evaluate`, `sample` and `phiseg.load` use them from then on, unless told not
-    to. Fit on the split that the model was selected on, never on the one that is reported.
+    of the mean prediction decides). A factor moves only where the gain over patients is clear of chance (two
+    standard errors or more), and none with fewer than 5 patients. `predict`, `sample`, `evaluate`, `export` and
+    `phiseg.load` use them from then on, unless told not to. Fit on the split that the model was selected on, never
+    on the one that is reported.
 
     Example: phiseg calibrate runs/phiseg --data data
     """
@@ -38,7 +41,7 @@ class Calibrate:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Calibrate, arguments, prog=prog)
-    from phiseg.evaluation.calibrate import calibrate
+    from phiseg.evaluation.calibrate import MIN_PATIENTS, calibrate
 
     fit = calibrate(
         command.model,
@@ -48,10 +51,16 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         seed=command.seed,
         device=command.device,
     )
-    print(f"on split '{command.split}', {command.num_samples} samples a case:")
+    print(f"on the cases it was fitted on (split '{command.split}', {command.num_samples} samples a case):")
     print(f"  {'':<21}{'before':>9}{'after':>9}")
     for name, value in fit.before.items():
         print(f"  {name:<21}{value:9.4f}{fit.after[name]:9.4f}")
+    if fit.num_patients < MIN_PATIENTS:
+        print(
+            f"phiseg: warning: {fit.num_patients} patients of split '{command.split}' have two annotators, too few "
+            f"to tell a gain from chance, so every factor stays 1; fit on {MIN_PATIENTS} or more",
+            file=sys.stderr,
+        )
     noise = ", ".join(f"{factor:g}" for factor in fit.calibration.noise) or "1 everywhere"
     print(f"factors on the noise, fine to coarse: {noise}; logits divided by {fit.calibration.logits:g}")
     print(f"stored in {command.model}; `--uncalibrated` samples without them")

@@ -4,7 +4,8 @@ Training on one annotator at a time leaves the spread to the prior, which has se
 images its samples can be too alike or too different; a factor on the noise of each level mends what a factor can.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import t as student
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError
@@ -30,13 +32,22 @@ MAX_STEPS = 6
 """How many steps one temperature may go."""
 LOGITS = tuple(FACTOR**step for step in range(-MAX_STEPS, MAX_STEPS + 1))
 """The temperatures that are tried on the logits."""
+CHANCE = 0.05
+"""How likely any temperature may move where all should stay."""
+MIN_PATIENTS = 5
+"""With fewer there is no telling what chance does, and nothing moves."""
 SHOWN = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice", "diversity", "diversity_annotators", "area_coverage")
+
+Better = Callable[[NDArray[np.float64]], bool]
+"""Tells whether gains, one a patient, are more than chance."""
 
 
 class Fit(NamedTuple):
     """Temperatures, and the scores on the cases they were fitted on without and with them."""
 
     calibration: Calibration
+    num_patients: int
+    """With fewer than `MIN_PATIENTS` nothing moved."""
     before: dict[str, float]
     after: dict[str, float]
 
@@ -53,6 +64,8 @@ def calibrate(
 ) -> Fit:
     """Fit temperatures for a model and store them in its folder, where every later `load` finds them.
 
+    The scores of the answer are those of the cases that were fitted on.
+
     Raises:
         ConfigError, DataError, ModelError, OutputError: see their messages.
     """
@@ -67,6 +80,7 @@ def calibrate(
             "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
             "split": split,
             "num_cases": len(dataset.rows(split)),
+            "num_patients": fit.num_patients,
             "num_samples": num_samples,
             "seed": seed,
             "before": fit.before,
@@ -82,8 +96,10 @@ def fit_calibration(
     """Return temperatures for `model`, which is left without any.
 
     The noise temperatures minimise the unbiased GED, the one on the logits the cross entropy of the mean
-    prediction. A temperature moves only where the gain, over cases and with the same noise, exceeds its standard
-    error: what is within the noise of a small split is left at 1.
+    prediction. A temperature moves only where the gain, over patients and with the same noise, is clear of its
+    standard error: two of them at the least, and more for few patients or many levels, since each is a trial that
+    chance may win. What is within the noise of a small split is left at 1. So is everything with fewer than
+    `MIN_PATIENTS` patients.
 
     Args:
         model: in evaluation mode; its own calibration is not used.
@@ -103,10 +119,14 @@ def fit_calibration(
             f"{num_samples} samples were asked for, and {len(rows)} cases of split '{split}' have the annotators"
         )
     dataset.check_labels(np.array(rows))
+    patients = [dataset.cases[row]["patient"] for row in rows]
+    num_patients, num_levels = len(set(patients)), len(model.noise_shapes(dataset.info.size))
+    trials = 2 * (num_levels + 1)  # every temperature, that of the logits as well, may go up or down
+    better = partial(_better, num_errors=float(student.ppf(1 - CHANCE / trials, num_patients - 1)))
     bar: tqdm[Any] = tqdm(desc="calibrating", unit="case", disable=not progress, dynamic_ncols=True)
 
     def distances(noise: tuple[float, ...]) -> NDArray[np.float64]:
-        """Return the unbiased GED of every case."""
+        """Return the unbiased GED of every patient."""
         model.calibration = Calibration(noise=noise)
         values = []
         for case in sample_cases(model, dataset, rows, num_samples=num_samples, seed=seed):
@@ -114,24 +134,29 @@ def fit_calibration(
             distance = energy_distance(case.summary.labels, annotations, num_classes=len(dataset.info.classes))
             values.append(distance.ged_unbiased)
             bar.update()
-        return np.array(values, dtype=np.float64)
+        return _patient_means(values, patients)
 
     with bar:
         try:
-            noise = _search(distances, len(model.noise_shapes(dataset.info.size)))
-            model.calibration = Calibration(noise=noise)
-            logits = _logit_temperature(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar)
-            fitted = Calibration(noise=noise if any(factor != 1 for factor in noise) else (), logits=logits)
+            fitted = Calibration()
+            if num_patients >= MIN_PATIENTS:
+                noise = _search(distances, num_levels, better)
+                model.calibration = Calibration(noise=noise)
+                losses = _losses_by_temperature(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar)
+                logits = _logit_temperature(_patient_means(losses, patients), better)
+                fitted = Calibration(noise=noise if any(factor != 1 for factor in noise) else (), logits=logits)
             scores = []
             for calibration in (Calibration(), fitted):
                 model.calibration = calibration
                 scores.append(_scores(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar))
         finally:
             model.calibration = Calibration()
-    return Fit(fitted, *scores)
+    return Fit(fitted, num_patients, *scores)
 
 
-def _search(distances: Callable[[tuple[float, ...]], NDArray[np.float64]], num_levels: int) -> tuple[float, ...]:
+def _search(
+    distances: Callable[[tuple[float, ...]], NDArray[np.float64]], num_levels: int, better: Better
+) -> tuple[float, ...]:
     """Walk to better noise temperatures, one level after another, coarse to fine."""
     best = (1.0,) * num_levels
     current = distances(best)
@@ -141,7 +166,7 @@ def _search(distances: Callable[[tuple[float, ...]], NDArray[np.float64]], num_l
             for _ in range(MAX_STEPS):
                 candidate = (*best[:level], best[level] * factor, *best[level + 1 :])
                 found = distances(candidate)
-                if not _better(current - found):
+                if not better(current - found):
                     break
                 best, current = candidate, found
             if best != start:
@@ -149,10 +174,16 @@ def _search(distances: Callable[[tuple[float, ...]], NDArray[np.float64]], num_l
     return tuple(round(temperature, 4) for temperature in best)
 
 
-def _logit_temperature(
+def _logit_temperature(losses: NDArray[np.float64], better: Better) -> float:
+    """Return the temperature of `LOGITS` with the least of the losses (patients, temperatures)."""
+    best, neutral = int(losses.mean(0).argmin()), LOGITS.index(1.0)
+    return round(LOGITS[best], 4) if better(losses[:, neutral] - losses[:, best]) else 1.0
+
+
+def _losses_by_temperature(
     model: Segmenter, dataset: Dataset, rows: list[int], *, num_samples: int, seed: int, bar: "tqdm[Any]"
-) -> float:
-    """Return the temperature of `LOGITS` under which the mean of the samples predicts the annotations best."""
+) -> list[list[float]]:
+    """Return how badly the mean of the samples predicts the annotations, (cases, temperatures)."""
     device = next(model.parameters()).device
     losses = []
     for row in rows:
@@ -162,9 +193,7 @@ def _logit_temperature(
         annotations = torch.from_numpy(dataset.annotations(row)).long().to(device)  # (A, H, W)
         losses.append([_cross_entropy(logits / temperature, annotations) for temperature in LOGITS])
         bar.update()
-    table = np.array(losses)  # (cases, temperatures)
-    best, neutral = int(table.mean(0).argmin()), LOGITS.index(1.0)
-    return round(LOGITS[best], 4) if _better(table[:, neutral] - table[:, best]) else 1.0
+    return losses
 
 
 def _cross_entropy(logits: torch.Tensor, annotations: torch.Tensor) -> float:
@@ -172,9 +201,15 @@ def _cross_entropy(logits: torch.Tensor, annotations: torch.Tensor) -> float:
     return -float((mean_probs.gather(0, annotations) + EPSILON).log().mean())
 
 
-def _better(gains: NDArray[np.float64]) -> bool:
-    """Tell whether the mean gain exceeds its standard error."""
-    return bool(gains.mean() > gains.std(ddof=1) / sqrt(len(gains)))
+def _patient_means(values: Sequence[Any], patients: Sequence[str]) -> NDArray[np.float64]:
+    """Average values (cases, ...) to (patients, ...): slices of one patient are no independent witnesses."""
+    table, owner = np.array(values, dtype=np.float64), np.array(patients)
+    return np.stack([table[owner == patient].mean(0) for patient in np.unique(owner)])
+
+
+def _better(gains: NDArray[np.float64], *, num_errors: float) -> bool:
+    """Tell whether the mean gain (of patients) exceeds so many of its standard errors."""
+    return bool(gains.mean() > num_errors * gains.std(ddof=1) / sqrt(len(gains)))
 
 
 def _scores(
