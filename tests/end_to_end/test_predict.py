@@ -282,6 +282,21 @@ def test_every_bad_scan_gets_one_line_and_the_good_one_is_predicted(predict, mod
     assert [row["case"] for row in table(tmp_path / "pred")] == ["good"]
 
 
+def test_another_modality_is_left_out_and_values_of_another_unit_are_told(predict, model, tmp_path):
+    write_scan(tmp_path / "in" / "other", Modality="MR")
+    nifti(tmp_path / "in" / "good.nii.gz")
+    result = predict(model(modality="CT"), tmp_path / "in")
+    assert result.code == 2
+    assert "other has the modality MR, the model was trained on CT" in result.err
+    assert [row["case"] for row in table(tmp_path / "pred")] == ["good"]
+    values = np.random.default_rng(0).uniform(1e4, 2e4, (14, 12, 3)).astype(np.float32)
+    write_nifti(tmp_path / "strange.nii.gz", Volume(values, np.eye(4)))
+    result = predict(model("plain"), tmp_path / "strange.nii.gz", out=tmp_path / "strange")
+    assert result.code == 0
+    assert "phiseg: strange: " in result.err
+    assert "unit" in result.err
+
+
 def test_one_series_of_a_folder_is_chosen_by_its_uid(predict, model, tmp_path):
     write_scan(tmp_path / "in" / "mixed")
     write_scan(tmp_path / "in" / "mixed", uid="1.2.77")

@@ -217,6 +217,8 @@ def _read(file: ScanFile, model: Segmenter) -> Scan:
     preprocessing = Preprocessing.of(model)
     plane = None if preprocessing.plane == "auto" else preprocessing.plane
     scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=preprocessing.spacing_mm)
+    if scan.series is not None:
+        preprocessing.check_modality(scan.series.modality, name=file.name)
     for warning in scan.warnings:
         _warn(file.name, warning)
     return scan
@@ -257,7 +259,7 @@ def _write_case(
     folder: Path, prediction: Prediction, scan: Scan, made_with: Mapping[str, Any], draw: Draw, name: str
 ) -> None:
     measures = measure(prediction)
-    warnings = []
+    warnings = [*prediction.stack.warnings]
     if measures.truncated:
         share = f"{100 * measures.truncated:.0f} % of the samples"
         warnings.append(f"the lesion is cut off in {share}; {_cure_of_cuts(prediction)}")
