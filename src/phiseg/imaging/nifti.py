@@ -141,11 +141,14 @@ def _image(values: NDArray[Any], affine: NDArray[np.float64]) -> Any:
 
 @contextmanager
 def _written(path: Path) -> Iterator[Any]:
-    """Open a new file for writing; a compressed one holds neither name nor time, so that the bytes are the same."""
+    """Open a new file for writing; a compressed one holds neither name nor time, so that the bytes are the same.
+
+    Maps are mostly zeros: more effort would make them little smaller, and twice as slow to write.
+    """
     assert path.name.endswith(SUFFIXES), path
     with atomic_file(path) as file:
         if path.suffix == ".gz":
-            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as stream:
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=1) as stream:
                 yield stream
         else:
             yield file
