@@ -10,6 +10,6 @@ if [ ! -d data ]; then
   "$phiseg" prepare arrays "$crops" data --window -1000 400 --size 64 --classes background nodule --centred-on nodule
   "$phiseg" data split data --hold-out val --fractions 85,15,0 --seed 0 # the file's val is reported; val is now a part of train
 fi
-"$phiseg" experiment table1 --data data --out table1 --steps 2000 --workers "${WORKERS:-2}" \
+"$phiseg" experiment table1 --data data --out table1 --steps 3000 --workers "${WORKERS:-2}" \
   --rows 'all/*' 'one/phiseg-small/*' 'one/probunet-small/*' 'one/phiseg-l1-small/*' 'one/unet-small/*' \
   --augment.quarter_turns true --train.validation_samples 8 --train.validate_every 500
