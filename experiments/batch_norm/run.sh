@@ -8,13 +8,13 @@ mkdir -p "$1" && cd "$1"
 
 [ -d data ] || "$bin/phiseg" prepare phantom lesion data --size 64 --num-cases 500 --seed 0
 for model in phiseg-small probunet-small; do
-  then=(--train.learning_rate 0.001) # the recipes' settings when the table was made
-  [ $model = phiseg-small ] && then+=(--model.embedding_channels 64)
+  settings=(--train.learning_rate 0.001) # the recipes' settings when the table was made
+  [ $model = phiseg-small ] && settings+=(--model.embedding_channels 64)
   for budget in "200 constant" "400 cosine"; do
     read -r steps schedule <<< "$budget"
     run=$model-$steps-$schedule
     "$bin/phiseg" train $model --data data --out "$run" --resume --train.steps "$steps" --train.schedule "$schedule" \
-      --train.validate_every 200 --train.norm_statistics running "${then[@]}"
+      --train.validate_every 200 --train.norm_statistics running "${settings[@]}"
     "$bin/python" "$here/measure.py" "$run" data | tee "$run.md"
   done
 done
