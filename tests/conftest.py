@@ -26,6 +26,13 @@ MODELS = {
     "mcdropout": {"name": "mcdropout", "channels": [4, 4, 8], "dropout_levels": 2, "blocks_per_level": 1},
     "multihead": {"name": "multihead", "channels": [4, 4, 8], "heads": 3, "blocks_per_level": 1},
     "phiseg": {"name": "phiseg", "channels": [4, 4, 8], "num_levels": 2, "blocks_per_level": 1},
+    "phiseg-ensemble": {
+        "name": "phiseg-ensemble",
+        "channels": [4, 4, 8],
+        "members": 2,
+        "num_levels": 2,
+        "blocks_per_level": 1,
+    },
     "probunet": {"name": "probunet", "channels": [4, 4, 8], "latent_dimensions": 3, "blocks_per_level": 1},
     "ssn": {"name": "ssn", "channels": [4, 4, 8], "rank": 3, "monte_carlo": 4, "blocks_per_level": 1},
     "unet": {"name": "unet", "channels": [4, 4, 8], "blocks_per_level": 1},

@@ -21,6 +21,7 @@ EXTRA = {  # a larger head_init makes the KLs large enough to be seen in a total
     "mcdropout": {"dropout": 0.4, "dropout_levels": 2},
     "multihead": {"heads": 5},
     "phiseg": {"num_levels": 3, "kl_weights": "paper", "head_init": 0.3},
+    "phiseg-ensemble": {"members": 2, "num_levels": 3, "kl_weights": "paper", "head_init": 0.3},
     "probunet": {"latent_dimensions": 3, "kl_weight": 0.5, "head_init": 1.0},
 }
 LOSS_WITHOUT_NOISE = {"ensemble", "multihead", "unet"}  # their training draws nothing, whatever their samples do
@@ -74,7 +75,7 @@ def close(first, second):
 def documented_weights(config):
     """Return alpha of each KL term, finest first, as the configs document them."""
     match config.name:
-        case "phiseg":
+        case "phiseg" | "phiseg-ensemble":
             base = {"paper": 2, "reference": 4, "unit": 1}[config.kl_weights]
             return [base**level for level in range(config.num_levels)]
         case "cvae" | "probunet":

@@ -21,6 +21,7 @@ COMMANDS = {
     "data show": ("data_show", "Draw a contact sheet of a dataset with every annotator's outline."),
     "data split": ("data_split", "Split a dataset's patients anew into train, val and test."),
     "train": ("train", "Train a model on a prepared dataset; resumes bit for bit."),
+    "combine": ("combine", "Join several trained PHiSegs into one model that samples from each."),
     "calibrate": ("calibrate", "Fit temperatures on validation data: how far samples spread, how sure they are."),
     "evaluate": ("evaluate", "Score a model's samples on a split: GED and its floor, S_NCC, Dice."),
     "compare": ("compare", "Put evaluations into one table with significance, figures and a report."),

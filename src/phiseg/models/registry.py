@@ -12,6 +12,7 @@ from phiseg.models.hprobunet import HProbUNet, HProbUNetConfig
 from phiseg.models.mcdropout import MCDropout, MCDropoutConfig
 from phiseg.models.multihead import MultiHead, MultiHeadConfig
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
+from phiseg.models.phiseg_ensemble import PHiSegEnsemble, PHiSegEnsembleConfig
 from phiseg.models.probunet import ProbUNet, ProbUNetConfig
 from phiseg.models.segmenter import Segmenter, SegmenterConfig
 from phiseg.models.ssn import SSN, SSNConfig
@@ -24,6 +25,7 @@ MODELS: dict[str, type[Segmenter]] = {
     "mcdropout": MCDropout,
     "multihead": MultiHead,
     "phiseg": PHiSeg,
+    "phiseg-ensemble": PHiSegEnsemble,
     "probunet": ProbUNet,
     "ssn": SSN,
     "unet": UNet,
@@ -36,6 +38,7 @@ ModelConfig = Annotated[
     | MCDropoutConfig
     | MultiHeadConfig
     | PHiSegConfig
+    | PHiSegEnsembleConfig
     | ProbUNetConfig
     | SSNConfig
     | UNetConfig,

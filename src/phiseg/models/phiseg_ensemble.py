@@ -1,0 +1,97 @@
+"""An ensemble of PHiSegs: p(s|x) = 1/M sum_m p_m(s|x), each p_m a hierarchy of latents.
+
+What the samples of one network say about an image it has not seen is partly chance: another training would say
+something else. A sample of the ensemble comes from a member picked at random, so that the spread of the samples
+holds the doubt between trainings as well.
+
+Shapes: B batch, S samples, M members, K classes, D latent channels, L latent levels.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from phiseg.models.mixture import pick
+from phiseg.models.noise import Generators
+from phiseg.models.objective import Loss
+from phiseg.models.phiseg import PHiSeg, PHiSegConfig
+from phiseg.models.segmenter import Encoding, Segmenter
+
+
+class PHiSegEnsembleConfig(PHiSegConfig):
+    """Settings of the ensemble; all but `members` are those of each member."""
+
+    name: Literal["phiseg-ensemble"] = "phiseg-ensemble"  # type: ignore[assignment]
+    members: int = Field(default=4, ge=1)
+    """PHiSegs M. The ensemble has M times the parameters of one; a further sample costs the same."""
+
+    @property
+    def member(self) -> PHiSegConfig:
+        """The settings of one member."""
+        return PHiSegConfig(**self.model_dump(exclude={"name", "members"}))
+
+
+class PHiSegEnsemble(Segmenter):
+    """M PHiSegs that share nothing. `phiseg combine` makes one of M trainings; it can also be trained as one."""
+
+    Config = PHiSegEnsembleConfig
+    config: PHiSegEnsembleConfig
+
+    def __init__(self, config: PHiSegEnsembleConfig):
+        super().__init__(config)
+        self.members = nn.ModuleList(PHiSeg(config.member) for _ in range(config.members))
+
+    def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
+        """Return the mean of the members' losses and terms; see `Segmenter.forward`.
+
+        By Jensen's inequality the mean of the members' bounds is a lower bound on the ensemble's log p(s|x).
+        """
+        losses = [member(image, labels, generator=generator) for member in self.members]
+        total = torch.stack([loss.total for loss in losses]).mean()
+        terms = {name: torch.stack([loss.terms[name] for loss in losses]).mean() for name in losses[0].terms}
+        return Loss(total, terms)
+
+    def encode(self, image: Tensor) -> Encoding:
+        """Run the encoders: M times the features (B, C_l, h_l, w_l) of every latent level, fine to coarse."""
+        encodings = [member.encode(image) for member in self.members]  # type: ignore[operator]
+        return Encoding(tuple(f for encoding in encodings for f in encoding.features), encodings[0].size)
+
+    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+        """Return (D, h_l, w_l) of every level, fine to coarse, and (): one number that picks the member."""
+        shapes: list[tuple[int, ...]] = self.members[0].noise_shapes(size)  # type: ignore[operator]
+        return [*shapes, ()]
+
+    def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
+        """Turn noise (B, S, *shape) into logits (B, S, K, H, W)."""
+        return self.sample_levels(encoding, noise, num_samples)[0]
+
+    def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> list[Tensor]:
+        """Turn noise into the accumulated logits (B, S, K, H, W) of every level, fine to coarse."""
+        *latent, choice = noise
+        picked = pick(choice.to(encoding.features[0].device), len(self.members))  # (B, S)
+        if torch.compiler.is_exporting():  # a graph has fixed shapes: there every member decodes all samples
+            found = [member.sample_levels(part, latent, num_samples) for member, part in self._parts(encoding)]
+            shares = one_hot(picked, len(self.members))[..., None, None, None]  # (B, S, M, 1, 1, 1)
+            return [(torch.stack(level, dim=2) * shares).sum(2) for level in zip(*found, strict=True)]
+        levels: list[Tensor] = []
+        for number, (member, part) in enumerate(self._parts(encoding)):
+            image, sample = (picked == number).nonzero(as_tuple=True)  # whom this member was picked for
+            if not len(image):
+                continue
+            own = Encoding(tuple(feature[image] for feature in part.features), part.size)
+            logits = member.sample_levels(own, [level[image, sample][:, None] for level in latent], 1)
+            levels = levels or [level.new_empty(*picked.shape, *level.shape[2:]) for level in logits]
+            for level, values in zip(levels, logits, strict=True):
+                level[image, sample] = values[:, 0]
+        return levels
+
+    def _parts(self, encoding: Encoding) -> Iterator[tuple[PHiSeg, Encoding]]:
+        """Yield every member with its own features."""
+        number = self.config.num_levels
+        for position, member in enumerate(self.members):
+            assert isinstance(member, PHiSeg)
+            yield member, Encoding(encoding.features[number * position : number * (position + 1)], encoding.size)

@@ -1,0 +1,64 @@
+"""The ensemble of PHiSegs: each sample is one member's, drawn from the same noise."""
+
+import pytest
+import torch
+from test_mixture import naive_pick
+from tiny_models import batch, trained
+
+from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.phiseg import PHiSegConfig
+from phiseg.models.phiseg_ensemble import PHiSegEnsembleConfig
+from phiseg.models.registry import build_model
+
+SIZE = (6, 9)
+SETTINGS = {"channels": (4, 5, 6), "blocks_per_level": 1, "num_classes": 3, "num_levels": 2, "head_init": 0.3}
+CONFIG = PHiSegEnsembleConfig(**SETTINGS, members=3)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return trained(CONFIG)
+
+
+def members_of(model):
+    """Return each member as a PHiSeg of its own, built from nothing but its weights."""
+    alone = [build_model(PHiSegConfig(**SETTINGS)) for _ in model.members]
+    for phiseg, member in zip(alone, model.members, strict=True):
+        phiseg.load_state_dict(member.state_dict())
+        phiseg.train(model.training)
+    return alone
+
+
+@torch.no_grad()
+def test_every_sample_and_level_is_that_of_the_member_that_the_noise_picks(model):
+    image, _ = batch(CONFIG, SIZE, 2)
+    *latent_noise, choice = draw_noise(model.noise_shapes(SIZE), 2, 30, seeded_generator(0))
+    levels = model.sample_levels(model.encode(image), [*latent_noise, choice], 30)
+    by_member = [alone.sample_levels(alone.encode(image), latent_noise, 30) for alone in members_of(model)]
+    picked = [[naive_pick(value, 3) for value in row] for row in choice.tolist()]
+    assert len(levels) == 2
+    for row in range(2):
+        assert set(picked[row]) == {0, 1, 2}
+        for number, member in enumerate(picked[row]):
+            for level, expected in zip(levels, by_member[member], strict=True):
+                torch.testing.assert_close(level[row, number], expected[row, number], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_samples_are_the_finest_level(model):
+    image, _ = batch(CONFIG, SIZE, 2)
+    noise = draw_noise(model.noise_shapes(SIZE), 2, 5, seeded_generator(0))
+    expected = model.sample_levels(model.encode(image), noise, 5)[0]
+    assert torch.equal(model.sample(image, 5, generator=seeded_generator(0)), expected)
+
+
+def test_the_loss_and_its_terms_are_the_means_of_the_members_own():
+    model = build_model(CONFIG).train()
+    image, labels = batch(CONFIG, SIZE)
+    generator = seeded_generator(0)  # goes on from member to member
+    losses = [alone(image, labels, generator=generator) for alone in members_of(model)]
+    loss = model(image, labels, generator=seeded_generator(0))
+    torch.testing.assert_close(loss.total, sum(alone.total for alone in losses) / 3)
+    assert loss.terms.keys() == losses[0].terms.keys()
+    for name, value in loss.terms.items():
+        torch.testing.assert_close(value, sum(alone.terms[name] for alone in losses) / 3)
