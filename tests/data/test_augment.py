@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from phiseg.core.errors import ConfigError
-from phiseg.data.augment import AugmentConfig, apply_augmentation, draw_augmentation
+from phiseg.data.augment import (
+    AugmentConfig,
+    apply_augmentation,
+    apply_intensities,
+    draw_augmentation,
+    draw_intensities,
+)
 
 NUM_CLASSES = 3
 IDENTITY = torch.eye(2, 3)
@@ -173,3 +179,21 @@ def test_types_are_kept():
 def test_settings_out_of_range_are_refused(values):
     with pytest.raises(ConfigError):
         AugmentConfig.parse(values, where="recipe.yaml")
+
+
+def test_contrast_and_brightness_fill_their_ranges():
+    factor, shift = draw_intensities(AugmentConfig(contrast=0.2, brightness=0.5), 4000, generator=generator()).T
+    for values, low, high in ((factor, 0.8, 1.2), (shift, -0.5, 0.5)):
+        assert low <= values.min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < values.max() <= high
+        assert values.mean().item() == pytest.approx((low + high) / 2, abs=0.02)
+    assert abs(torch.corrcoef(torch.stack([factor, shift]))[0, 1]) < 0.1
+
+
+def test_intensities_are_multiplied_then_shifted():
+    image = torch.randn(2, 3, 4, 5, generator=generator())
+    changed = apply_intensities(image, torch.tensor([[2.0, 0.5], [1.0, 0.0]]))
+    torch.testing.assert_close(changed[0], 2 * image[0] + 0.5)
+    assert torch.equal(changed[1], image[1])
+    none = draw_intensities(AugmentConfig(), 2, generator=generator())
+    assert torch.equal(apply_intensities(image, none), image)

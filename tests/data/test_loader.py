@@ -15,7 +15,7 @@ from phiseg.data.writer import Case, write_dataset
 
 NUM_CASES, NUM_ANNOTATORS, SIZE = 23, 3, 8
 OFF = AugmentConfig(enabled=False)
-ON = AugmentConfig(flip_horizontal=True, quarter_turns=True)
+ON = AugmentConfig(flip_horizontal=True, quarter_turns=True, contrast=0.3, brightness=0.2)
 
 
 def make_case(row):

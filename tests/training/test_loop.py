@@ -10,10 +10,12 @@ from comparing_runs import assert_same_run, assert_same_tensors, lines, state
 from lightning_fabric import Fabric
 
 from phiseg.core.errors import DataError, OutputError, TrainingError
+from phiseg.core.random import derive_seed
 from phiseg.data.loader import TrainingStream
 from phiseg.data.store import Dataset
-from phiseg.models import load_model, save_model
+from phiseg.models import build_model, load_model, save_model
 from phiseg.training.loop import train
+from phiseg.training.recipe import load_recipe
 
 
 @pytest.fixture
@@ -277,6 +279,31 @@ def test_the_learning_rate_follows_its_schedule(make_recipe):
     constant, cosine = (make_recipe(steps=8, schedule=name).train for name in ("constant", "cosine"))
     assert [constant.learning_rate_at(step) for step in (0, 4, 7)] == [1e-3] * 3
     assert [cosine.learning_rate_at(step) for step in (0, 4, 8)] == pytest.approx([1e-3, 5e-4, 0])
+
+
+def test_a_warm_up_rises_to_the_schedule(make_recipe):
+    settings = make_recipe(steps=10, schedule="cosine", warmup_steps=3).train
+    plain = make_recipe(steps=10, schedule="cosine").train
+    shares = [settings.learning_rate_at(step) / plain.learning_rate_at(step) for step in range(6)]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+
+
+def test_weight_decay_shrinks_weights_by_its_share_of_the_learning_rate(run):
+    """The first step's gradient is the same with and without: the two differ by the decay alone."""
+    plain, decayed = (run(f"decay-{value}", steps=1, weight_decay=value) for value in (0.0, 2.0))
+    first, second = (load_model(folder).state_dict() for folder in (plain, decayed))
+    untrained = build_first_weights(plain)
+    for name in untrained:
+        torch.testing.assert_close(
+            first[name] - second[name], 1e-3 * 2.0 * untrained[name], rtol=1e-3, atol=1e-6, msg=name
+        )
+
+
+def build_first_weights(folder):
+    """Return the parameters that a run began with."""
+    recipe = load_recipe(str(folder / "config.yaml"))
+    torch.manual_seed(derive_seed(recipe.train.seed, "weights"))
+    return dict(build_model(recipe.model).named_parameters())
 
 
 def test_a_falling_learning_rate_changes_less(run):

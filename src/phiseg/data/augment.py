@@ -32,6 +32,10 @@ class AugmentConfig(StrictConfig):
     """Mirror top and bottom, every other image."""
     quarter_turns: bool = False
     """Turn by 0, 90, 180 or 270 degrees; needs square images."""
+    contrast: float = Field(default=0.0, ge=0, lt=1)
+    """Each image's values are multiplied by a factor that is uniform between 1 minus and 1 plus this."""
+    brightness: float = Field(default=0.0, ge=0)
+    """To each image a value is added that is uniform between minus and plus this, in the network's units."""
 
 
 def draw_augmentation(
@@ -106,6 +110,18 @@ def apply_augmentation(
     share = F.grid_sample(foreground.to(image), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     background = 1 - share.sum(1, keepdim=True)  # all that is outside counts as background
     return warped, torch.cat([background, share], 1).argmax(1).to(labels.dtype)
+
+
+def draw_intensities(config: AugmentConfig, batch_size: int, *, generator: torch.Generator) -> Tensor:
+    """Draw for each image what its values are multiplied by, and what is then added to them: (B, 2) on the CPU."""
+    places = 2 * torch.rand(batch_size, 2, generator=generator) - 1
+    return places * torch.tensor([config.contrast, config.brightness]) + torch.tensor([1.0, 0.0])
+
+
+def apply_intensities(image: Tensor, intensities: Tensor) -> Tensor:
+    """Return images (B, C, H, W) with the contrast and brightness (B, 2) of `draw_intensities`."""
+    factor, shift = intensities.to(image).unbind(1)
+    return image * factor[:, None, None, None] + shift[:, None, None, None]
 
 
 def _rotation(radians: Tensor) -> Tensor:

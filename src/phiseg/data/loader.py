@@ -19,7 +19,13 @@ from torch import Tensor
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.random import derive_seed
-from phiseg.data.augment import AugmentConfig, apply_augmentation, draw_augmentation
+from phiseg.data.augment import (
+    AugmentConfig,
+    apply_augmentation,
+    apply_intensities,
+    draw_augmentation,
+    draw_intensities,
+)
 from phiseg.data.store import Dataset
 
 
@@ -39,7 +45,8 @@ class TrainingStream:
 
     Epoch e is the permutation of the cases drawn from (seed, "epoch", e); batch t takes the places t*B to
     (t+1)*B of all epochs laid end to end. Annotators come from (seed, "annotator", t), augmentations from
-    (seed, "augment", t). All are drawn for the whole batch, of which process `rank` takes its share.
+    (seed, "augment", t) and (seed, "intensity", t). All are drawn for the whole batch, of which process `rank`
+    takes its share.
 
     Args:
         dataset: where the cases come from.
@@ -113,6 +120,12 @@ class TrainingStream:
             image, labels = apply_augmentation(
                 image, labels, matrices.to(device), num_classes=len(self.dataset.info.classes)
             )
+            intensities = draw_intensities(
+                self.augment,
+                self.batch_size,
+                generator=torch.Generator().manual_seed(derive_seed(self.seed, "intensity", step)),
+            )[self._share]
+            image = apply_intensities(image, intensities)
         return Batch(image, labels, rows)
 
     def _draw_rows(self, step: int) -> NDArray[np.int64]:

@@ -81,7 +81,12 @@ class _Training:
             torch.manual_seed(derive_seed(self.settings.seed, "weights"))
             self.model: Segmenter = build_model(recipe.model)
         self.average = WeightAverage(self.model, self.settings.averaging)
-        self.optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=self.settings.learning_rate, fused=True)
+        self.optimizer: Any = torch.optim.AdamW(  # without decay it is Adam
+            self.model.parameters(),
+            lr=self.settings.learning_rate,
+            weight_decay=self.settings.weight_decay,
+            fused=True,
+        )
         self.step, self.skipped, self.skipped_in_a_row = 0, 0, 0
         self.best: float | None = None
         self.validation_due = False

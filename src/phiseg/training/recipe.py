@@ -32,6 +32,10 @@ class TrainConfig(StrictConfig):
     """Of Adam."""
     schedule: Literal["constant", "cosine"] = "constant"
     """How the learning rate goes on: constant as in the paper, or down to zero along half a cosine."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from zero to where the schedule has it."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """The share of each weight that a step takes away, as a factor on the learning rate (AdamW)."""
     averaging: float = Field(default=0.0, ge=0, lt=1)
     """Validate, select and save an exponential moving average of the weights with this decay, such as 0.999, which
     rises to it over the first steps; 0 takes the weights themselves, as in the paper."""
@@ -71,8 +75,9 @@ class TrainConfig(StrictConfig):
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        falling = 0.5 * (1 + cos(pi * step / self.steps))
-        return self.learning_rate * (falling if self.schedule == "cosine" else 1.0)
+        falling = 0.5 * (1 + cos(pi * step / self.steps)) if self.schedule == "cosine" else 1.0
+        rising = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        return self.learning_rate * falling * rising
 
 
 class Recipe(StrictConfig):
