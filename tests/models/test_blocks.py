@@ -143,3 +143,14 @@ def test_a_unet_joins_every_level_of_its_encoder():
     ascended = body.decoder[1](torch.cat([double(coarse), middle], dim=1))
     torch.testing.assert_close(body(x), body.decoder[0](torch.cat([double(ascended), fine], dim=1)))
     assert body(x).shape == (2, 2, 8, 12)
+
+
+def test_a_residual_block_adds_its_input_where_the_widths_agree():
+    torch.manual_seed(0)
+    plain = Blocks(2, 3, 4, norm="group")
+    residual = Blocks(2, 3, 4, norm="group", residual=True)
+    residual.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 5, 5)
+    first = plain[0](x)
+    torch.testing.assert_close(residual[0](x), first)
+    torch.testing.assert_close(residual(x), first + plain[1](first))

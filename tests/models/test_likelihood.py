@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_models import batch, record, tiny_phiseg
 
 from phiseg.models.noise import draw_noise, seeded_generator
@@ -86,3 +87,16 @@ def test_logits_are_cropped_to_the_image(model, latents):
     with torch.no_grad():
         whole, cropped = model.decode(latents, SIZE), model.decode(latents, (13, 17))
     assert all(torch.equal(a[..., :13, :17], b) for a, b in zip(whole, cropped, strict=True))
+
+
+def test_coarse_logits_can_be_upsampled_smoothly():
+    nearest, smooth = (tiny_phiseg(upsampling=name, num_classes=3) for name in ("nearest", "bilinear"))
+    smooth.load_state_dict(nearest.state_dict())
+    latents = draw_noise(nearest.noise_shapes(SIZE), 2, 1, seeded_generator(0))
+    with record(**{str(level): module for level, module in enumerate(nearest.likelihood.output)}) as recorded:
+        decode(nearest, latents)
+    coarse, middle, fine = (recorded.calls[name][0][1] for name in ("2", "1", "0"))
+    expected = fine
+    for residual in (coarse, middle):
+        expected = expected + F.interpolate(residual, SIZE, mode="bilinear", align_corners=False)
+    np.testing.assert_allclose(decode(smooth, latents)[0], expected.numpy(), rtol=1e-4, atol=1e-4)

@@ -125,6 +125,19 @@ def test_the_unets_loss():
     assert loss.terms["elbo"].item() == close(-loss.total.item())
 
 
+@pytest.mark.parametrize(("free", "counted"), [(0.0, 1.0), (0.5, 1.0), (3.0, 3.0)])
+def test_free_nats_are_the_least_that_a_level_costs(free, counted):
+    """KL[N(1, 1) || N(0, 1)] is 1/2, KL[N(sqrt 2, 1) || N(0, 1)] is 1: each image has 1."""
+    logits, labels = torch.zeros(2, 2, 1, 1), torch.zeros(2, 1, 1, dtype=torch.long)
+    mean = torch.tensor([[1.0, 1.0], [0.0, 2**0.5]], requires_grad=True)
+    q, p = Gaussian(mean, torch.ones(2, 2)), Gaussian(torch.zeros(2, 2), torch.ones(2, 2))
+    loss = negative_elbo([logits], labels, [q], [p], [5.0], free_nats=free)
+    assert loss.terms["kl/0"].item() == pytest.approx(1)
+    assert loss.total.item() == pytest.approx(math.log(2) + 5 * counted)
+    loss.total.backward()
+    assert bool(mean.grad.any()) == (free < 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_cross_entropy_is_summed_in_float32(dtype):
     """Summed in half precision, 16,384 pixels would overflow or lose most of them."""

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tiny_models import batch, tiny_phiseg
+import torch.nn.functional as F
+from tiny_models import batch, record_phiseg, tiny_phiseg
 
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.models.noise import draw_noise, seeded_generator
@@ -160,3 +161,17 @@ def test_temperatures_scale_each_level_around_the_priors_mean(model, ladder):
     ones, halves = (model.sample_latents(encoding, noise, temperatures=(0.0, 0.0, t)) for t in (1.0, 0.5))
     torch.testing.assert_close(halves[2] - centre[2], 0.5 * (ones[2] - centre[2]))
     assert not torch.allclose(ones[0], centre[0])  # the means of the finer levels follow
+
+
+def test_a_shared_encoder_gives_the_posterior_the_priors_features():
+    model = tiny_phiseg(shared_encoder=True)
+    image, labels = batch(model.config, (16, 16))
+    drawn = F.one_hot(labels, 2).movedim(-1, 1) - 0.5
+    with record_phiseg(model) as recorded, torch.no_grad():
+        model(image, labels, generator=seeded_generator(0))
+        own = zip(model.posterior.encode(drawn), model.prior.encode(image), strict=True)
+    expected = [ours + theirs for ours, theirs in own]
+    assert len(model.posterior.encoder.levels[0]) == 1
+    for level, features in enumerate(expected):
+        (seen, *_), _ = recorded.calls[f"posterior/{level}"][0]
+        torch.testing.assert_close(seen, features)

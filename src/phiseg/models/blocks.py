@@ -85,22 +85,47 @@ def normalisation(kind: Norm, channels: int) -> nn.Module:
 
 
 class Block(nn.Sequential):
-    """Convolution, norm, ReLU: (B, in, H, W) -> (B, out, H, W). No bias where a norm follows; He-normal init."""
+    """Convolution, norm, ReLU: (B, in, H, W) -> (B, out, H, W). No bias where a norm follows; He-normal init.
 
-    def __init__(self, in_channels: int, out_channels: int, *, norm: Norm, kernel_size: int = 3):
+    With `residual`, and as many channels out as in, the input is added to what comes out.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, *, norm: Norm, kernel_size: int = 3, residual: bool = False
+    ):
         convolution = nn.Conv2d(
             in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=norm == "none"
         )
         he_normal(convolution)
         super().__init__(convolution, normalisation(norm, out_channels), nn.ReLU(inplace=True))
+        self.residual = residual and in_channels == out_channels
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (B, out, H, W)."""
+        output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
+        return input + output if self.residual else output
 
 
 class Blocks(nn.Sequential):
     """A chain of `number` blocks: (B, in, H, W) -> (B, out, H, W)."""
 
-    def __init__(self, number: int, in_channels: int, out_channels: int, *, norm: Norm, kernel_size: int = 3):
+    def __init__(
+        self,
+        number: int,
+        in_channels: int,
+        out_channels: int,
+        *,
+        norm: Norm,
+        kernel_size: int = 3,
+        residual: bool = False,
+    ):
         widths = [in_channels, *[out_channels] * number]
-        super().__init__(*[Block(a, b, norm=norm, kernel_size=kernel_size) for a, b in itertools.pairwise(widths)])
+        super().__init__(
+            *[
+                Block(a, b, norm=norm, kernel_size=kernel_size, residual=residual)
+                for a, b in itertools.pairwise(widths)
+            ]
+        )
 
 
 def output_layer(
@@ -132,10 +157,14 @@ class Encoder(nn.Module):
     (B, in, H, W) -> one tensor (B, channels[r], H / 2^r, W / 2^r) for each level r, finest first.
     """
 
-    def __init__(self, in_channels: int, channels: Sequence[int], *, num_blocks: int, norm: Norm):
+    def __init__(
+        self, in_channels: int, channels: Sequence[int], *, num_blocks: int, norm: Norm, residual: bool = False
+    ):
         super().__init__()
         widths = [in_channels, *channels]
-        self.levels = nn.ModuleList(Blocks(num_blocks, a, b, norm=norm) for a, b in itertools.pairwise(widths))
+        self.levels = nn.ModuleList(
+            Blocks(num_blocks, a, b, norm=norm, residual=residual) for a, b in itertools.pairwise(widths)
+        )
 
     def forward(self, x: Tensor, num_levels: int | None = None) -> list[Tensor]:
         """Return the features of every level, or of the `num_levels` finest, finest first."""

@@ -32,10 +32,11 @@ class LatentLevel(nn.Module):
         *,
         latent_channels: int,
         embedding_channels: int,
+        residual: bool,
     ):
         super().__init__()
-        self.embed = Blocks(2, latent_channels, embedding_channels, norm=config.norm)
-        self.merge = Blocks(2, embedding_channels + feature_channels, channels, norm=config.norm)
+        self.embed = Blocks(2, latent_channels, embedding_channels, norm=config.norm, residual=residual)
+        self.merge = Blocks(2, embedding_channels + feature_channels, channels, norm=config.norm, residual=residual)
         self.head = GaussianHead(channels, latent_channels, min_std=config.min_std, init_scale=config.head_init)
 
     def forward(self, features: Tensor, below: Tensor) -> Gaussian:
@@ -61,15 +62,17 @@ class LatentHierarchy(nn.Module):
         offset: int,
         latent_channels: int,
         embedding_channels: int,
+        num_blocks: int,
+        residual: bool,
     ):
         super().__init__()
         channels, norm = config.channels, config.norm
         self.num_levels = num_levels
         self.offset = offset
         deepest = offset + num_levels - 1
-        self.encoder = Encoder(in_channels, channels, num_blocks=config.blocks_per_level, norm=norm)
+        self.encoder = Encoder(in_channels, channels, num_blocks=num_blocks, norm=norm, residual=residual)
         self.ascent = nn.ModuleList(
-            Blocks(2, channels[r] + channels[r + 1], channels[r], norm=norm)
+            Blocks(2, channels[r] + channels[r + 1], channels[r], norm=norm, residual=residual)
             for r in range(deepest, len(channels) - 1)
         )
         self.levels = nn.ModuleList(
@@ -79,6 +82,7 @@ class LatentHierarchy(nn.Module):
                 config,
                 latent_channels=latent_channels,
                 embedding_channels=embedding_channels,
+                residual=residual,
             )
             for level in range(num_levels - 1)
         )

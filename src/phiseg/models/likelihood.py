@@ -4,12 +4,15 @@ Shapes: N items, K classes. Lists run fine to coarse.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phiseg.models.blocks import Block, Blocks, Norm, double, output_layer
+
+Upsampling = Literal["nearest", "bilinear"]
 
 
 class Likelihood(nn.Module):
@@ -28,21 +31,28 @@ class Likelihood(nn.Module):
         latent_channels: int,
         num_classes: int,
         norm: Norm,
+        residual: bool,
+        upsampling: Upsampling,
     ):
         super().__init__()
+        self.upsampling = upsampling
         merged = [channels[level + offset] for level in range(num_levels - 1)] + [channels[num_levels - 1]]
         self.embed = nn.ModuleList(
-            Blocks(2, latent_channels, channels[level], norm=norm) for level in range(num_levels)
+            Blocks(2, latent_channels, channels[level], norm=norm, residual=residual) for level in range(num_levels)
         )
         self.ascend = nn.ModuleList(
-            nn.ModuleList(Block(channels[level], channels[level], norm=norm) for _ in range(offset))
+            nn.ModuleList(
+                Block(channels[level], channels[level], norm=norm, residual=residual) for _ in range(offset)
+            )
             for level in range(num_levels)
         )
         self.carry = nn.ModuleList(
-            Block(merged[level + 1], channels[level], norm=norm) for level in range(num_levels - 1)
+            Block(merged[level + 1], channels[level], norm=norm, residual=residual)
+            for level in range(num_levels - 1)
         )
         self.merge = nn.ModuleList(
-            Blocks(2, 2 * channels[level], merged[level], norm=norm) for level in range(num_levels - 1)
+            Blocks(2, 2 * channels[level], merged[level], norm=norm, residual=residual)
+            for level in range(num_levels - 1)
         )
         self.output = nn.ModuleList(output_layer(width, num_classes) for width in merged)
 
@@ -65,9 +75,13 @@ class Likelihood(nn.Module):
         size = residuals[-1].shape[-2:]
         accumulated: list[Tensor] = []
         for residual in residuals:  # coarse to fine
-            full = residual if residual.shape[-2:] == size else F.interpolate(residual, size=size, mode="nearest")
+            full = residual if residual.shape[-2:] == size else self._upsampled(residual, size)
             accumulated.append(accumulated[-1] + full if accumulated else full)
         return accumulated[::-1]
+
+    def _upsampled(self, logits: Tensor, size: torch.Size) -> Tensor:
+        aligned = None if self.upsampling == "nearest" else False
+        return F.interpolate(logits, size=size, mode=self.upsampling, align_corners=aligned)
 
     def _ascent(self, level: int) -> nn.ModuleList:
         blocks = self.ascend[level]

@@ -73,6 +73,8 @@ def negative_elbo(
     posteriors: Sequence[Gaussian],
     priors: Sequence[Gaussian],
     weights: Sequence[float],
+    *,
+    free_nats: float = 0.0,
 ) -> Loss:
     """Return the loss of eq. 2 with deep supervision.
 
@@ -84,12 +86,13 @@ def negative_elbo(
         posteriors: q of every level, finest first.
         priors: p of every level, given the posterior's sample of the level below it.
         weights: alpha of every level.
+        free_nats: what the KL of a level, averaged over the batch, may cost nothing (Kingma et al., 2016).
     """
     reconstructions = [cross_entropy(logits, labels) for logits in level_logits]
     divergences = [kl_divergence(q, p).mean() for q, p in zip(posteriors, priors, strict=True)]
     total = torch.stack(reconstructions).sum()
     for weight, divergence in zip(weights, divergences, strict=True):
-        total = total + weight * divergence
+        total = total + weight * divergence.clamp(min=free_nats)
     terms = {f"cross_entropy/{level}": value.detach() for level, value in enumerate(reconstructions)}
     terms |= {f"kl/{level}": value.detach() for level, value in enumerate(divergences)}
     terms["elbo"] = -(reconstructions[0] + sum(divergences)).detach()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phiseg.core.errors import ModelError
 from phiseg.models.hierarchy import LatentHierarchy
-from phiseg.models.likelihood import Likelihood
+from phiseg.models.likelihood import Likelihood, Upsampling
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import KLWeights, Loss, kl_weights, negative_elbo
 from phiseg.models.segmenter import (
@@ -42,6 +42,15 @@ class PHiSegConfig(LatentConfig):
     text: z_1 at full resolution)."""
     kl_weights: KLWeights = "reference"
     """alpha of eq. 2: `paper` 2^(l-1), `reference` 4^i (the authors' code), `unit`, or one number a level."""
+    free_nats: float = Field(default=0.0, ge=0)
+    """What the KL of a level, averaged over the batch, may cost nothing."""
+    shared_encoder: bool = False
+    """Let the posterior take over the prior's features of the image and add those of the labels to them, from an
+    encoder of its own with one block a level; by default it has a full encoder for both, as in the paper."""
+    residual: bool = False
+    """Add the input of each block to its output where both have the same number of channels."""
+    upsampling: Upsampling = "nearest"
+    """How the logits of coarse levels are brought to full size: `nearest` (the authors' code) or `bilinear`."""
 
     @model_validator(mode="after")
     def _levels_fit(self) -> Self:
@@ -70,7 +79,7 @@ class PHiSeg(Segmenter):
         num_resolutions = len(config.channels)
         self.offset = num_resolutions - config.num_levels if config.latents_at == "coarsest" else 0
 
-        def hierarchy(in_channels: int) -> LatentHierarchy:
+        def hierarchy(in_channels: int, num_blocks: int) -> LatentHierarchy:
             return LatentHierarchy(
                 in_channels,
                 config,
@@ -78,10 +87,16 @@ class PHiSeg(Segmenter):
                 offset=self.offset,
                 latent_channels=config.latent_channels,
                 embedding_channels=config.embedding_channels or 32 * config.latent_channels,
+                num_blocks=num_blocks,
+                residual=config.residual,
             )
 
-        self.prior = hierarchy(config.image_channels)
-        self.posterior = hierarchy(config.image_channels + config.num_classes)
+        self.prior = hierarchy(config.image_channels, config.blocks_per_level)
+        self.posterior = (
+            hierarchy(config.num_classes, 1)
+            if config.shared_encoder
+            else hierarchy(config.image_channels + config.num_classes, config.blocks_per_level)
+        )
         self.likelihood = Likelihood(
             config.channels,
             num_levels=config.num_levels,
@@ -89,6 +104,8 @@ class PHiSeg(Segmenter):
             latent_channels=config.latent_channels,
             num_classes=config.num_classes,
             norm=config.norm,
+            residual=config.residual,
+            upsampling=config.upsampling,
         )
         self.kl_weights = kl_weights(config.kl_weights, config.num_levels)
 
@@ -98,12 +115,20 @@ class PHiSeg(Segmenter):
         size = (image.shape[-2], image.shape[-1])
         noise = [fold_samples(level) for level in draw_noise(self.noise_shapes(size), len(image), 1, generator)]
         x = self.pad(with_labels(image, labels, self.config.num_classes))
-        posteriors, latents = self.posterior.draw(self.posterior.encode(x), noise)
-        priors, _ = self.prior.draw(
-            self.prior.encode(x[:, : self.config.image_channels]), None, given=dict(enumerate(latents))
-        )
+        image_features = self.prior.encode(x[:, : self.config.image_channels])
+        posteriors, latents = self.posterior.draw(self._encode_labels(x, image_features), noise)
+        priors, _ = self.prior.draw(image_features, None, given=dict(enumerate(latents)))
         level_logits = [crop(logits, size) for logits in self.likelihood(latents)]
-        return negative_elbo(level_logits, labels, posteriors, priors, self.kl_weights)
+        return negative_elbo(
+            level_logits, labels, posteriors, priors, self.kl_weights, free_nats=self.config.free_nats
+        )
+
+    def _encode_labels(self, x: Tensor, image_features: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the posterior's features of image and labels x (B, C + K, H, W), fine to coarse."""
+        if not self.config.shared_encoder:
+            return self.posterior.encode(x)
+        label_features = self.posterior.encode(x[:, self.config.image_channels :])
+        return [ours + theirs for ours, theirs in zip(label_features, image_features, strict=True)]
 
     def encode(self, image: Tensor) -> Encoding:
         """Run the prior's encoder: features (B, C_l, h_l, w_l) of every latent level, fine to coarse."""
