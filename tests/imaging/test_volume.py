@@ -129,6 +129,13 @@ def test_the_coarsest_axis_tells_the_plane(spacing, plane):
     assert coarsest_plane(volume_towards("RAS", spacing=spacing, angles=(0.1, 0.1, 0))) == plane
 
 
+@pytest.mark.parametrize(("axis", "plane"), [(0, "sagittal"), (1, "coronal"), (2, "axial")])
+def test_a_single_slice_has_its_own_plane_however_thin_it_is(axis, plane):
+    shape, spacing = [6, 7, 8], [2.0, 3.0, 4.0]
+    shape[axis], spacing[axis] = 1, 0.5
+    assert coarsest_plane(Volume(np.zeros(shape), np.diag([*spacing, 1.0]))) == plane
+
+
 def test_spacing_is_the_length_of_a_step():
     assert volume_towards("PIL", angles=(0.4, 0.2, 0.1)).spacing_mm == pytest.approx((0.7, 1.1, 3.0))
 

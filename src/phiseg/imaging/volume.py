@@ -76,8 +76,15 @@ def affine_towards(codes: str) -> NDArray[np.float64]:
 
 
 def coarsest_plane(volume: Volume) -> Plane:
-    """Return the plane whose slices are farthest apart: the one that was scanned. Axial where there is none."""
-    distance = {plane: to_slices(volume, plane).spacing_mm[0] for plane in PLANES}
+    """Return the plane that was scanned: that of a single slice, else the one whose slices are farthest apart.
+
+    Axial where there is none.
+    """
+    stacks = {plane: to_slices(volume, plane) for plane in PLANES}
+    single = [plane for plane, stack in stacks.items() if stack.grid[0] == 1]
+    if len(single) == 1:  # the thickness of a picture means nothing
+        return single[0]
+    distance = {plane: stack.spacing_mm[0] for plane, stack in stacks.items()}
     return next(plane for plane in PLANES if distance[plane] > 0.999 * max(distance.values()))
 
 
