@@ -7,7 +7,8 @@ phiseg=$(cd "$(dirname "$0")/../.." && pwd)/.venv/bin/phiseg
 mkdir -p "$2" && cd "$2"
 
 if [ ! -d data ]; then
-  "$phiseg" prepare arrays "$crops" data --window -1000 400 --size 64 --classes background nodule --centred-on nodule
+  "$phiseg" prepare arrays "$crops" data --window -1000 400 --size 64 --classes background nodule \
+    --centred-on nodule --modality CT --plane axial
   "$phiseg" data split data --hold-out val --fractions 85,15,0 --seed 0 # the file's val is reported; val is now a part of train
 fi
 "$phiseg" experiment table1 --data data --out table1 --steps 3000 --workers "${WORKERS:-2}" \

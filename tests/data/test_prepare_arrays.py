@@ -369,14 +369,14 @@ def test_an_existing_folder_stays_without_overwrite(prepare, tmp_path):
 
 def test_the_command_prepares_and_tells(cli, tmp_path):
     np.savez(tmp_path / "a.npz", **some_arrays(num_rows=10))
-    words = ["--modality", "MR", "--classes", "background", "cell"]
+    words = ["--modality", "MR", "--plane", "coronal", "--classes", "background", "cell"]
     result = cli("prepare", "arrays", tmp_path / "a.npz", tmp_path / "out", *words)
     assert result.code == 0, result.err
     assert "10 cases of 10 patients" in result.out
     assert "chose --window" in result.err
     info = Dataset.open(tmp_path / "out").info
     assert "--classes background cell" in info.command
-    assert info.modality == "MR"
+    assert (info.modality, info.plane) == ("MR", "coronal")
     wrong = cli("prepare", "arrays", tmp_path / "a.npz", tmp_path / "other", "--modality", "CAT")
     assert wrong.code == 2
     assert "CAT" in wrong.err

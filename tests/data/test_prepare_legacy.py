@@ -579,4 +579,5 @@ def test_the_command_prepares_and_tells(cli, pickled, tmp_path):
     assert result.code == 0, result.err
     assert "10 cases of 5 patients" in result.out
     assert "4 x 4 pixels" in result.out
-    assert Dataset.open(tmp_path / "out").info.modality == "CT"
+    info = Dataset.open(tmp_path / "out").info
+    assert (info.modality, info.plane) == ("CT", "axial")

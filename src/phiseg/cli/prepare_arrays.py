@@ -35,6 +35,8 @@ class PrepareArrays(StackArguments):
     """What every image is centred on, if these are crops and not whole slices; a model must be shown the like."""
     modality: Literal["CT", "MR", "PT"] | None = None
     """What made the images (PT is PET); `phiseg predict` then refuses a DICOM series of another kind."""
+    plane: Literal["axial", "coronal", "sagittal"] | None = None
+    """How the images lie in the body; `phiseg predict` then slices scans likewise."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -43,7 +45,11 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.data.prepare.arrays import prepare_arrays
 
     options = command.stack_options(
-        classes=command.classes, centred_on=command.centred_on, modality=command.modality, zscore=command.zscore
+        classes=command.classes,
+        centred_on=command.centred_on,
+        modality=command.modality,
+        plane=command.plane,
+        zscore=command.zscore,
     )
     line = command_line(prog, arguments)
     tell(prepare_arrays(command.file, command.out, options, overwrite=command.overwrite, command=line))

@@ -34,6 +34,6 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(PrepareLegacy, arguments, prog=prog)
     from phiseg.data.prepare.legacy import CLASSES, prepare_legacy
 
-    options = command.stack_options(classes=CLASSES, centred_on=CLASSES[1], modality="CT")
+    options = command.stack_options(classes=CLASSES, centred_on=CLASSES[1], modality="CT", plane="axial")
     line = command_line(prog, arguments)
     tell(prepare_legacy(command.file, command.out, options, overwrite=command.overwrite, command=line))

@@ -7,6 +7,7 @@ import tyro
 
 if TYPE_CHECKING:
     from phiseg.data.prepare.stack import StackOptions
+    from phiseg.data.store import SlicePlane
 
 
 @dataclass(kw_only=True)
@@ -35,6 +36,7 @@ class StackArguments:
         classes: tuple[str, ...] | None,
         centred_on: str | None,
         modality: str | None,
+        plane: "SlicePlane | None",
         zscore: bool = False,
     ) -> "StackOptions":
         """Return what was chosen, checked."""
@@ -48,6 +50,7 @@ class StackArguments:
             size=self.size,
             centred_on=centred_on,
             modality=modality,
+            plane=plane,
             resplit=self.resplit,
             seed=self.seed,
             fractions=parse_fractions(self.fractions),

@@ -22,7 +22,7 @@ from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.options import check_size, check_window
 from phiseg.data.splits import SPLIT_NAMES, split_patients
-from phiseg.data.store import MISSING, Dataset, check_classes
+from phiseg.data.store import MISSING, Dataset, SlicePlane, check_classes
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.frame import Frame, cut
 
@@ -70,6 +70,8 @@ class StackOptions:
     """What every image is centred on, such as a nodule; None for whole slices."""
     modality: str | None = None
     """What made the images, as DICOM names it (CT, MR, PT), when it is known."""
+    plane: SlicePlane | None = None
+    """How the images lie in the body, when it is known."""
     resplit: bool = False
     """Split by patient anew, whatever the source says."""
     seed: int = 0
@@ -173,6 +175,7 @@ def write_stack(
         spacing_mm=source.spacing_mm,
         centred_on=options.centred_on,
         modality=options.modality,
+        plane=options.plane,
         source=provenance,
         command=command,
         overwrite=overwrite,
