@@ -7,6 +7,6 @@ phiseg=$(cd "$(dirname "$0")/../.." && pwd)/.venv/bin/phiseg
 mkdir -p "$2" && cd "$2"
 
 [ -d data ] || "$phiseg" prepare arrays "$cells" data --classes background cell --seed 0
-"$phiseg" experiment table1 --data data --out table1 --steps 1000 --workers "${WORKERS:-2}" \
+"$phiseg" experiment table1 --data data --out table1 --steps 600 --workers "${WORKERS:-2}" \
   --methods probunet-small phiseg-l1-small phiseg-small unet-small --rows 'all/*' 'one/unet-small/*' \
-  --augment.quarter_turns true --train.batch_size 4 --train.validation_samples 8 --train.validate_every 250
+  --augment.quarter_turns true --train.batch_size 4 --train.validation_samples 8 --train.validate_every 200
