@@ -110,7 +110,7 @@ def test_a_folder_of_every_kind_of_scan(predict, model, tmp_path):
         assert summary["classes"]["lesion"]["volume_ml"]["samples"] == pytest.approx(ml, rel=1e-4)
         assert float(row["volume_ml_median"]) == pytest.approx(np.median(ml), rel=1e-4)
         assert float(row["present"]) == pytest.approx((ml > 0).mean())
-        assert sum(summary["level_shares"]) == pytest.approx(1)
+        assert sum(summary["level_shares"].values()) == pytest.approx(1)
         assert Image.open(out / row["case"] / "picture.png").size[0] > 1000
 
 

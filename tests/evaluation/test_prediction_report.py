@@ -41,7 +41,7 @@ def prediction(
     gamma = (mean * (1 - mean)).sum(0)
     point = (3, 8, 8) if box[0].start else None
     truncated = np.zeros(samples, dtype=bool)
-    return Prediction(volume, stack, box, labels, mean, gamma, None, truncated, point)
+    return Prediction(volume, stack, box, labels, mean, gamma, None, truncated, point, ())
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,14 @@ def test_levels_and_unknown_spacing_are_told_where_there_are_any(finished):
     page = write_report(out, "plain")
     assert "latent level" not in page
     assert "pixel counts as" not in page
-    finished("picture", level_shares=[0.1, 0.2, 0.7], has_spacing=False, classes=("a", "b"))
+    finished(
+        "picture",
+        level_shares={"level 1": 0.1, "level 2": 0.2, "member": 0.7},
+        has_spacing=False,
+        classes=("a", "b"),
+    )
     page = write_report(out, "plain", "picture")
-    assert re.search(r"coarse .* to fine .*:\s*70 %, 20 %, 10 %\.", page)
+    assert re.search(r"coarse .* to fine .*:\s*member 70 %, level 2 20 %, level 1 10 %\.", page)
     assert "Without a pixel size in the file (picture), a pixel counts as one of the training images" in page
     assert len((out / "cases.csv").read_text().splitlines()) == 1 + 1 + 2
 

@@ -42,6 +42,7 @@ def prediction(labels, *, affine=None, plane="axial", classes=("background", "le
         level_variance=variance,
         truncated=np.zeros(len(sliced), bool),
         point=None,
+        level_names=() if variance is None else tuple(f"level {n + 1}" for n in range(len(variance))),
     )
 
 
@@ -164,8 +165,14 @@ def test_shares_of_levels_are_those_of_the_summed_variance():
     variance = np.zeros((3, 2, 3, 4), np.float32)
     variance[0, 0, 0, 0], variance[2, 1] = 6, 0.5
     labels = np.zeros((2, 4, 3, 2))
-    assert measure(prediction(labels, variance=variance)).level_shares == (0.5, 0, 0.5)
-    assert measure(prediction(labels, variance=0 * variance)).level_shares == pytest.approx((1 / 3,) * 3)
+    assert measure(prediction(labels, variance=variance)).level_shares == {
+        "level 1": 0.5,
+        "level 2": 0,
+        "level 3": 0.5,
+    }
+    assert measure(prediction(labels, variance=0 * variance)).level_shares == pytest.approx(
+        dict.fromkeys(("level 1", "level 2", "level 3"), 1 / 3)
+    )
     assert measure(prediction(labels)).level_shares is None
 
 

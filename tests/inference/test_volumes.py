@@ -354,9 +354,17 @@ def test_the_variance_of_a_level_is_that_of_redrawing_it_alone(trained):
 def test_shares_of_levels_sum_to_one(trained):
     volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 3)), place(spacing=(5.6, 5.6, 8)))
     shares = measure(predict_volume(load_model(trained()), volume, sampling=SOME)).level_shares
-    assert len(shares) == 2
-    assert min(shares) > 0
-    assert abs(sum(shares) - 1) < 1e-9
+    assert list(shares) == ["level 1", "level 2"]
+    assert min(shares.values()) > 0
+    assert abs(sum(shares.values()) - 1) < 1e-9
+
+
+def test_an_ensemble_tells_what_its_members_cause(trained):
+    volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 3)), place(spacing=(5.6, 5.6, 8)))
+    found = predict_volume(load_model(trained("phiseg-ensemble")), volume, sampling=SOME)
+    assert found.level_names == ("level 1", "level 2", "member")
+    assert found.level_variance.shape[0] == 3
+    assert measure(found).level_shares["member"] > 0
 
 
 def test_a_level_that_is_held_causes_no_uncertainty(trained):

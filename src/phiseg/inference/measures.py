@@ -62,9 +62,9 @@ class Measures:
     """Mean IoU of two samples, over the volume; 1 where all have nothing."""
     truncated: float
     """Share of the samples that are cut off by the crop, by the reach or by the end of the scan: too small."""
-    level_shares: tuple[float, ...] | None
-    """Of what redrawing the noise of each latent level by itself changes, each level's share, fine to coarse; None
-    without a hierarchy."""
+    level_shares: dict[str, float] | None
+    """Of what redrawing the noise of each latent level by itself changes, each level's share, by its name, fine to
+    coarse; None without a hierarchy."""
 
 
 def measure(prediction: Prediction) -> Measures:
@@ -86,7 +86,7 @@ def measure(prediction: Prediction) -> Measures:
         mean_gamma=float(prediction.gamma[touched].mean()) if touched.any() else 0.0,
         agreement=_agreement(prediction.labels, len(prediction.classes)),
         truncated=float(prediction.truncated.mean()),
-        level_shares=_level_shares(prediction.level_variance),
+        level_shares=_level_shares(prediction),
     )
 
 
@@ -115,13 +115,13 @@ def _agreement(labels: NDArray[np.uint8], num_classes: int) -> float:
     return 1.0 if iou is None else iou
 
 
-def _level_shares(variance: NDArray[np.float32] | None) -> tuple[float, ...] | None:
+def _level_shares(prediction: Prediction) -> dict[str, float] | None:
     """Return each level's share of the variance over all voxels; equal ones where nothing varies."""
-    if variance is None:
+    if prediction.level_variance is None:
         return None
-    sums = variance.sum((1, 2, 3), dtype=np.float64)
-    total = sums.sum()
-    return tuple(float(part / total) if total else 1 / len(sums) for part in sums)
+    sums = prediction.level_variance.sum((1, 2, 3), dtype=np.float64)
+    shares = sums / sums.sum() if sums.any() else np.full(len(sums), 1 / len(sums))
+    return dict(zip(prediction.level_names, shares.tolist(), strict=True))
 
 
 def to_json(measures: Measures) -> dict[str, Any]:

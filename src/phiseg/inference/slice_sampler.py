@@ -83,7 +83,7 @@ class SliceSampler:
         shapes = self.tile_shapes
         if (row, column) != (0, 0):  # noise for the whole slice, of which every tile has its part
             shapes = model.noise_shapes((row + self.padded[0], column + self.padded[1]))
-        self.num_levels = len(shapes) if sampling.level_draws and len(shapes) > 1 else 0
+        self.level_names = model.noise_names if sampling.level_draws and len(shapes) > 1 else ()
         source = partial(
             SliceNoise, shapes, seed=sampling.seed, length_mm=sampling.noise_length_mm, levels=sampling.levels
         )
@@ -178,8 +178,8 @@ class SliceSampler:
         noise = self._noise(self.noise, numbers, frame)
         probs = self._decode(encoding, noise)
         draws = min(self.sampling.level_draws, self.sampling.num_samples)
-        levels = np.zeros((len(images), self.num_levels, *images.shape[2:]), np.float32)
-        if self.num_levels:
+        levels = np.zeros((len(images), len(self.level_names), *images.shape[2:]), np.float32)
+        if self.level_names:
             kept = [level[:, :draws] for level in noise]
             redrawn = [level[:, :draws] for level in self._noise(self.redrawn, numbers, frame)]
             for number, control in enumerate(self.noise.levels):

@@ -48,6 +48,8 @@ class Prediction:
     """(S,), whether a sample's lesion is cut off by the crop, by the reach or by the end of the scan."""
     point: tuple[int, int, int] | None
     """(slice, row, column) that a model of lesion-centred crops was shown."""
+    level_names: tuple[str, ...]
+    """Of what `level_variance` has, as `Segmenter.noise_names` calls them."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -149,14 +151,16 @@ def _predict_slices(slices: SliceSampler, volume: Volume, numbers: range, bar: "
     labels = np.zeros((num_samples, depth, height, width), np.uint8)
     mean_probs = np.zeros((len(stack.preprocessing.classes), depth, height, width), np.float32)
     mean_log_probs = np.zeros_like(mean_probs)
-    variance = np.zeros((slices.num_levels, depth, height, width), np.float32)
+    variance = np.zeros((len(slices.level_names), depth, height, width), np.float32)
     for number, (probs, levels) in enumerate(slices.look(numbers, box)):
         labels[:, number], mean_probs[:, number], mean_log_probs[:, number] = _summary(probs)
         variance[:, number] = levels
         bar.update()
-    levels_or_none = variance if slices.num_levels else None
+    levels_or_none = variance if slices.level_names else None
     whole = np.zeros(num_samples, dtype=bool)
-    return Prediction(volume, stack, box, labels, mean_probs, mean_log_probs, levels_or_none, whole, None)
+    return Prediction(
+        volume, stack, box, labels, mean_probs, mean_log_probs, levels_or_none, whole, None, slices.level_names
+    )
 
 
 def _predict_lesion(
@@ -203,7 +207,7 @@ def _predict_lesion(
     mean_probs[:, ~around] = np.eye(len(mean_probs), 1, dtype=np.float32)
     mean_log_probs[0, ~around] = 0
     variance = None
-    if slices.num_levels:
+    if slices.level_names:
         variance = np.stack([found[number][1] for number in numbers], axis=1) * around
     ends = [
         numbers.index(n) for n in (centre - far, centre + far, 0, depth - 1) if n in found and far and depth > 1
@@ -211,7 +215,9 @@ def _predict_lesion(
     sides = [(rows.start, rows.stop, stack.stack.grid[1]), (columns.start, columns.stop, stack.stack.grid[2])]
     cut_off = _touches(labels > 0, ends, [(first > 0, last < length) for first, last, length in sides])
     box = (slice(numbers[0], numbers[-1] + 1), rows, columns)
-    return Prediction(volume, stack, box, labels, mean_probs, mean_log_probs, variance, cut_off, point)
+    return Prediction(
+        volume, stack, box, labels, mean_probs, mean_log_probs, variance, cut_off, point, slices.level_names
+    )
 
 
 def _nearest_piece(

@@ -65,6 +65,12 @@ class PHiSegEnsemble(Segmenter):
         shapes: list[tuple[int, ...]] = self.members[0].noise_shapes(size)  # type: ignore[operator]
         return [*shapes, ()]
 
+    @property
+    def noise_names(self) -> tuple[str, ...]:
+        """What each part of the noise decides on: the latent levels, and the member."""
+        *levels, _ = super().noise_names
+        return (*levels, "member")
+
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Turn noise (B, S, *shape) into logits (B, S, K, H, W)."""
         return self.sample_levels(encoding, noise, num_samples)[0]

@@ -103,6 +103,12 @@ class Segmenter(nn.Module, ABC):
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
         """Return the shapes of the standard normal noise that one sample of one (H, W) image needs."""
 
+    @property
+    def noise_names(self) -> tuple[str, ...]:
+        """What each part of the noise decides on: latent levels, numbered as in the paper (1 is the finest)."""
+        shapes = self.noise_shapes((self.stride, self.stride))
+        return tuple(f"level {number}" for number in range(1, len(shapes) + 1))
+
     @abstractmethod
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Turn noise, each (B, S, *shape), into logits (B, S, K, H, W).
