@@ -59,7 +59,8 @@ def test_every_method_has_a_row_in_both_regimes_but_the_deterministic_one():
     assert "one/unet-small/seed-0" in names
     assert "all/unet-small/seed-0" not in names, "as in the paper"
     assert len(names) == 2 * len(experiment.METHODS) - 1
-    assert set(experiment.METHODS) == {name for name in recipe_names() if name.endswith("-small")}
+    small = {name for name in recipe_names() if name.endswith("-small")}
+    assert set(experiment.METHODS) == small - {"phiseg-ensemble-small"}, "four trainings in one are no equal budget"
 
 
 def test_all_methods_have_the_same_widths_and_augmentation():
