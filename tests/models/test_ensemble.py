@@ -3,7 +3,7 @@
 import pytest
 import torch
 from test_mixture import naive_pick
-from tiny_models import batch, trained
+from tiny_models import batch, members_alone, trained
 
 from phiseg.models.ensemble import EnsembleConfig
 from phiseg.models.noise import draw_noise, seeded_generator
@@ -20,19 +20,13 @@ def model():
     return trained(CONFIG)
 
 
-def members_of(model):
-    """Return each member as a U-Net of its own, built from nothing but its weights."""
-    alone = [build_model(UNetConfig(**WIDTHS)) for _ in model.members]
-    for unet, member in zip(alone, model.members, strict=True):
-        unet.load_state_dict(member.state_dict())
-        unet.train(model.training)
-    return alone
-
-
 @torch.no_grad()
 def test_a_sample_is_the_output_of_the_member_that_the_noise_picks(model):
     image, _ = batch(CONFIG, SIZE, 2)
-    outputs = [unet.sample(image, 1, generator=seeded_generator(9))[:, 0] for unet in members_of(model)]
+    outputs = [
+        unet.sample(image, 1, generator=seeded_generator(9))[:, 0]
+        for unet in members_alone(model, UNetConfig(**WIDTHS))
+    ]
     samples = model.sample(image, 40, generator=seeded_generator(0))
     (noise,) = draw_noise([()], 2, 40, seeded_generator(0))
     picked = [[naive_pick(value, 4) for value in row] for row in noise.tolist()]
@@ -55,7 +49,10 @@ def test_the_outputs_of_all_members_appear_equally_often(model):
 def test_the_loss_is_the_mean_of_the_members_own_losses(training):
     model = build_model(CONFIG).train(training)
     image, labels = batch(CONFIG, SIZE)
-    losses = [unet(image, labels, generator=seeded_generator(0)).total for unet in members_of(model)]
+    losses = [
+        unet(image, labels, generator=seeded_generator(0)).total
+        for unet in members_alone(model, UNetConfig(**WIDTHS))
+    ]
     loss = model(image, labels, generator=seeded_generator(0))
     torch.testing.assert_close(loss.total, sum(losses) / 4)
     assert loss.terms == {"cross_entropy/0": loss.total.detach(), "elbo": -loss.total.detach()}
@@ -64,7 +61,7 @@ def test_the_loss_is_the_mean_of_the_members_own_losses(training):
 def test_each_member_is_trained_as_it_would_be_alone():
     torch.manual_seed(0)
     model = build_model(CONFIG).train()
-    alone = members_of(model)
+    alone = members_alone(model, UNetConfig(**WIDTHS))
     for network in (model, *alone):
         optimizer = torch.optim.Adam(network.parameters(), 1e-3)
         for step in range(5):
@@ -89,7 +86,7 @@ def test_the_elbo_is_a_lower_bound_on_the_log_likelihood_of_the_mixture(model):
         .log_softmax(1)
         .gather(1, labels[:, None])
         .sum((1, 2, 3))
-        for unet in members_of(model)
+        for unet in members_alone(model, UNetConfig(**WIDTHS))
     ]
     likelihood = torch.stack(log_probs).logsumexp(0) - torch.tensor(4.0).log()
     elbo = model(image, labels, generator=seeded_generator(0)).terms["elbo"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from test_mixture import naive_pick
-from tiny_models import batch, trained
+from tiny_models import batch, members_alone, trained
 
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
@@ -20,21 +20,15 @@ def model():
     return trained(CONFIG)
 
 
-def members_of(model):
-    """Return each member as a PHiSeg of its own, built from nothing but its weights."""
-    alone = [build_model(PHiSegConfig(**SETTINGS)) for _ in model.members]
-    for phiseg, member in zip(alone, model.members, strict=True):
-        phiseg.load_state_dict(member.state_dict())
-        phiseg.train(model.training)
-    return alone
-
-
 @torch.no_grad()
 def test_every_sample_and_level_is_that_of_the_member_that_the_noise_picks(model):
     image, _ = batch(CONFIG, SIZE, 2)
     *latent_noise, choice = draw_noise(model.noise_shapes(SIZE), 2, 30, seeded_generator(0))
     levels = model.sample_levels(model.encode(image), [*latent_noise, choice], 30)
-    by_member = [alone.sample_levels(alone.encode(image), latent_noise, 30) for alone in members_of(model)]
+    by_member = [
+        alone.sample_levels(alone.encode(image), latent_noise, 30)
+        for alone in members_alone(model, PHiSegConfig(**SETTINGS))
+    ]
     picked = [[naive_pick(value, 3) for value in row] for row in choice.tolist()]
     assert len(levels) == 2
     for row in range(2):
@@ -56,7 +50,7 @@ def test_the_loss_and_its_terms_are_the_means_of_the_members_own():
     model = build_model(CONFIG).train()
     image, labels = batch(CONFIG, SIZE)
     generator = seeded_generator(0)  # goes on from member to member
-    losses = [alone(image, labels, generator=generator) for alone in members_of(model)]
+    losses = [alone(image, labels, generator=generator) for alone in members_alone(model, PHiSegConfig(**SETTINGS))]
     loss = model(image, labels, generator=seeded_generator(0))
     torch.testing.assert_close(loss.total, sum(alone.total for alone in losses) / 3)
     assert loss.terms.keys() == losses[0].terms.keys()

@@ -29,6 +29,15 @@ def trained(config, *, steps=4, size=(8, 8), seed=0):
     return model.eval()
 
 
+def members_alone(model, config):
+    """Return each member of an ensemble as a model of its own, built from nothing but its weights."""
+    alone = [build_model(config) for _ in model.members]
+    for one, member in zip(alone, model.members, strict=True):
+        one.load_state_dict(member.state_dict())
+        one.train(model.training)
+    return alone
+
+
 def tiny_phiseg(*, steps=4, **settings):
     """Return a PHiSeg with four resolutions and three latent levels, unless told otherwise."""
     standard = {"channels": (4, 5, 6, 7), "num_levels": 3, "blocks_per_level": 1, "head_init": 1.0}
