@@ -35,11 +35,11 @@ class Bars(Segmenter):
         return Encoding((image,), (image.shape[-2], image.shape[-1]))
 
     def noise_shapes(self, size):
-        return [()] * len(self.shares)
+        return [(1,)] * len(self.shares)
 
     def decode_samples(self, encoding, noise, num_samples):
         height = 8 + self.spread * sum(share * part for share, part in zip(self.shares, noise, strict=True))
-        inside = torch.arange(SIZE)[None, None] < height[..., None]  # (B, S, H)
+        inside = torch.arange(SIZE)[None, None] < height  # (B, S, 1) gives (B, S, H)
         logits = self.sureness * (inside[..., None].expand(-1, -1, -1, SIZE).float() - 0.5)
         return torch.stack([-logits, logits], dim=2)
 
@@ -121,6 +121,19 @@ def test_with_few_patients_nothing_moves(tmp_path):
 
 def test_a_level_that_does_nothing_keeps_its_temperature(bars):
     assert fit(Bars(1.0), bars).calibration.noise[0] == 1.0
+
+
+def test_the_noise_that_picks_a_member_has_no_temperature(bars):
+    class Pick(Bars):
+        """Bars whose second noise is a lone number: an index in disguise, whatever its spread would gain."""
+
+        def noise_shapes(self, size):
+            return [(1,), ()]
+
+        def decode_samples(self, encoding, noise, num_samples):
+            return super().decode_samples(encoding, (noise[0], noise[1][..., None]), num_samples)
+
+    assert fit(Pick(4.0), bars).calibration.noise == ()
 
 
 @pytest.mark.parametrize(("sureness", "right"), [(0.5, lambda t: t < 0.7), (30.0, lambda t: t > 1.3)])

@@ -120,8 +120,9 @@ def fit_calibration(
         )
     dataset.check_labels(np.array(rows))
     patients = [dataset.cases[row]["patient"] for row in rows]
-    num_patients, num_levels = len(set(patients)), len(model.noise_shapes(dataset.info.size))
-    trials = 2 * (num_levels + 1)  # every temperature, that of the logits as well, may go up or down
+    num_patients, shapes = len(set(patients)), model.noise_shapes(dataset.info.size)
+    levels = [level for level, shape in enumerate(shapes) if shape]  # a lone number picks a member: no temperature
+    trials = 2 * (len(levels) + 1)  # every temperature, that of the logits as well, may go up or down
     better = partial(_better, num_errors=float(student.ppf(1 - CHANCE / trials, num_patients - 1)))
     bar: tqdm[Any] = tqdm(desc="calibrating", unit="case", disable=not progress, dynamic_ncols=True)
 
@@ -140,7 +141,7 @@ def fit_calibration(
         try:
             fitted = Calibration()
             if num_patients >= MIN_PATIENTS:
-                noise = _search(distances, num_levels, better)
+                noise = _search(distances, levels, (1.0,) * len(shapes), better)
                 model.calibration = Calibration(noise=noise)
                 losses = _losses_by_temperature(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar)
                 logits = _logit_temperature(_patient_means(losses, patients), better)
@@ -155,12 +156,14 @@ def fit_calibration(
 
 
 def _search(
-    distances: Callable[[tuple[float, ...]], NDArray[np.float64]], num_levels: int, better: Better
+    distances: Callable[[tuple[float, ...]], NDArray[np.float64]],
+    levels: Sequence[int],
+    best: tuple[float, ...],
+    better: Better,
 ) -> tuple[float, ...]:
-    """Walk to better noise temperatures, one level after another, coarse to fine."""
-    best = (1.0,) * num_levels
+    """Walk from `best` to better noise temperatures, one of the levels after another, coarse to fine."""
     current = distances(best)
-    for level in reversed(range(num_levels)):
+    for level in reversed(levels):
         for factor in (FACTOR, 1 / FACTOR):
             start = best
             for _ in range(MAX_STEPS):
