@@ -66,7 +66,7 @@ def test_an_unknown_recipe_names_the_nearest(refuses, lesions, tmp_path):
         *("train", "phiseg-smal", "--data", lesions, "--out", tmp_path / "run"), says="did you mean 'phiseg-small'?"
     )
     refuses("info", "phiseg-smal", says="did you mean 'phiseg-small'?")
-    refuses("info", "not/there", says="'not/there' is neither a folder nor a recipe (valid: ")
+    refuses("info", "not/there", says="'not/there' is neither a folder, a bundled model nor a recipe (valid: ")
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ class Info:
 
     A recipe is printed with every key and its value: copy it, change it, train with it.
 
-    Examples: phiseg info; phiseg info phiseg-small; phiseg info data; phiseg info runs/phiseg
+    Examples: phiseg info; phiseg info phiseg; phiseg info lidc-nodule; phiseg info data; phiseg info runs/phiseg
     """
 
     what: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")] = None
-    """Name of a recipe, a .yaml file, a model or run folder, or a dataset; nothing for this installation."""
+    """Name of a recipe or of a model that comes with phiseg, a .yaml file, a model or run folder, or a dataset;
+    nothing for this installation."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -32,10 +33,16 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         print(_installation())
     elif (Path(what) / "dataset.json").exists():
         print(_dataset(Path(what)))
-    elif Path(what).is_dir():
+    elif Path(what).is_dir() or _is_bundled(what):
         print(_model(Path(what)))
     else:
         print(_recipe(what))
+
+
+def _is_bundled(name: str) -> bool:
+    from phiseg.models.pretrained import bundled_models
+
+    return name in bundled_models()
 
 
 def _installation() -> str:
@@ -65,7 +72,9 @@ def _recipe(name: str) -> str:
     from phiseg.training.recipe import load_recipe, recipe_names
 
     if Path(name).suffix not in {".yaml", ".yml"} and name not in recipe_names():
-        raise ConfigError(f"'{name}' is neither a folder nor a recipe ({nearest(name, recipe_names())})")
+        raise ConfigError(
+            f"'{name}' is neither a folder, a bundled model nor a recipe ({nearest(name, recipe_names())})"
+        )
     recipe = load_recipe(name)
     model = build_model(recipe.model)
     parts = "\n".join(f"#   {part}: {count:,}" for part, count in _parameters(model).items())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 from tqdm import tqdm
 
-from phiseg.core.errors import ConfigError
+from phiseg.core.errors import ConfigError, ModelError
 from phiseg.data.store import Dataset
 from phiseg.evaluation.scores import warn_of_leak
 from phiseg.inference.sampling import sample_cases, usable_device
@@ -25,6 +25,7 @@ from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration
 from phiseg.models.calibration import Calibration
 from phiseg.models.noise import seeded_generator
+from phiseg.models.pretrained import find_model
 
 FACTOR = 1.15
 """One step of the search multiplies or divides a temperature by this."""
@@ -69,6 +70,10 @@ def calibrate(
     Raises:
         ConfigError, DataError, ModelError, OutputError: see their messages.
     """
+    if not model_folder.is_dir():
+        raise ModelError(
+            f"{find_model(model_folder)} comes with phiseg and stays as it is; calibrate a copy of that folder"
+        )
     model = load_model(model_folder, device=usable_device(device), calibrated=False)
     dataset = Dataset.open(data)
     warn_of_leak(model, dataset, split)
