@@ -56,3 +56,16 @@ def test_the_loss_and_its_terms_are_the_means_of_the_members_own():
     assert loss.terms.keys() == losses[0].terms.keys()
     for name, value in loss.terms.items():
         torch.testing.assert_close(value, sum(alone.terms[name] for alone in losses) / 3)
+
+
+@torch.no_grad()
+def test_batch_norm_sees_every_image_in_every_member():
+    """Statistics are gathered along the sampling path: by each member over the whole batch, not over its picks."""
+    model, image = build_model(CONFIG).train(), batch(CONFIG, SIZE, 4)[0]
+    alone = members_alone(model, PHiSegConfig(**SETTINGS))
+    *latent, choice = draw_noise(model.noise_shapes(SIZE), 4, 1, seeded_generator(0))
+    model.sample_levels(model.encode(image), [*latent, torch.full_like(choice, -9.0)], 1)  # all pick the first
+    for own, member in zip(model.members, alone, strict=True):
+        member.train().sample_levels(member.encode(image), latent, 1)
+        for (name, found), expected in zip(own.named_buffers(), member.buffers(), strict=True):
+            torch.testing.assert_close(found, expected, msg=name)

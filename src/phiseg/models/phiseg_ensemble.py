@@ -79,7 +79,8 @@ class PHiSegEnsemble(Segmenter):
         """Turn noise into the accumulated logits (B, S, K, H, W) of every level, fine to coarse."""
         *latent, choice = noise
         picked = pick(choice.to(encoding.features[0].device), len(self.members))  # (B, S)
-        if torch.compiler.is_exporting():  # a graph has fixed shapes: there every member decodes all samples
+        if self.training or torch.compiler.is_exporting():
+            # Batch norm's statistics want all samples, a graph wants fixed shapes: every member decodes all.
             found = [member.sample_levels(part, latent, num_samples) for member, part in self._parts(encoding)]
             shares = one_hot(picked, len(self.members))[..., None, None, None]  # (B, S, M, 1, 1, 1)
             return [(torch.stack(level, dim=2) * shares).sum(2) for level in zip(*found, strict=True)]
