@@ -10,7 +10,7 @@ SOURCES := pyproject.toml constraints.txt
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow lint docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/phiseg demo --out runs/demo
@@ -27,6 +27,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict --clean
+	@echo "open site/index.html"
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "phiseg needs Python 3.11 or newer; set one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
@@ -41,6 +45,11 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 $(VENV)/.installed-dev: $(VENV)/bin/python $(SOURCES)
 	@echo "installing phiseg and its development tools into $(VENV) (a few minutes, once)"
 	$(PIP) install -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: $(VENV)/bin/python $(SOURCES)
+	@echo "installing phiseg and what builds its documentation into $(VENV) (once)"
+	$(PIP) install -e '.[docs]'
 	@touch $@ $(VENV)/.installed
 
 clean:

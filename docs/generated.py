@@ -1,0 +1,117 @@
+"""The parts of the reference that are made from the code: every command's help, and every key of a recipe."""
+
+import html
+import io
+import os
+import textwrap
+from contextlib import redirect_stdout, suppress
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+
+def command_reference() -> str:
+    """Return what `phiseg COMMAND --help` says, for each command."""
+    from phiseg.cli.main import COMMANDS
+
+    return "\n\n".join(f"## phiseg {name}\n\n{_help(name)}" for name in COMMANDS)
+
+
+def config_reference() -> str:
+    """Return every key of a recipe with its type, its default and what it does."""
+    from phiseg.data.augment import AugmentConfig
+    from phiseg.models import MODELS
+    from phiseg.training.recipe import TrainConfig
+
+    parts = ["## `train`: how to train", _key_table(TrainConfig.model_fields)]
+    parts += ["## `augment`: what images go through", _key_table(AugmentConfig.model_fields)]
+    parts.append("## `model`: what to build\n\n`model.name` says which model; its other keys depend on it.")
+    told: set[str] = set()
+    for base in _config_bases():
+        names = [name for name, model in MODELS.items() if issubclass(model.Config, base)]
+        listed = ", ".join(f"`{name}`" for name in names)
+        own = {key: field for key, field in base.model_fields.items() if key not in told and key != "name"}
+        everywhere = "every model" if len(names) == len(MODELS) else listed
+        parts.append(f"### Keys of {everywhere}\n\n{_key_table(own)}")
+        told |= own.keys()
+    for name, model in MODELS.items():
+        own = {
+            key: field
+            for key, field in model.Config.model_fields.items()
+            if key != "name" and (key not in told or key in vars(model.Config).get("__annotations__", {}))
+        }
+        first = (model.Config.__doc__ or "").strip().splitlines()[0]
+        table = _key_table(own) if own else "No keys of its own."
+        parts.append(f"### `{name}`\n\n{first}\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def _config_bases() -> list[type[BaseModel]]:
+    """List the classes that several models' settings inherit from, the most general first."""
+    from phiseg.models import MODELS, SegmenterConfig
+
+    configs = {model.Config for model in MODELS.values()}
+    bases = {base for config in configs for base in config.__mro__ if issubclass(base, SegmenterConfig)} - configs
+    return sorted(bases, key=lambda base: len(base.__mro__))
+
+
+def _key_table(fields: dict[str, FieldInfo]) -> str:
+    rows = [
+        f"| `{key}` | {_cell(_type(field.annotation))} | {_default(field)} | {_cell(field.description or '')} |"
+        for key, field in fields.items()
+    ]
+    return "\n".join(["| key | value | default | what it does |", "|---|---|---|---|", *rows])
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    value = list(value) if isinstance(value, tuple) else value
+    return "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _type(annotation: Any) -> str:
+    """Say in words what values a key takes."""
+    names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_type, arguments))
+    if origin is tuple:
+        return f"list of {_type(arguments[0])}s"
+    return names.get(annotation, str(annotation))
+
+
+def _cell(text: str) -> str:
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
+
+
+def _help(name: str) -> str:
+    """Return a command's help: its words as text, its examples and options as blocks."""
+    from phiseg.cli.main import main
+
+    os.environ["COLUMNS"] = "98"  # how wide the help is printed
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # says that boxes can be drawn
+    with redirect_stdout(printed), suppress(SystemExit):
+        main([*name.split(), "--help"])
+    printed.seek(0)
+    words, _, boxes = printed.read().partition("╭")
+    usage, *paragraphs = words.strip().split("\n\n")
+    parts = [f"```text\n{usage}\n```"]
+    for paragraph in paragraphs:
+        text, colon, example = " ".join(paragraph.split()).partition(": phiseg ")
+        parts.append(html.escape(text + (":" if colon else ""), quote=False))
+        if colon:
+            commands = "\n".join(example.split("; "))
+            parts.append(f"```sh\nphiseg {commands}\n```")
+    options = [line.strip("│╭╮╰╯─ \n") if line[0] in "╭╰" else line[2:-1].rstrip() for line in _lines("╭" + boxes)]
+    parts.append(f"```text\n{textwrap.dedent(chr(10).join(options)).strip()}\n```")
+    return "\n\n".join(parts)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]

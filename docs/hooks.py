@@ -1,0 +1,96 @@
+"""What the documentation takes from the repository when it is built, so that it cannot go stale.
+
+`reference/cli.md` shows what each command's --help prints, `reference/config.md` every key of a recipe, and
+`reference/api/` the docstrings. Pages link to files of the repository as they lie there; on the site a link into
+`src/phiseg` leads to that function's docstring and source.
+"""
+
+import pkgutil
+import posixpath
+import re
+from importlib import import_module
+from pathlib import Path
+
+from generated import command_reference, config_reference
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {
+    "core": "The core",
+    "models": "Models",
+    "metrics": "Metrics",
+    "imaging": "Imaging",
+    "data": "Data",
+    "inference": "Inference",
+    "training": "Training",
+    "evaluation": "Evaluation",
+}
+PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "experiments/batch_norm/README.md")
+"""Pages that live outside of docs/ and are part of the site, under project/."""
+LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the Python API and those that live outside of docs/."""
+    api = {"phiseg": f"# The package\n\n{_docstrings('phiseg', options='members: [load]')}"}
+    for room, title in ROOMS.items():
+        api[room] = f"# {title}\n\n" + "\n\n".join(map(_docstrings, modules(room)))
+    for name, text in api.items():
+        files.append(File.generated(config, f"reference/api/{name}.md", content=text))
+    for path in PROJECT:
+        files.append(File.generated(config, f"project/{path}", abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Fill in what a page takes from the code, and turn links to files of the repository into links of the site."""
+    for name, make in GENERATED.items():
+        if name in markdown:
+            markdown = markdown.replace(name, make())
+    place = page.file.src_uri
+    source = place.removeprefix("project/") if place.startswith("project/") else f"docs/{place}"
+
+    def follow(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
+        found = site_link(target, (match[2] or "").removeprefix("#"))
+        return match[0] if found is None else f"]({posixpath.relpath(found, posixpath.dirname(place) or '.')})"
+
+    return LINK.sub(follow, markdown)
+
+
+def site_link(target: str, name: str) -> str | None:
+    """Return where a file of the repository is found on the site, None for what needs no change.
+
+    Args:
+        target: path from the root of the repository.
+        name: what is linked to in it: a heading of a page, or a function or class of a module.
+    """
+    anchor = f"#{name}" if name else ""
+    if target in PROJECT:
+        return f"project/{target}{anchor}"
+    if target.startswith("docs/"):
+        return target.removeprefix("docs/") + anchor
+    if target.startswith("src/phiseg/") and target.endswith(".py"):
+        module = target.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        room = module.split(".")[1] if "." in module else "phiseg"
+        return f"reference/api/{room}.md#{module}" + (f".{name}" if name else "")
+    return None
+
+
+def modules(room: str) -> list[str]:
+    """List the modules of a room by their full names."""
+    package = import_module(f"phiseg.{room}")
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    return [module.name for module in found if not module.ispkg]
+
+
+def _docstrings(module: str, *, options: str = "") -> str:
+    return f"::: {module}" + (f"\n    options:\n      {options}" if options else "")
+
+
+GENERATED = {
+    "<!-- generated: commands -->": command_reference,
+    "<!-- generated: keys -->": config_reference,
+}
