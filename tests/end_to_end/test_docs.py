@@ -1,46 +1,238 @@
-"""The documentation keeps its word: links lead somewhere, and the README's Python runs."""
+"""The documentation keeps its word: links lead somewhere, commands are understood, Python runs."""
 
+import ast
+import importlib.util
 import re
+import shlex
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
+from phiseg.cli.main import COMMANDS, main
+from phiseg.cli.train import split_overrides
 from phiseg.imaging.nifti import write_nifti
 from phiseg.imaging.volume import Volume
-from phiseg.models import build_model, save_model
+from phiseg.models import MODELS, Segmenter, build_model, save_model
 from phiseg.models.phiseg import PHiSegConfig
+from phiseg.training.recipe import Recipe, load_recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
+LANGUAGES = {"sh", "python", "yaml", "text"}
+OTHER_PROGRAMS = {"cd", ".", "python", "python3", "make", "pip", "torchrun", "srun"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_within_the_repository_leads_to_a_file(page):
-    links = re.findall(r"\]\(([^)#:\s]+)\)", page.read_text(encoding="utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def name_of(page):
+    return str(page.relative_to(ROOT))
 
 
-def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+def load_generated():
+    """Import docs/generated.py, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(text, language):
+    return [code for tag, code in FENCE.findall(text) if tag == language]
+
+
+def command_lines(text):
+    """Return the words of every command line, without comments."""
+    lines = "".join(blocks(text, "sh")).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def phiseg_words(words):
+    """Return what follows `phiseg` where a line runs it, by itself or through a launcher; None elsewhere."""
+    if words[0] == "phiseg":
+        return words[1:]
+    return words[words.index("phiseg") + 1 :] if words[0] in {"srun", "torchrun"} else None
+
+
+def anchors(text):
+    """Return the anchors of a page's headings, as MkDocs and GitHub make them."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def defined_names(source):
+    """Return the functions and classes of a module, and the methods as Class.method."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, kinds):
+            inner = [child.name for child in node.body if isinstance(child, kinds)]
+            names |= {node.name, *(f"{node.name}.{name}" for name in inner)}
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_within_the_repository_leads_somewhere(page):
+    for link, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        if anchor:
+            text = target.read_text(encoding="utf-8")
+            assert anchor in (defined_names(text) if target.suffix == ".py" else anchors(text)), f"{link}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_what_it_is_so_that_no_command_escapes_these_tests(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.count("\n```") == 2 * len(FENCE.findall(text))
+    for language, code in FENCE.findall(text):
+        assert language in LANGUAGES
+        assert language == "sh" or not re.search(r"^(phiseg|pip|make) ", code, re.MULTILINE)
+
+
+class Understood(Exception):  # noqa: N818 - no error
+    """Raised in place of running a command."""
+
+
+def understand(words, monkeypatch):
+    """Parse a command line with the command's own parser, and check the recipe and the keys that it names."""
+    for module in {module for module, _ in COMMANDS.values()}:
+        monkeypatch.setattr(f"phiseg.cli.{module}.parse", stop_after_parsing)
+    own, overrides = split_overrides(words)
+    with pytest.raises(Understood) as stopped:
+        main(words)
+    (command,) = stopped.value.args
+    if words[0] == "train":
+        load_recipe(command.recipe, overrides)
+    elif words[0] == "experiment":
+        for method in command.methods or ("phiseg-small",):
+            load_recipe(method, overrides)
+    else:
+        assert own == words, "only train and experiment take keys of a recipe"
+
+
+def stop_after_parsing(command, arguments, *, prog):
+    from phiseg.cli import parsing
+
+    raise Understood(parsing.parse(command, arguments, prog=prog))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_line_is_understood(page, monkeypatch):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for words in command_lines(page.read_text(encoding="utf-8")):
+        arguments = phiseg_words(words)
+        if arguments is not None:
+            understand(arguments, monkeypatch)
+            continue
+        assert words[0] in OTHER_PROGRAMS
+        if words[0] == "make":
+            assert words[1] in targets
+        if words[0] == "pip":
+            assert set(re.findall(r"phiseg\[(\w+)\]", " ".join(words))) <= extras.keys()
+
+
+def test_every_example_of_the_generated_reference_is_understood_and_no_command_is_left_out(monkeypatch):
+    text = load_generated().command_reference()
+    for words in command_lines(text):
+        understand(phiseg_words(words), monkeypatch)
+    for name in COMMANDS:
+        section = text.split(f"## phiseg {name}\n")[1].split("\n## ")[0]
+        assert f"usage: phiseg {name} " in section
+        assert "--help" in section
+    assert "--num-cases N  Number of images" in text
+
+
+@pytest.mark.parametrize("wrong", ["sample runs/a --data d --out o --sampels 3", "trian unet", "demo --steps many"])
+def test_a_wrong_command_line_would_be_noticed(wrong, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        understand(wrong.split(), monkeypatch)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_keys_and_recipes_named_in_the_text_exist(page):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    groups = {name.split()[0] for name in COMMANDS}
+    for first in re.findall(r"`phiseg ([a-z]\w*)", text):
+        assert first in groups
+    sections = {
+        name: {key for config in configs for key in config.model_fields}
+        for name, configs in {
+            "train": [Recipe.model_fields["train"].annotation],
+            "augment": [Recipe.model_fields["augment"].annotation],
+            "model": [model.Config for model in MODELS.values()],
+        }.items()
+    }
+    sections["model"] |= {"noise_scale", "safetensors"}  # the key of an example, and a file
+    for option, section, key in re.findall(r"`(--)?(train|augment|model)\.(\w+)", text):
+        assert key in sections[section] or (not option and key in {*dir(Segmenter), *Segmenter.__annotations__})
+    for recipe in re.findall(r"`((?:phiseg|probunet|unet)-[a-z0-9-]+)`", text):
+        assert recipe in {*recipe_names(), *MODELS}
+
+
+def test_the_reference_has_every_key_of_a_recipe_with_its_default():
+    text = load_generated().config_reference()
+    for section in ("train", "augment"):
+        for key in Recipe.model_fields[section].annotation.model_fields:
+            assert f"| `{key}` |" in text.split(f"## `{section}`")[1].split("\n## ")[0]
+    for model in MODELS.values():
+        for key in model.Config.model_fields.keys() - {"name"}:
+            assert f"| `{key}` |" in text.split("## `model`")[1]
+    assert "| `batch_size` | whole number | `12` | Images a step, over all processes together. |" in text
+    assert "| `kl_weights` | `paper`, `reference`, `unit` or list of numbers | `reference` |" in text
+
+
+def test_the_site_has_every_page_and_names_no_other():
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+    def pages(entry):
+        if isinstance(entry, str):
+            return [entry]
+        return [page for inner in (entry.values() if isinstance(entry, dict) else entry) for page in pages(inner)]
+
+    named = pages(config["nav"])
+    written = {page for page in named if not page.startswith(("project/", "reference/api/"))}
+    assert written == {page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md")}
+    rooms = {page.split("/")[-1] for page in named if page.startswith("reference/api/")}
+    layers = import_layers()
+    assert rooms == {"phiseg.md", *(f"{room}.md" for room in layers if room != "cli")}
+    assert all((ROOT / page.removeprefix("project/")).is_file() for page in named if page.startswith("project/"))
+
+
+def import_layers():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    return [room for layer in layers for room in layer.split(" | ")]
+
+
+def test_the_picture_of_the_architecture_shows_the_rooms_and_commands_that_there_are():
+    picture = (ROOT / "docs/pictures/architecture.svg").read_text(encoding="utf-8")
+    words = re.findall(r">([^<\n]+)</text>", picture)
+    layers = import_layers()
+    assert [word for word in words if word in layers] == layers
+    shown = {word.removeprefix("phiseg ").split(",")[0] for word in words if word.startswith("phiseg ")}
+    assert shown <= {*COMMANDS, "prepare"}
+
+
+def run_python(page):
+    """Run a page's Python blocks one after the other, as a reader would; return the names they made."""
+    names = {}
+    for block in blocks((ROOT / page).read_text(encoding="utf-8"), "python"):
+        exec(block, names)
+    return names
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with models and files that are called as the pages call them, which code runs in."""
     torch.manual_seed(0)
     model = build_model(PHiSegConfig(channels=(2, 2, 2, 2, 2), num_levels=5, blocks_per_level=1)).eval()
     save_model(tmp_path / "runs" / "phiseg", model, preprocessing={}, provenance={}, card="")
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 3
-    names = {}
-    for block in blocks:
-        exec(block, names)  # one after the other, as a reader would
-    assert names["logits"].shape == (1, 16, 2, 64, 64)
-    assert [level.shape for level in names["levels"]] == [(1, 8, 2, 64, 64)] * 5
-    assert torch.equal(names["finer"][4], names["latents"][4])
-    assert not torch.equal(names["finer"][0], names["latents"][0])
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
-def test_the_worked_example_of_prediction_runs(tmp_path, monkeypatch, capsys):
-    torch.manual_seed(0)
     model = build_model(PHiSegConfig(channels=(2, 2, 2), num_levels=3, blocks_per_level=1)).eval()
     preprocessing = {
         "classes": ["background", "nodule"],
@@ -51,14 +243,126 @@ def test_the_worked_example_of_prediction_runs(tmp_path, monkeypatch, capsys):
         "centred_on": "nodule",
     }
     save_model(tmp_path / "runs" / "nodules", model, preprocessing=preprocessing, provenance={}, card="")
-    values = np.random.default_rng(0).integers(-1000, 400, (40, 48, 6)).astype(np.int16)
-    write_nifti(tmp_path / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/how-to/predict.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names = {}
-    exec(block, names)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    return tmp_path
+
+
+def test_pages_with_python_are_those_that_are_run_here():
+    source = Path(__file__).read_text(encoding="utf-8")
+    pages = [name_of(page) for page in PAGES if blocks(page.read_text(encoding="utf-8"), "python")]
+    assert [page for page in pages if f'run_python("{page}")' not in source] == []
+
+
+def test_the_python_of_the_readme_runs(workplace, capsys):
+    names = run_python("README.md")
+    assert names["logits"].shape == (1, 16, 2, 64, 64)
+    assert [level.shape for level in names["levels"]] == [(1, 8, 2, 64, 64)] * 5
+    assert torch.equal(names["finer"][4], names["latents"][4])
+    assert not torch.equal(names["finer"][0], names["latents"][0])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_the_python_of_the_tutorial_draws_a_picture(workplace, lesions, cli):
+    (workplace / "data").symlink_to(lesions)
+    make = ("sample", "runs/phiseg", "--data", "data", "--num-samples", "4", "--out", "samples")
+    assert cli(*make).code == 0
+    names = run_python("docs/tutorial.md")
+    names["plt"].close("all")
+    assert names["labels"].shape == (4, 16, 16)
+    assert (workplace / "samples.png").stat().st_size > 1000
+
+
+def test_the_python_of_the_reference_runs(workplace):
+    assert run_python("docs/reference/python.md")["labels"].shape == (1, 16, 64, 64)
+
+
+def test_the_worked_example_of_prediction_runs(workplace, capsys):
+    values = np.random.default_rng(0).integers(-1000, 400, (40, 48, 6)).astype(np.int16)
+    write_nifti(workplace / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
+    names = run_python("docs/how-to/predict.md")
     assert names["prediction"].labels.shape[::2] == (8, 16)
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 3
     assert " ml, 90 % from " in printed[0]
+
+
+def test_the_arrays_of_the_how_to_become_a_dataset(workplace, cli):
+    random = np.random.default_rng(0)
+    (block,) = blocks((ROOT / "docs/how-to/arrays-and-legacy-files.md").read_text(encoding="utf-8"), "python")
+    given = {
+        "images": random.normal(size=(6, 8, 8)),
+        "masks": random.integers(0, 2, (6, 3, 8, 8), dtype=np.uint8),
+        "patients": np.array(list("aabbcd")),
+        "splits": np.array(["train"] * 4 + ["val", "test"]),
+        "valid": np.ones((6, 3)),
+        "spacing": 0.7,
+    }
+    exec(block, given)  # what run_python("docs/how-to/arrays-and-legacy-files.md") does, with the reader's arrays
+    (line,) = (words for words in command_lines_of("how-to/arrays-and-legacy-files.md") if words[2] == "arrays")
+    done = cli(*line[1:])
+    assert done.code == 0, done.err
+    assert np.load("data/labels.npy").shape == (6, 3, 8, 8)
+
+
+def command_lines_of(page):
+    return command_lines((ROOT / "docs" / page).read_text(encoding="utf-8"))
+
+
+def test_samples_of_another_program_are_scored(workplace, capsys):
+    random = np.random.default_rng(0)
+    probs = random.dirichlet([1, 1], (4, 8, 16, 16)).transpose(0, 1, 4, 2, 3).astype(np.float32)
+    np.save("their_probs.npy", probs)
+    np.save("their_samples.npy", probs.argmax(2))
+    np.save("annotations.npy", random.integers(0, 2, (4, 4, 16, 16)))
+    names = run_python("docs/how-to/score-other-samples.md")
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[:5]] == ["ged", "ged_floor", "ged_unbiased", "hm_iou", "best_dice"]
+    ours = names["energy_distance"](names["s"], torch.from_numpy(names["annotations"][3]), num_classes=2)
+    assert names["scores"][3]["ged"] == ours.ged
+
+
+def test_the_model_of_the_how_to_fulfils_the_contract(workplace):
+    names = run_python("docs/how-to/new-model.md")
+    model, image = names["model"], names["image"]
+    assert names["logits"].shape == (2, 5, 2, 30, 32)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    again = model.sample(image, 5, generator=torch.Generator().manual_seed(0), chunk_size=2)
+    torch.testing.assert_close(again, names["logits"])
+    assert not torch.equal(again[:, 0], again[:, 1])
+    (recipe,) = blocks((ROOT / "docs/how-to/new-model.md").read_text(encoding="utf-8"), "yaml")
+    values = yaml.safe_load(recipe)
+    type(model.config).parse(values["model"], where="the page")
+    Recipe.model_fields["train"].annotation.parse(values["train"], where="the page")
+
+
+def test_levels_are_redrawn_one_by_one(workplace, capsys):
+    run_python("docs/explanation/levels.md")
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed] == [f"level {number}" for number in range(1, 6)]
+    assert all(float(line.split()[-1]) > 0 for line in printed)
+
+
+@pytest.mark.slow
+def test_an_onnx_file_is_used_as_the_how_to_does(workplace, cli, capfd):
+    pytest.importorskip("onnxruntime")
+    (line,) = (words for words in command_lines_of("how-to/deploy.md") if "--onnx" in words)
+    done = cli(*line[1:])
+    assert done.code == 0, done.err
+    names = run_python("docs/how-to/deploy.md")
+    assert names["probs"].shape == (16, 2, 16, 16)
+    assert len(np.unique(names["probs"], axis=0)) == 16
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_tutorial_run_in_their_order(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    small = {"--size": "32", "--num-cases": "30", "--num-samples": "4", "--train.steps": "2"}
+    pages = ("tutorial.md", "how-to/combine-and-calibrate.md", "explanation/levels.md")
+    for words in (words for page in pages for words in command_lines_of(page) if words[0] == "phiseg"):
+        given = [small.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+        if given[1] == "train":
+            given += ["--train.steps", "2", "--train.validate_every", "1", "--train.batch_size", "4"]
+        done = cli(*given[1:])
+        assert done.code == 0, f"{' '.join(given)}\n{done.err}"
+    assert (tmp_path / "report" / "report.html").is_file()
