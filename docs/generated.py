@@ -101,7 +101,7 @@ def _help(name: str) -> str:
     printed.seek(0)
     words, _, boxes = printed.read().partition("╭")
     usage, *paragraphs = words.strip().split("\n\n")
-    parts = [f"```text\n{usage}\n```"]
+    parts = [f"```text\n{textwrap.fill(usage, 90, subsequent_indent='    ')}\n```"]
     for paragraph in paragraphs:
         text, colon, example = " ".join(paragraph.split()).partition(": phiseg ")
         parts.append(html.escape(text + (":" if colon else ""), quote=False))
