@@ -362,7 +362,8 @@ def test_the_commands_of_the_tutorial_run_in_their_order(tmp_path, monkeypatch, 
     for words in (words for page in pages for words in command_lines_of(page) if words[0] == "phiseg"):
         given = [small.get(before, word) for before, word in zip(["", *words], words, strict=False)]
         if given[1] == "train":
-            given += ["--train.steps", "2", "--train.validate_every", "1", "--train.batch_size", "4"]
+            given += ["--train.steps", "2", "--train.validate_every", "2", "--train.batch_size", "4"]
+            given += ["--train.recalibration_batches", "2", "--train.validation_samples", "2"]
         done = cli(*given[1:])
         assert done.code == 0, f"{' '.join(given)}\n{done.err}"
     assert (tmp_path / "report" / "report.html").is_file()
