@@ -20,6 +20,7 @@ class AugmentConfig(StrictConfig):
     """What is drawn for every image of a batch. The defaults are what the paper's code ran, and a mirror."""
 
     enabled: bool = True
+    """Whether any of this is done; false trains on the images as they are."""
     probability: float = Field(default=0.5, ge=0, le=1)
     """Chance that an image is rotated and cropped at all."""
     rotation_degrees: float = Field(default=10.0, ge=0, le=180)
