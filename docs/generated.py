@@ -3,6 +3,7 @@
 import html
 import io
 import os
+import re
 import textwrap
 from contextlib import redirect_stdout, suppress
 from types import UnionType
@@ -37,14 +38,17 @@ def config_reference() -> str:
         parts.append(f"### Keys of {everywhere}\n\n{_key_table(own)}")
         told |= own.keys()
     for name, model in MODELS.items():
+        parents = [other for other in MODELS if other != name and issubclass(model.Config, MODELS[other].Config)]
+        known = told.union(*(MODELS[parent].Config.model_fields for parent in parents))
         own = {
             key: field
             for key, field in model.Config.model_fields.items()
-            if key != "name" and (key not in told or key in vars(model.Config).get("__annotations__", {}))
+            if key != "name" and (key not in known or key in vars(model.Config).get("__annotations__", {}))
         }
         first = (model.Config.__doc__ or "").strip().splitlines()[0]
+        shared = "".join(f" All keys of [`{parent}`](#{parent}), and:" for parent in parents)
         table = _key_table(own) if own else "No keys of its own."
-        parts.append(f"### `{name}`\n\n{first}\n\n{table}")
+        parts.append(f"### `{name}`\n\n{first}{shared}\n\n{table}")
     return "\n\n".join(parts)
 
 
@@ -109,7 +113,8 @@ def _help(name: str) -> str:
             commands = "\n".join(example.split("; "))
             parts.append(f"```sh\nphiseg {commands}\n```")
     options = [line.strip("│╭╮╰╯─ \n") if line[0] in "╭╰" else line[2:-1].rstrip() for line in _lines("╭" + boxes)]
-    parts.append(f"```text\n{textwrap.dedent(chr(10).join(options)).strip()}\n```")
+    told = re.sub(r"\s*\(default:\s+None\)", "", textwrap.dedent("\n".join(options)))  # None is no value to give
+    parts.append(f"```text\n{told.strip()}\n```")
     return "\n\n".join(parts)
 
 
