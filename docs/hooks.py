@@ -27,8 +27,14 @@ ROOMS = {
     "training": "Training",
     "evaluation": "Evaluation",
 }
-PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "experiments/batch_norm/README.md")
-"""Pages that live outside of docs/ and are part of the site, under project/."""
+EXPERIMENTS = [path for path in sorted(ROOT.glob("experiments/**/*")) if path.suffix in {".md", ".png"}]
+PROJECT = (
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    *(path.relative_to(ROOT).as_posix() for path in EXPERIMENTS),
+)
+"""Pages and pictures that live outside of docs/ and are part of the site, under project/."""
 LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 
 
