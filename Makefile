@@ -45,7 +45,7 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 $(VENV)/.installed-dev: $(VENV)/bin/python $(SOURCES)
 	@echo "installing phiseg and its development tools into $(VENV) (a few minutes, once)"
 	$(PIP) install -e '.[dev]'
-	@touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-docs
 
 $(VENV)/.installed-docs: $(VENV)/bin/python $(SOURCES)
 	@echo "installing phiseg and what builds its documentation into $(VENV) (once)"
