@@ -2,8 +2,11 @@
 
 import ast
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -129,6 +132,9 @@ def test_every_command_line_is_understood(page, monkeypatch):
         if arguments is not None:
             understand(arguments, monkeypatch)
             continue
+        if words[0].startswith("experiments/"):
+            assert os.access(ROOT / words[0], os.X_OK), words[0]
+            continue
         assert words[0] in OTHER_PROGRAMS
         if words[0] == "make":
             assert words[1] in targets
@@ -145,6 +151,7 @@ def test_every_example_of_the_generated_reference_is_understood_and_no_command_i
         assert f"usage: phiseg {name} " in section
         assert "--help" in section
     assert "--num-cases N  Number of images" in text
+    assert "default: None" not in text
 
 
 @pytest.mark.parametrize("wrong", ["sample runs/a --data d --out o --sampels 3", "trian unet", "demo --steps many"])
@@ -183,6 +190,8 @@ def test_the_reference_has_every_key_of_a_recipe_with_its_default():
     for model in MODELS.values():
         for key in model.Config.model_fields.keys() - {"name"}:
             assert f"| `{key}` |" in text.split("## `model`")[1]
+    assert "|  |" not in text, "a key without a docstring"
+    assert text.count("| `free_nats` |") == 1, "what an ensemble has from PHiSeg is told once"
     assert "| `batch_size` | whole number | `12` | Images a step, over all processes together. |" in text
     assert "| `kl_weights` | `paper`, `reference`, `unit` or list of numbers | `reference` |" in text
 
@@ -201,7 +210,9 @@ def test_the_site_has_every_page_and_names_no_other():
     rooms = {page.split("/")[-1] for page in named if page.startswith("reference/api/")}
     layers = import_layers()
     assert rooms == {"phiseg.md", *(f"{room}.md" for room in layers if room != "cli")}
-    assert all((ROOT / page.removeprefix("project/")).is_file() for page in named if page.startswith("project/"))
+    project = {page.removeprefix("project/") for page in named if page.startswith("project/")}
+    assert all((ROOT / page).is_file() for page in project)
+    assert {page.relative_to(ROOT).as_posix() for page in ROOT.glob("experiments/*/README.md")} <= project
 
 
 def import_layers():
@@ -341,6 +352,20 @@ def test_levels_are_redrawn_one_by_one(workplace, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed] == [f"level {number}" for number in range(1, 6)]
     assert all(float(line.split()[-1]) > 0 for line in printed)
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_takes_nothing_from_elsewhere(tmp_path):
+    pytest.importorskip("mkdocs")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.glob("**/*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"<(script|img|iframe)[^>]+src=\"?(https?:)?//", text), page
+        assert not re.search(r"<link[^>]+href=\"?(https?:)?//", text), page
 
 
 @pytest.mark.slow
