@@ -63,7 +63,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         found = site_link(target, (match[2] or "").removeprefix("#"))
         return match[0] if found is None else f"]({posixpath.relpath(found, posixpath.dirname(place) or '.')})"
 
-    return LINK.sub(follow, markdown)
+    return LINK.sub(follow, markdown).replace("\\<", "&lt;")  # an escape that Python's Markdown does not know
 
 
 def site_link(target: str, name: str) -> str | None:
