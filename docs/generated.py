@@ -105,7 +105,9 @@ def _help(name: str) -> str:
     printed.seek(0)
     words, _, boxes = printed.read().partition("╭")
     usage, *paragraphs = words.strip().split("\n\n")
-    parts = [f"```text\n{textwrap.fill(usage, 90, subsequent_indent='    ')}\n```"]
+    whole = re.sub(r"\[[^]]+\]", lambda option: option[0].replace(" ", "\xa0"), usage)  # no break within an option
+    lines = textwrap.fill(whole, 90, subsequent_indent="    ", break_on_hyphens=False).replace("\xa0", " ")
+    parts = [f"```text\n{lines}\n```"]
     for paragraph in paragraphs:
         text, colon, example = " ".join(paragraph.split()).partition(": phiseg ")
         parts.append(html.escape(text + (":" if colon else ""), quote=False))
@@ -113,7 +115,7 @@ def _help(name: str) -> str:
             commands = "\n".join(example.split("; "))
             parts.append(f"```sh\nphiseg {commands}\n```")
     options = [line.strip("│╭╮╰╯─ \n") if line[0] in "╭╰" else line[2:-1].rstrip() for line in _lines("╭" + boxes)]
-    told = re.sub(r"\s*\(default:\s+None\)", "", textwrap.dedent("\n".join(options)))  # None is no value to give
+    told = re.sub(r"\s*\(default:\s*(None)?\)", "", textwrap.dedent("\n".join(options)))  # None is no value to give
     parts.append(f"```text\n{told.strip()}\n```")
     return "\n\n".join(parts)
 
