@@ -382,7 +382,7 @@ def test_an_onnx_file_is_used_as_the_how_to_does(workplace, cli, capfd):
 @pytest.mark.slow
 def test_the_commands_of_the_tutorial_run_in_their_order(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
-    small = {"--size": "32", "--num-cases": "30", "--num-samples": "4", "--train.steps": "2"}
+    small = {"--size": "64", "--num-cases": "30", "--num-samples": "4", "--train.steps": "2"}
     pages = ("tutorial.md", "how-to/combine-and-calibrate.md", "explanation/levels.md")
     for words in (words for page in pages for words in command_lines_of(page) if words[0] == "phiseg"):
         given = [small.get(before, word) for before, word in zip(["", *words], words, strict=False)]
