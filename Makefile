@@ -29,7 +29,7 @@ lint: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
-	@echo "open site/index.html"
+	@echo "open site/index.html, or with search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
