@@ -24,12 +24,14 @@ base 1000
 base-seed1 1000 --train.seed 1
 kl-unit 1000 --model.kl_weights unit
 no-crop 1000 --augment.min_crop_fraction 1
-no-crop-seed1 1000 --augment.min_crop_fraction 1 --train.seed 1
-small-crop 1000 --augment.min_crop_fraction 0.9
 batch-6 2000 --train.batch_size 6
 shared-encoder 1183 --model.shared_encoder true
 averaging 1000 --train.averaging 0.998
 rotate-180 1000 --augment.rotation_degrees 180 --augment.probability 0.8
+rotate-180-no-crop 1000 --augment.rotation_degrees 180 --augment.probability 0.8 --augment.min_crop_fraction 1
+rotate-180-small-crop 1000 --augment.rotation_degrees 180 --augment.probability 0.8 --augment.min_crop_fraction 0.9
+rotate-180-seed1 1000 --augment.rotation_degrees 180 --augment.probability 0.8 --train.seed 1
+no-crop-seed1 1000 --augment.min_crop_fraction 1 --train.seed 1
 rate-0.006 1000 --train.learning_rate 0.006
 weight-decay 1000 --train.weight_decay 0.05
 narrow 1547 --model.channels [8,16,24,32,48,48]
