@@ -24,7 +24,7 @@ class Train:
     OUT becomes a run folder: config.yaml (the resolved recipe), metrics.jsonl (losses and scores), state/ (what
     --resume needs) and model/ (the best model so far, by validation loss unless train.select_by says otherwise).
 
-    Example: phiseg train phiseg-small --data data --out runs/phiseg --train.steps 2000
+    Example: phiseg train phiseg --data data --out runs/phiseg --train.steps 2000
     """
 
     recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
