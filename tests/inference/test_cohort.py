@@ -1,6 +1,7 @@
 """Cases become folders, whole or not at all; what is finished is known again, and nothing else is touched."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -270,21 +271,42 @@ def test_a_bad_scan_is_told_and_the_others_go_on(scans, tmp_path, capsys):
     assert run(scans, tmp_path / "out") == (["s1"], {})
 
 
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError(), torch.OutOfMemoryError("CUDA")])
-def test_a_disk_or_a_memory_that_gives_out_stops_no_other_case(scans, tmp_path, monkeypatch, error):
+def allocate_too_much():
+    torch.empty(10**15)
+
+
+def fail_with(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda: fail_with(OSError(5, "Input/output error")),
+        lambda: fail_with(MemoryError()),
+        lambda: fail_with(torch.OutOfMemoryError("CUDA")),
+        allocate_too_much,
+    ],
+)
+def test_a_disk_or_a_memory_that_gives_out_stops_no_other_case(scans, tmp_path, monkeypatch, fail):
     predict_volume = cohort.predict_volume
 
     def predict(model, volume, *, name, **rest):
         if name == "s1":
-            raise error
+            fail()
         return predict_volume(model, volume, name=name, **rest)
 
     monkeypatch.setattr(cohort, "predict_volume", predict)
     _, failed = run(scans, tmp_path / "out")
-    reason = "Input/output error; check" if isinstance(error, OSError) else "smaller --chunk-size or --batch-size"
     assert list(failed) == ["s1"]
-    assert reason in failed["s1"]
+    assert re.search("Input/output error; check|smaller --chunk-size or --batch-size", failed["s1"])
     assert list(read_summaries(tmp_path / "out")) == ["s0", "s2"]
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_short_memory(scans, tmp_path, monkeypatch):
+    monkeypatch.setattr(cohort, "predict_volume", lambda *_, **__: fail_with(RuntimeError("shapes differ")))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run(scans, tmp_path / "out")
 
 
 def test_a_scan_that_is_gone_fails_alone_also_where_its_case_is_finished(scans, tmp_path):

@@ -190,7 +190,9 @@ def predict_cohort(
                 model, scan.volume, point=point, sampling=sampling, name=job.name, progress=progress
             )
             _write_case(out / job.name, prediction, scan, made_with, draw, job.name)
-        except (DataError, ConfigError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+        except (DataError, ConfigError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not _out_of_memory(error):
+                raise
             failed[job.name] = _reason(error)
             tqdm.write(f"phiseg: {job.name} is left out: {failed[job.name]}", file=sys.stderr)
     return failed
@@ -205,8 +207,13 @@ def gather_failures(failed: Mapping[str, str]) -> dict[str, str]:
     return {name: reason for part in parts for name, reason in part.items()}
 
 
+def _out_of_memory(error: Exception) -> bool:
+    """Tell whether memory was short: numpy, the GPU and torch on a CPU say so in three ways."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def _reason(error: Exception) -> str:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if _out_of_memory(error):
         return "there is not enough memory; give a smaller --chunk-size or --batch-size"
     if isinstance(error, OSError):
         return f"{error}; check the file and its disk"
