@@ -35,4 +35,4 @@ def tell(dataset: "Dataset") -> None:
             )
     print(f"look:  phiseg data show {dataset.path} --out sheet.png")
     print(f"check: phiseg data check {dataset.path}")
-    print(f"next:  phiseg train phiseg-small --data {dataset.path} --out runs/phiseg")
+    print(f"next:  phiseg train phiseg --data {dataset.path} --out runs/phiseg")
