@@ -290,3 +290,30 @@ def rewrite_provenance(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
     config["provenance"] |= changes
     (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_writes(phiseg, trained, lesions, tmp_path):
+    words = ("evaluate", trained("phiseg"), "--data", lesions, "--num-samples", 3, "--device", "cpu")
+    for name, number in (("one", 1), ("two", 2)):
+        done = phiseg(*words, "--out", tmp_path / name, "--devices", number)
+        assert done.code == 0, done.err
+        assert done.out.count("samples each") == 1, "only one process speaks"
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert one == two
+    assert len(one) >= 4
+
+
+@pytest.mark.slow
+def test_what_stops_one_process_stops_both(phiseg, trained, lesions, copy, tmp_path):
+    """The last case belongs to the second process; its pixels are not numbers."""
+    data = copy(lesions, "data")
+    row = Dataset.open(data).rows("test")[-1]
+    images = np.load(data / "images.npy", mmap_mode="r+")
+    images[row] = np.nan
+    images.flush()
+    words = ("--data", data, "--num-samples", 2, "--device", "cpu", "--devices", 2, "--out", tmp_path / "out")
+    done = phiseg("evaluate", trained("phiseg"), *words, "--batch-size", 1)
+    assert done.code == 2, done
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "out").exists()

@@ -131,3 +131,14 @@ def test_a_killed_run_of_two_processes_resumes_on_two(pairs, phiseg, recipes, le
     assert done.code == 0, done.err
     assert state(folder).step == 6
     assert [line["step"] for line in lines(folder, "train")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_the_state_of_one_process_resumes_on_two(pairs, phiseg, recipes, lesions, copy):
+    one, two = pairs("phiseg")
+    folders = copy(one, "one"), copy(two, "two")
+    for folder in folders:
+        words = ("--data", lesions, "--out", folder, "--train.devices", 2, "--train.steps", 6, "--resume")
+        done = phiseg("train", recipes("phiseg"), *words)
+        assert done.code == 0, done.err
+    assert_close(*(lines(folder, "train") for folder in folders), rel=1e-3)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -45,7 +46,11 @@ class Evaluate:
     chunk_size: int = 16
     """Samples of each image decoded at once; a matter of memory, not of results."""
     device: str = "auto"
-    """Where to run, e.g. cpu or cuda:1; by default a GPU where there is one."""
+    """Where to run, e.g. cpu or cuda:1 (several processes: cpu or cuda); by default a GPU where there is one."""
+    devices: int = 1
+    """Processes on this machine; they share the cases."""
+    num_nodes: int = 1
+    """Machines that share the cases."""
     uncalibrated: bool = False
     """Do not use the temperatures that `phiseg calibrate` fitted."""
     overwrite: bool = False
@@ -57,7 +62,15 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(Evaluate, arguments, prog=prog)
     from phiseg.evaluation.scores import evaluate
     from phiseg.metrics.case import FURTHER_SCORES, SCORES
+    from phiseg.training.recipe import TrainConfig
+    from phiseg.training.setup import make_fabric
 
+    device, first = command.device, True
+    if (command.devices, command.num_nodes) != (1, 1):
+        machine = {"accelerator": command.device, "devices": command.devices, "num_nodes": command.num_nodes}
+        fabric = make_fabric(TrainConfig.parse(machine, where="phiseg evaluate"), timeout=timedelta(days=14))
+        fabric.launch()
+        device, first = str(fabric.device), fabric.is_global_zero
     summary = evaluate(
         command.model,
         command.data,
@@ -70,10 +83,12 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         num_examples=command.num_examples,
         batch_size=command.batch_size,
         chunk_size=command.chunk_size,
-        device=command.device,
+        device=device,
         calibrated=not command.uncalibrated,
         overwrite=command.overwrite,
     )
+    if not first:
+        return
     print(f"{summary.method} on {summary.num_cases} {summary.split} cases, {summary.num_samples} samples each")
     for name in (*SCORES, *FURTHER_SCORES, "ece"):
         value, interval = getattr(summary, name), summary.intervals.get(name)

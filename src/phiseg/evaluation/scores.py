@@ -1,16 +1,16 @@
 """Evaluate a model on a split of a dataset: one row of scores per case."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from phiseg.core.errors import ConfigError, DataError, ModelError
+from phiseg.core.errors import ConfigError, DataError, ModelError, PhisegError
 from phiseg.core.files import check_replaceable
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import (
@@ -22,6 +22,7 @@ from phiseg.evaluation.results import (
     read_evaluation,
     write_evaluation,
 )
+from phiseg.inference.processes import gather, process_rank, share_batches
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
 from phiseg.metrics import consensus, expected_calibration_error, ged_floor, reliability
 from phiseg.metrics.case import score_case
@@ -56,6 +57,9 @@ def evaluate(
 ) -> Summary:
     """Score a model's samples on every case of a split and write the evaluation's folder.
 
+    Where torch's distributed processes have been started, each of them calls this: they share the cases, the first
+    one writes, and the files are those that one process would write.
+
     Args:
         model_folder: a model folder or the run folder around it.
         data: a prepared dataset.
@@ -86,17 +90,20 @@ def evaluate(
     dataset = Dataset.open(data)
     rows = dataset.rows(split)
     dataset.check_labels(rows)
-    warn_of_leak(model, dataset, split)
+    rank, _ = process_rank()
+    if rank == 0:
+        warn_of_leak(model, dataset, split)
     source = _model_ref(find_model(model_folder), model)
     if dice_annotator is None:
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
     if isinstance(dice_annotator, int) and not 0 <= dice_annotator < dataset.info.num_annotators:
         last = dataset.info.num_annotators - 1
         raise ConfigError(f"there is no annotator {dice_annotator}; use 0 to {last}, all, majority or staple")
+    own_rows = share_batches(rows.tolist(), max(1, batch_size))
     samples = sample_cases(
         model,
         dataset,
-        rows.tolist(),
+        own_rows,
         num_samples=num_samples,
         seed=seed,
         batch_size=batch_size,
@@ -116,32 +123,71 @@ def evaluate(
     if reuse and (before := _same_evaluation(out, provenance, [dataset.cases[row]["case"] for row in rows])):
         return before
     shown = _choose_examples(dataset, rows.tolist(), num_examples)
-    table: list[dict[str, Any]] = []
-    examples: dict[int, CaseSamples] = {}
-    bins = torch.zeros(())
-    title = f"scoring {provenance.method}"
-    for case in tqdm(samples, title, len(rows), unit="case", disable=not progress, dynamic_ncols=True):
-        annotations = torch.from_numpy(dataset.annotations(case.row))
-        reference = _dice_reference(dataset, case.row, dice_annotator)
-        scores = score_case(*case.summary, annotations, reference=reference)
-        bins = bins + reliability(case.summary.mean_probs, annotations)
-        table.append({"case": dataset.cases[case.row]["case"], **scores})
-        if case.row in shown:
-            examples[case.row] = case
+    scored = _gather_scored(
+        _score(case, dataset, dice_annotator, keep=case.row in shown)
+        for case in tqdm(
+            samples,
+            f"scoring {provenance.method}",
+            len(own_rows),
+            unit="case",
+            disable=rank > 0 or not progress,
+            dynamic_ncols=True,
+        )
+    )
+    table = [{"case": dataset.cases[case.row]["case"], **case.scores} for case in scored]
+    bins = sum((case.bins for case in scored), start=torch.zeros(()))
+    kept = {case.row: case.samples for case in scored if case.samples is not None}
     cases = {column: [row[column] for row in table] for column in table[0]}
     summary = Summary.of(cases, ece=expected_calibration_error(bins), **dict(provenance))
     run = find_model(model_folder).parent / "metrics.jsonl"
+    if rank > 0:
+        return summary
     write_evaluation(
         out,
         summary=summary,
         cases=cases,
-        examples=_examples(model, dataset, [examples[row] for row in shown], seed=seed),
+        examples=_examples(model, dataset, [kept[row] for row in shown], seed=seed),
         reliability=bins.numpy(),
         classes=dataset.info.classes[1:],
         training=read_metrics(run) if run.is_file() else None,
         overwrite=overwrite or reuse,
     )
     return summary
+
+
+class _Scored(NamedTuple):
+    """What is kept of a case."""
+
+    row: int
+    scores: dict[str, float | None]
+    bins: torch.Tensor
+    """Of its reliability."""
+    samples: CaseSamples | None
+    """If it is one of the examples."""
+
+
+def _score(
+    case: CaseSamples, dataset: Dataset, dice_annotator: int | Literal["all", "majority", "staple"], *, keep: bool
+) -> _Scored:
+    annotations = torch.from_numpy(dataset.annotations(case.row))
+    reference = _dice_reference(dataset, case.row, dice_annotator)
+    scores = score_case(*case.summary, annotations, reference=reference)
+    bins = reliability(case.summary.mean_probs, annotations)
+    return _Scored(case.row, scores, bins, case if keep else None)
+
+
+def _gather_scored(scored: Iterable[_Scored]) -> list[_Scored]:
+    """Return the cases of all processes by row; what stopped one of them stops all."""
+    found: list[_Scored] | PhisegError
+    try:
+        found = list(scored)
+    except PhisegError as error:
+        found = error
+    parts = gather(found)
+    for part in parts:
+        if isinstance(part, PhisegError):
+            raise part
+    return sorted((case for part in parts if isinstance(part, list) for case in part), key=lambda case: case.row)
 
 
 def draw_examples(

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import distributed
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError, OutputError
@@ -29,6 +28,7 @@ from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.processes import gather
 from phiseg.inference.scans import SUMMARY, Scan, ScanFile, read_scan
 from phiseg.inference.volumes import Prediction, Sampling, check_point, predict_volume
 from phiseg.models import Segmenter
@@ -200,11 +200,7 @@ def predict_cohort(
 
 def gather_failures(failed: Mapping[str, str]) -> dict[str, str]:
     """Return the failures of all processes, by name."""
-    if not distributed.is_initialized():
-        return dict(failed)
-    parts: list[Mapping[str, str]] = [{}] * distributed.get_world_size()
-    distributed.all_gather_object(parts, failed)
-    return {name: reason for part in parts for name, reason in part.items()}
+    return {name: reason for part in gather(failed) for name, reason in part.items()}
 
 
 def _out_of_memory(error: Exception) -> bool:

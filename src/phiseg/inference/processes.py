@@ -1,0 +1,34 @@
+"""What several processes of one command need: who each of them is, and what the others found."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import distributed
+
+T = TypeVar("T")
+
+
+def process_rank() -> tuple[int, int]:
+    """Return the number of this process and how many there are; (0, 1) where there is one."""
+    if not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def share_batches(rows: Sequence[T], batch_size: int) -> list[T]:
+    """Return this process's part of the rows: whole batches, so that they are the same for any number of processes.
+
+    >>> share_batches([1, 2, 3], batch_size=2)
+    [1, 2, 3]
+    """
+    rank, number = process_rank()
+    starts = range(rank * batch_size, len(rows), number * batch_size)
+    return [row for start in starts for row in rows[start : start + batch_size]]
+
+
+def gather(found: T) -> list[T]:
+    """Return what every process found, in the order of their numbers; each must call it."""
+    parts = [found] * process_rank()[1]
+    if len(parts) > 1:
+        distributed.all_gather_object(parts, found)
+    return parts

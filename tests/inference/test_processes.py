@@ -1,0 +1,29 @@
+"""Several processes share the work of one: nothing twice, nothing left out, the same batches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phiseg.inference import processes
+
+
+@given(
+    rows=st.integers(0, 40).map(lambda number: list(range(number))),
+    batch_size=st.integers(1, 6),
+    number=st.integers(1, 5),
+)
+def test_every_batch_of_one_process_is_done_by_exactly_one_of_several(rows, batch_size, number):
+    with pytest.MonkeyPatch.context() as patch:
+        shares = []
+        for rank in range(number):
+            patch.setattr(processes, "process_rank", lambda rank=rank: (rank, number))
+            shares.append(processes.share_batches(rows, batch_size))
+    batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    dealt = [share[start : start + batch_size] for share in shares for start in range(0, len(share), batch_size)]
+    assert sorted(dealt) == batches
+    assert max(map(len, shares)) - min(map(len, shares)) <= batch_size
+
+
+def test_one_process_finds_what_it_found():
+    assert processes.process_rank() == (0, 1)
+    assert processes.gather({"a": 1}) == [{"a": 1}]
