@@ -1,0 +1,196 @@
+/** What all parts of the page share: the session, the open scan, what was drawn, and how to change it. */
+
+import type { Annotations, ModelInfo, Pair, Point, ScanInfo, SessionInfo } from "./api";
+import * as api from "./api";
+import { Result } from "./result";
+import { Slices } from "./slices";
+import type { State } from "./state";
+import { AS_IT_IS, INITIAL, Store, VIEWS, fromHash, isAsItIs } from "./state";
+
+/** A pixel under the cursor. */
+export interface Place {
+  row: number;
+  column: number;
+}
+
+export class App {
+  readonly session: SessionInfo;
+  readonly store: Store;
+  scan: ScanInfo | null = null;
+  slices: Slices | null = null;
+  annotations: Annotations | null = null;
+  result: Result | null = null;
+  hover: Place | null = null;
+  /** What is being done, for the status line; empty when nothing is. */
+  busy = "";
+  /** How much of it is done, 0 to 1. */
+  progress = 0;
+  private running: AbortController | null = null;
+  private timer = 0;
+  private readonly onChange: () => void;
+  private readonly onError: (message: string) => void;
+
+  constructor(session: SessionInfo, onChange: () => void, onError: (message: string) => void) {
+    this.session = session;
+    this.onChange = onChange;
+    this.onError = onError;
+    this.store = new Store({ ...INITIAL, model: session.model.name, levels: this.defaultLevels() });
+    this.store.subscribe(() => this.changed());
+  }
+
+  get model(): ModelInfo {
+    return this.session.model;
+  }
+
+  get state(): Readonly<State> {
+    return this.store.get();
+  }
+
+  /** The views that this model has. */
+  get views(): (typeof VIEWS)[number][] {
+    return VIEWS.filter((view) => view !== "levels" || this.model.num_levels > 0);
+  }
+
+  changed(): void {
+    this.onChange();
+  }
+
+  fail(error: unknown): void {
+    this.onError(error instanceof Error ? error.message : String(error));
+  }
+
+  /** Restore what a link says. */
+  async restore(hash: string): Promise<void> {
+    const wish = fromHash(hash);
+    if (wish.model && wish.model !== this.model.name) {
+      this.onError(`This link was made with the model ${wish.model}; this viewer runs ${this.model.name}.`);
+    }
+    const levels = wish.levels?.length === this.model.num_levels ? wish.levels : this.defaultLevels();
+    const scan = wish.scan ?? Object.keys(this.session.scan_names)[0];
+    if (scan) await this.open(scan, { ...wish, levels });
+  }
+
+  /** Open a scan; `wish` says what to look at. */
+  async open(id: string, wish: Partial<State> = {}): Promise<void> {
+    await this.attempt("Opening the scan", async () => {
+      const known = this.session.scans.find((scan) => scan.id === id);
+      await this.show(known ?? (await api.getScan(id)), wish);
+    });
+  }
+
+  /** Send files to the server, as one scan. */
+  async send(files: File[]): Promise<void> {
+    const size = files.reduce((sum, file) => sum + file.size, 0);
+    if (size > this.session.max_upload_bytes) {
+      const limit = Math.floor(this.session.max_upload_bytes / 2 ** 20);
+      return this.onError(`More than ${limit} MB; start the viewer on the file instead: phiseg view MODEL SCAN`);
+    }
+    await this.attempt("Reading the files", async () => {
+      const scan = await api.sendScan(files);
+      this.session.scan_names[scan.id] = scan.name;
+      await this.show(scan, {});
+    });
+  }
+
+  /** Draw samples at a point of the scan. */
+  sampleAt(point: Point): void {
+    this.result = null;
+    this.store.set({ point, slice: point[0], sample: 0 });
+    void this.draw();
+  }
+
+  /** Change how samples are drawn, and draw again after a moment without further changes. */
+  redraw(change: Partial<State>): void {
+    this.store.set(change);
+    window.clearTimeout(this.timer);
+    if (this.state.point) this.timer = window.setTimeout(() => void this.draw(), 200);
+  }
+
+  setSlice(slice: number): void {
+    if (!this.scan) return;
+    this.store.set({ slice: Math.min(Math.max(slice, 0), this.scan.num_slices - 1) });
+  }
+
+  setSample(sample: number): void {
+    const number = this.result?.samples.length ?? 0;
+    if (number) this.store.set({ sample: (sample + number) % number });
+  }
+
+  defaultLevels(): State["levels"] {
+    return Array.from({ length: this.session.model.num_levels }, () => AS_IT_IS);
+  }
+
+  private async show(scan: ScanInfo, wish: Partial<State>): Promise<void> {
+    this.running?.abort();
+    this.scan = scan;
+    this.slices = new Slices(scan, () => this.changed(), (error) => this.fail(error));
+    this.result = null;
+    this.annotations = scan.annotators.length ? await api.getAnnotations(scan.id) : null;
+    for (const warning of scan.warnings) this.onError(warning);
+    const isLesionKnown = scan.id === "example" || scan.annotators.length > 0;
+    this.store.set({
+      slice: scan.start[0],
+      point: isLesionKnown ? scan.start : null,
+      sample: 0,
+      window: scan.window as Pair,
+      zoom: 1,
+      centre: null,
+      ...wish,
+      model: this.model.name,
+      scan: scan.id,
+    });
+    this.setSlice(this.state.slice);
+    if (this.state.point) await this.draw();
+  }
+
+  private async draw(): Promise<void> {
+    const { scan, point, numSamples, seed, levels } = this.state;
+    if (!scan || !point) return;
+    this.running?.abort();
+    const running = (this.running = new AbortController());
+    const request = { scan, point, num_samples: numSamples, seed, levels: levels.every(isAsItIs) ? [] : levels };
+    const result = new Result(request);
+    this.report("Drawing samples", 0.03);
+    try {
+      for await (const message of api.predict(request, running.signal)) {
+        if (message.type === "error") throw new Error(message.message);
+        await result.add(message);
+        if (running.signal.aborted) return;
+        if (result.samples.length) this.result = result;
+        if (message.type === "queued") this.report(`Waiting: ${message.ahead} ahead`, 0.03);
+        else this.report(...stepOf(result));
+      }
+      if (result.id === null) throw new Error("The drawing was cut short; click again.");
+      this.report("", 1);
+    } catch (error) {
+      if (running.signal.aborted) return;
+      this.report("", 0);
+      this.fail(error);
+    }
+  }
+
+  private async attempt(what: string, work: () => Promise<void>): Promise<void> {
+    this.report(what, 0.1);
+    try {
+      await work();
+    } catch (error) {
+      this.fail(error);
+    }
+    if (this.busy === what) this.report("", 0);
+  }
+
+  private report(busy: string, progress: number): void {
+    this.busy = busy;
+    this.progress = progress;
+    this.changed();
+  }
+}
+
+/** Say what is being waited for, and how much is done. */
+function stepOf(result: Result): [string, number] {
+  const [here, all] = [result.samples.length, result.request.num_samples];
+  if (here < all) return [`${here} of ${all} samples`, 0.05 + (0.45 * here) / all];
+  if (!result.summary) return ["Mapping the uncertainty", 0.55];
+  if (!result.lesion) return ["Following the lesion through its slices", 0.75];
+  return ["Comparing", 0.95];
+}

@@ -1,0 +1,77 @@
+/** What the keys do; the help of the page is made of the same list. */
+
+import type { App } from "./app";
+import { presets } from "./controls";
+import { get, make } from "./dom";
+import type { Stage } from "./stage";
+
+const MOUSE: [string, string][] = [
+  ["Click", "draw samples there"],
+  ["Wheel", "previous or next slice"],
+  ["Ctrl + wheel", "zoom"],
+  ["Drag", "window: right for less contrast, up for darker"],
+  ["Shift + drag", "pan (also with the right button)"],
+];
+
+interface Key {
+  shown: string;
+  keys: string[];
+  meaning: string;
+  act: (key: string, event: KeyboardEvent) => void;
+}
+
+export function listenToKeys(app: App, stage: Stage): void {
+  const help = get<HTMLDialogElement>("help");
+  const step = (key: string): number => (key === "ArrowLeft" ? -1 : 1);
+  const keys: Key[] = [
+    { shown: "↑ ↓", keys: ["ArrowUp", "ArrowDown"], meaning: "previous or next slice", act: (key) => app.setSlice(app.state.slice + (key === "ArrowUp" ? -1 : 1)) },
+    { shown: "Page up / down", keys: ["PageUp", "PageDown"], meaning: "ten slices", act: (key) => app.setSlice(app.state.slice + (key === "PageUp" ? -10 : 10)) },
+    { shown: "← →", keys: ["ArrowLeft", "ArrowRight"], meaning: "previous or next sample", act: (key) => stepSample(app, step(key)) },
+    { shown: `1 – ${app.views.length}`, keys: app.views.map((_, n) => String(n + 1)), meaning: "choose the view", act: (key) => app.store.set({ view: app.views[Number(key) - 1]! }) },
+    { shown: "Enter", keys: ["Enter"], meaning: "draw samples in the middle of the view", act: () => stage.sampleInTheMiddle() },
+    { shown: "R", keys: ["r"], meaning: "draw all samples anew", act: () => app.redraw({ seed: app.state.seed + 1 }) },
+    { shown: "W", keys: ["w"], meaning: "next window", act: () => nextWindow(app) },
+    { shown: "+ −", keys: ["+", "=", "-"], meaning: "zoom", act: (key) => stage.zoomBy(key === "-" ? 1 / 1.25 : 1.25) },
+    { shown: "0", keys: ["0"], meaning: "the whole slice", act: () => stage.fitSlice() },
+    { shown: "L", keys: ["l"], meaning: "zoom to what was drawn", act: () => stage.fitLesion() },
+    { shown: "A", keys: ["a"], meaning: "annotators on or off", act: () => app.store.set({ annotators: !app.state.annotators }) },
+    { shown: "?", keys: ["?"], meaning: "this help", act: () => help.showModal() },
+  ];
+  const row = ([shown, meaning]: [string, string]) => [make("dt", {}, make("kbd", {}, shown)), make("dd", {}, meaning)];
+  get("mouse-list").append(...MOUSE.flatMap(row));
+  get("key-list").append(
+    ...[...keys.map(({ shown, meaning }): [string, string] => [shown, meaning]), ["Shift + arrows", "pan"] as [string, string]].flatMap(row),
+  );
+  get("help-open").addEventListener("click", () => help.showModal());
+  get("help-close").addEventListener("click", () => help.close());
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || help.open || isTyping(event)) return;
+    if (event.shiftKey && event.key.startsWith("Arrow")) {
+      const [right, down] = { ArrowLeft: [-40, 0], ArrowRight: [40, 0], ArrowUp: [0, -40], ArrowDown: [0, 40] }[event.key] ?? [0, 0];
+      stage.panBy(right!, down!);
+      return event.preventDefault();
+    }
+    const found = keys.find((key) => key.keys.includes(event.key.length === 1 ? event.key.toLowerCase() : event.key));
+    if (!found || (event.key === "Enter" && event.target !== get("picture"))) return;
+    event.preventDefault();
+    found.act(event.key, event);
+  });
+}
+
+/** Fields, lists and sliders keep their own keys. */
+function isTyping(event: KeyboardEvent): boolean {
+  return event.target instanceof HTMLElement && event.target.matches("input, select, textarea");
+}
+
+function stepSample(app: App, step: number): void {
+  const { view, sample } = app.state;
+  if (!app.result) return;
+  if (view === "sample" || view === "grid") app.setSample(sample + step);
+  else app.store.set({ view: "sample" });
+}
+
+function nextWindow(app: App): void {
+  const windows = presets(app).map(([, window]) => window());
+  const now = windows.findIndex((window) => window.join() === app.state.window.join());
+  app.store.set({ window: windows[(now + 1) % windows.length]! });
+}

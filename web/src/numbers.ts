@@ -1,0 +1,120 @@
+/** What the samples say in numbers, with a histogram of the volumes. */
+
+import type { App } from "./app";
+import type { ClassNumbers, Spread } from "./api";
+import { get, make, makeSvg } from "./dom";
+
+const [WIDTH, HEIGHT] = [300, 84];
+
+export class NumbersPanel {
+  private readonly app: App;
+  private shown = "";
+
+  constructor(app: App) {
+    this.app = app;
+    const classes = get<HTMLSelectElement>("class");
+    classes.append(...app.model.classes.slice(1).map((name, n) => make("option", { value: n + 1 }, name)));
+    classes.hidden = app.model.classes.length < 3;
+    classes.addEventListener("change", () => app.store.set({ label: Number(classes.value) }));
+  }
+
+  update(): void {
+    const { result, state, scan } = this.app;
+    const key = [scan?.id, result?.version, result?.request.seed, result?.id, state.sample, state.label, this.app.busy].join(" ");
+    if (key === this.shown) return;
+    this.shown = key;
+    get<HTMLSelectElement>("class").value = String(state.label);
+    const name = this.app.model.classes[state.label];
+    const numbers = name === undefined ? undefined : result?.numbers?.classes[name];
+    get("numbers").replaceChildren(...(numbers ? this.content(numbers) : [this.empty()]));
+    this.updateScores();
+  }
+
+  private content(numbers: ClassNumbers): Node[] {
+    const { result, scan, state } = this.app;
+    const { volume_ml: volume, diameter_mm: diameter, present } = numbers;
+    const notes = [];
+    if (!scan!.has_spacing) notes.push("The pixel size is not known: volumes and diameters assume 1 mm.");
+    else if (scan!.num_slices === 1) notes.push(`One slice, taken as ${scan!.spacing_mm[0]} mm thick.`);
+    const cut = result!.numbers!.truncated;
+    if (cut > 0) notes.push(`${percent(cut)} of the samples are cut off: their volume is larger than told.`);
+    return [
+      make(
+        "div",
+        { class: "figures" },
+        figure("Present in", percent(present), "of the samples"),
+        figure("Volume", `${digits(volume.median)} ml`, `90 %: ${digits(volume.low)}–${digits(volume.high)}`),
+        figure("Diameter", `${diameter.median.toFixed(1)} mm`, `90 %: ${diameter.low.toFixed(1)}–${diameter.high.toFixed(1)}`),
+      ),
+      histogram(volume, state.sample),
+      make("p", { class: "note" }, `Agreement of the samples ${result!.numbers!.agreement.toFixed(2)}  ·  mean γ ${result!.numbers!.mean_gamma.toFixed(3)}`),
+      ...notes.map((note) => make("p", { class: "note" }, note)),
+    ];
+  }
+
+  private empty(): Node {
+    const { app } = this;
+    const what = app.model.centred_on ?? "slice";
+    const text = app.busy && app.state.point ? "The numbers come in a moment." : `Click a ${what} in the picture to see how different readers might have drawn it.`;
+    return make("p", { class: "empty" }, text);
+  }
+
+  private updateScores(): void {
+    const { result, scan } = this.app;
+    get("annotators").hidden = !scan?.annotators.length;
+    const scores = result?.scores;
+    const row = (name: string, value: number | null | undefined, meaning: string): Node =>
+      make("div", { class: "score", title: meaning }, make("dt", {}, name), make("dd", {}, value == null ? "–" : value.toFixed(3)));
+    get("scores").replaceChildren(
+      row("GED²", scores?.ged, "Distance between samples and annotators; lower is better"),
+      row("its floor", scores?.ged_floor, "What a perfect model would get on average with so few annotators and samples"),
+      row("S-NCC", scores?.s_ncc, "Does the uncertainty lie where the annotators disagree? 1 is best"),
+      row("Dice", scores?.dice, "Overlap of the consensus with the annotators"),
+    );
+  }
+}
+
+function figure(name: string, value: string, below: string): Node {
+  return make("div", { class: "figure" }, make("span", { class: "name" }, name), make("strong", {}, value), make("span", { class: "below" }, below));
+}
+
+/** Draw how often which volume was drawn, with the median, the 90 % interval and the chosen sample. */
+function histogram({ samples, median, low, high }: Spread, chosen: number): Node {
+  const [smallest, largest] = [Math.min(...samples), Math.max(...samples)];
+  const spare = Math.max((largest - smallest) * 0.04, largest * 0.02, 1e-6);
+  const [from, to] = [Math.max(0, smallest - spare), largest + spare];
+  const number = Math.min(24, Math.max(6, Math.ceil(2 * Math.sqrt(samples.length))));
+  const counts = new Array<number>(number).fill(0);
+  for (const volume of samples) counts[Math.min(number - 1, Math.floor(((volume - from) / (to - from)) * number))]! += 1;
+  const most = Math.max(...counts);
+  const base = HEIGHT - 18;
+  const x = (volume: number): number => ((volume - from) / (to - from)) * WIDTH;
+  const line = (volume: number, name: string) => makeSvg("line", { class: name, x1: x(volume), x2: x(volume), y1: 2, y2: base });
+  const bars = counts.map((count, n) => {
+    const height = (count / most) * (base - 8);
+    return makeSvg("rect", { class: "bar", x: (n * WIDTH) / number + 1, y: base - height, width: WIDTH / number - 2, height, rx: 1.5 });
+  });
+  const text = (volume: number, anchor: string, words: string, place = x(volume)) =>
+    makeSvg("text", { x: place, y: HEIGHT - 4, "text-anchor": anchor }, words);
+  const drawn = samples[chosen];
+  return makeSvg(
+    "svg",
+    { class: "histogram", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `Volumes of ${samples.length} samples, median ${digits(median)} ml` },
+    makeSvg("rect", { class: "interval", x: x(low), y: 2, width: Math.max(x(high) - x(low), 1), height: base - 2 }),
+    ...bars,
+    makeSvg("line", { class: "axis", x1: 0, x2: WIDTH, y1: base, y2: base }),
+    line(median, "median"),
+    ...(drawn === undefined ? [] : [makeSvg("path", { class: "chosen", d: `M ${x(drawn)} ${base} l -4 6 h 8 z` })]),
+    text(from, "start", digits(from), 0),
+    text(to, "end", `${digits(to)} ml`, WIDTH),
+  );
+}
+
+function percent(share: number): string {
+  return `${Math.round(100 * share)} %`;
+}
+
+/** Write a volume in ml with three digits that say something. */
+function digits(value: number): string {
+  return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value >= 1 ? value.toFixed(2) : value.toFixed(3);
+}

@@ -1,0 +1,32 @@
+/** What tests may read of the page, as `window.phiseg`; nothing can be changed through it. */
+
+import type { App } from "./app";
+
+export function exposeForTests(app: App): void {
+  const view = {
+    get state() {
+      return structuredClone(app.state);
+    },
+    get scan() {
+      return structuredClone(app.scan);
+    },
+    get busy() {
+      return app.busy;
+    },
+    get result() {
+      const { result } = app;
+      if (!result) return null;
+      return {
+        id: result.id,
+        request: structuredClone(result.request),
+        box: result.sampleBox,
+        samples: result.samples.map((sample) => [...sample]),
+        mean: result.summary && [...result.summary.means],
+        levelOutputs: result.summary?.outputs && [...result.summary.outputs],
+        numbers: structuredClone(result.numbers),
+        scores: structuredClone(result.scores),
+      };
+    },
+  };
+  Object.defineProperty(window, "phiseg", { value: Object.freeze(view) });
+}
