@@ -1,0 +1,88 @@
+"""What the page shows, as files."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from phiseg.core.errors import DataError
+from phiseg.imaging.dicom_seg import write_seg
+from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.volume import Volume
+from phiseg.inference.volumes import Prediction
+from phiseg.viewer.drawing import Drawn
+
+What = Literal["sample", "mean", "labels", "gamma", "numbers"]
+Kind = Literal["nifti", "seg", "json"]
+
+
+def export_file(drawn: Drawn, *, model: str, what: What, kind: Kind, index: int = 0) -> tuple[bytes, str]:
+    """Return the content and the name of an exported file.
+
+    Args:
+        drawn: what a click gave.
+        model: the name of the model.
+        what: one sample, the mean's probabilities (of every class but the background), the most probable classes,
+            the gamma map, or the numbers with all that is needed to draw them again.
+        kind: JSON for numbers, NIfTI or DICOM SEG for everything else.
+        index: of the sample, from 0.
+
+    Raises:
+        DataError: there is no such sample, or no such file of it.
+    """
+    if (what == "numbers") != (kind == "json"):
+        raise DataError("numbers are written as JSON, and everything else as NIfTI or DICOM SEG")
+    if what == "numbers":
+        return json.dumps(_numbers(drawn, model), indent=2).encode(), "numbers.json"
+    if what == "sample" and index >= len(drawn.prediction.labels):
+        raise DataError(f"there is no sample {index + 1}; {len(drawn.prediction.labels)} were drawn")
+    volume = _volume(drawn.prediction, what, index)
+    title = f"sample-{index + 1}" if what == "sample" else what
+    with tempfile.TemporaryDirectory() as folder:
+        if kind == "nifti":
+            file = Path(folder) / f"{title}.nii.gz"
+            write_nifti(file, volume)
+        else:
+            file = Path(folder) / f"{title}.seg.dcm"
+            _write_seg(file, drawn, volume, what, title)
+        return file.read_bytes(), file.name
+
+
+def _volume(prediction: Prediction, what: What, index: int) -> Volume:
+    if what == "mean":
+        foreground = np.moveaxis(prediction.mean_probs[1:], 0, 3)  # (n, h, w, K-1)
+        return prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
+    if what == "gamma":
+        return prediction.on_grid(prediction.gamma)
+    return prediction.on_grid(prediction.labels[index] if what == "sample" else prediction.consensus)
+
+
+def _write_seg(file: Path, drawn: Drawn, volume: Volume, what: What, title: str) -> None:
+    series = drawn.scan.series
+    if series is None:
+        raise DataError("a DICOM SEG refers to a DICOM series, and this scan is none; take NIfTI")
+    if what == "gamma":
+        raise DataError("a gamma map is no segmentation; take NIfTI")
+    fractional = what == "mean"
+    values = volume.values[..., None] if fractional and volume.values.ndim == 3 else volume.values
+    write_seg(
+        file,
+        values,
+        series,
+        classes=drawn.prediction.classes,
+        kind="fractional" if fractional else "binary",
+        description=f"PHiSeg {title} of {len(drawn.prediction.labels)} samples",
+    )
+
+
+def _numbers(drawn: Drawn, model: str) -> dict[str, object]:
+    return {
+        "model": model,
+        "scan": drawn.scan.name,
+        "request": drawn.request.model_dump(mode="json"),
+        "voxel": drawn.prediction.voxel(*drawn.request.point),
+        **drawn.numbers.model_dump(mode="json", exclude={"type"}),
+        "scores": drawn.scores and drawn.scores.model_dump(mode="json", exclude={"type"}),
+    }

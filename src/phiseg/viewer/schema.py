@@ -1,0 +1,220 @@
+"""What the page and the server say to each other. All arrays are little-endian, row by row, deflated, in base64.
+
+Shapes: S samples, K classes, L latent levels, A annotators; a box has h x w pixels of a slice.
+"""
+
+import base64
+import zlib
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_SAMPLES = 100
+
+
+class Message(BaseModel):
+    """Something that goes over the wire; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelInfo(Message):
+    """The model that draws."""
+
+    name: str
+    classes: list[str]
+    """The background first."""
+    num_levels: int
+    """Latent levels that can be held, redrawn and tempered; 0 for a model without a hierarchy."""
+    centred_on: str | None
+    """What one has to click on; None for a model that takes a slice as a whole."""
+    size: tuple[int, int]
+    window: tuple[float, float] | None
+    """Values that the model takes as its darkest and brightest; None where images are z-scored."""
+
+
+class ScanInfo(Message):
+    """A scan, or a case of a prepared dataset, as slices in the model's plane."""
+
+    id: str
+    name: str
+    num_slices: int
+    height: int
+    width: int
+    spacing_mm: tuple[float, float, float]
+    """From slice to slice, row to row and column to column."""
+    has_spacing: bool
+    plane: str
+    value_range: tuple[float, float]
+    window: tuple[float, float]
+    """To begin with."""
+    annotators: list[str]
+    """Whose masks are known; none for a scan."""
+    start: tuple[int, int, int]
+    """Slice, row and column to look at first: the middle, or the lesion of the example."""
+    warnings: list[str]
+    """What the user should know of the scan, one line each."""
+
+
+class SessionInfo(Message):
+    """What the page needs to begin."""
+
+    version: str
+    model: ModelInfo
+    scans: list[ScanInfo]
+    """The first scan, if there is one."""
+    scan_names: dict[str, str]
+    """All of them: the name of each id."""
+    max_samples: int = MAX_SAMPLES
+    max_upload_bytes: int
+    max_scans: int
+
+
+class LevelControl(Message):
+    """What is done to one latent level."""
+
+    seed: int = Field(default=0, ge=0, le=2**31)
+    """Another number redraws this level and no other."""
+    hold: bool = False
+    """All samples share the noise of the first one."""
+    temperature: float = Field(default=1.0, ge=0, le=4)
+    """Factor on the noise."""
+
+
+class PredictionRequest(Message):
+    """Where to look and how to sample."""
+
+    scan: str
+    point: Annotated[list[int], Field(min_length=3, max_length=3)]
+    """Slice, row, column."""
+    num_samples: int = Field(default=16, ge=1, le=MAX_SAMPLES)
+    seed: int = Field(default=0, ge=0, le=2**31)
+    levels: list[LevelControl] = Field(default_factory=list, max_length=32)
+    """Fine to coarse; empty: all as they are."""
+
+
+class Box(Message):
+    """Where an array lies in a slice."""
+
+    row: int
+    column: int
+    height: int
+    width: int
+
+
+class Queued(Message):
+    """How many others are served first."""
+
+    type: Literal["queued"] = "queued"
+    ahead: int
+
+
+class Samples(Message):
+    """Some samples of the clicked slice."""
+
+    type: Literal["samples"] = "samples"
+    first: int
+    number: int
+    box: Box
+    labels: str
+    """uint8 (number, h, w), class indices."""
+
+
+class SliceSummary(Message):
+    """All samples of the clicked slice together."""
+
+    type: Literal["slice"] = "slice"
+    box: Box
+    mean_probs: str
+    """uint8 (K-1, h, w), 255 for a probability of 1."""
+    gamma: str
+    """uint8 (h, w), 255 for `gamma_max`."""
+    gamma_max: float
+    level_shares: str | None
+    """uint8 (L, h, w), each level's share of the uncertainty of a pixel, 255 for all of it, fine to coarse."""
+    level_outputs: str | None
+    """uint8 (L, h, w), the probability of any foreground after each level of the first sample, fine to coarse."""
+
+
+class Spread(Message):
+    """A quantity over the samples."""
+
+    median: float
+    low: float
+    high: float
+    samples: list[float]
+
+
+class ClassNumbers(Message):
+    """What the samples say about one class."""
+
+    present: float
+    volume_ml: Spread
+    diameter_mm: Spread
+
+
+class Numbers(Message):
+    """What the samples say about the whole lesion, or the whole scan."""
+
+    type: Literal["numbers"] = "numbers"
+    classes: dict[str, ClassNumbers]
+    mean_gamma: float
+    agreement: float
+    truncated: float
+    """Share of the samples that are cut off by the crop, by the reach or by the end of the scan: too small."""
+    level_shares: list[float] | None
+    """Each level's share of the uncertainty of the clicked slice, fine to coarse."""
+
+
+class LesionSlices(Message):
+    """The samples through all slices of the lesion; of a model of whole slices through all of a small scan.
+
+    In a large scan, such a model looks at the clicked slice alone.
+    """
+
+    type: Literal["volume"] = "volume"
+    first_slice: int
+    num_slices: int
+    box: Box
+    labels: str
+    """uint8 (S, slices, h, w)."""
+    mean_probs: str
+    """uint8 (K-1, slices, h, w)."""
+
+
+class CaseScores(Message):
+    """How the samples compare with the annotators of a case."""
+
+    type: Literal["scores"] = "scores"
+    ged: float | None
+    ged_floor: float | None
+    s_ncc: float | None
+    dice: float | None
+
+
+class Done(Message):
+    """Everything was sent; `id` names the prediction for exports."""
+
+    type: Literal["done"] = "done"
+    id: str
+
+
+class Failed(Message):
+    """Why nothing more comes."""
+
+    type: Literal["error"] = "error"
+    message: str
+
+
+def packed(array: NDArray[Any]) -> str:
+    """Return an array's bytes, deflated, in base64."""
+    contiguous = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return base64.b64encode(zlib.compress(contiguous.tobytes(), 1)).decode()
+
+
+def as_bytes(values: NDArray[np.floating[Any]], top: float = 1.0) -> NDArray[np.uint8]:
+    """Return values of 0 to `top` as 0 to 255."""
+    scaled: NDArray[np.uint8] = np.rint(np.clip(values / top, 0, 1) * 255).astype(np.uint8)
+    return scaled

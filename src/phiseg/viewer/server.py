@@ -1,0 +1,244 @@
+"""The viewer's server: a few routes over one model, for one person on one machine.
+
+Nothing that a request says becomes a path: scans have ids, and files that are dropped get names of our own. One
+prediction is computed at a time; others wait and are told how many are ahead.
+"""
+
+import secrets
+import shutil
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from phiseg import __version__
+from phiseg.core.errors import PhisegError
+from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.sampling import check_fits
+from phiseg.models import Segmenter
+from phiseg.viewer.desk import Desk
+from phiseg.viewer.drawing import Drawn, draw, num_levels
+from phiseg.viewer.exports import Kind, What, export_file
+from phiseg.viewer.guard import Guard
+from phiseg.viewer.library import Library, OpenScan
+from phiseg.viewer.schema import Done, Message, ModelInfo, PredictionRequest, ScanInfo, SessionInfo, packed
+from phiseg.viewer.uploads import save_uploads
+
+MAX_UPLOAD = 1 << 30
+"""Bytes that one drop may have."""
+MAX_FILES = 3000
+"""Files that one drop may have: the slices of a long CT."""
+MAX_UPLOADS = 2
+"""Drops that are taken in at once."""
+MAX_SCANS = 8
+"""Scans that are kept in memory."""
+MAX_MEMORY = 2 << 30
+"""Bytes of voxels that are kept in memory."""
+MAX_WAITING = 40
+"""Clients that may wait for a prediction."""
+MAX_PREDICTIONS = 16
+"""Predictions that are kept for exports."""
+STATIC = Path(__file__).parent / "static"
+
+
+@dataclass
+class Viewer:
+    """What all requests share."""
+
+    model: Segmenter
+    name: str
+    library: Library
+    desk: Desk = field(default_factory=lambda: Desk(MAX_WAITING))
+    exporting: Lock = field(default_factory=Lock)
+    num_uploads: int = 0
+    _predictions: "OrderedDict[str, Drawn]" = field(default_factory=OrderedDict)
+    _lock: Lock = field(default_factory=Lock)
+
+    @classmethod
+    def of(cls, model: Segmenter, name: str) -> "Viewer":
+        """Return a viewer of a model, with the example as its only scan.
+
+        Raises:
+            ModelError: the model does not say how its images were prepared.
+        """
+        return cls(model, name, Library(Preprocessing.of(model), max_scans=MAX_SCANS, max_bytes=MAX_MEMORY))
+
+    def add(self, paths: Sequence[Path]) -> list[str]:
+        """Take in scans, folders of them and a dataset; return a line for everything that is passed over.
+
+        Raises:
+            DataError, ModelError: one of them is no scan, or the dataset is not for this model.
+        """
+        notes = [note for path in paths for note in self.library.add(path)]
+        if self.library.dataset is not None:
+            check_fits(self.model, self.library.dataset)
+        return notes
+
+    def info(self) -> ModelInfo:
+        """Describe the model."""
+        preprocessing = self.library.preprocessing
+        rule = preprocessing.intensity
+        return ModelInfo(
+            name=self.name,
+            classes=list(preprocessing.classes),
+            num_levels=num_levels(self.model),
+            centred_on=preprocessing.centred_on,
+            size=preprocessing.size,
+            window=(rule.low, rule.high) if rule.low is not None and rule.high is not None else None,
+        )
+
+    def session(self) -> SessionInfo:
+        """Describe the model and the scans."""
+        names = self.library.names()
+        return SessionInfo(
+            version=__version__,
+            model=self.info(),
+            scans=[self.library.get(next(iter(names))).info],
+            scan_names=names,
+            max_upload_bytes=MAX_UPLOAD,
+            max_scans=MAX_SCANS,
+        )
+
+    def answer(self, request: PredictionRequest) -> Iterator[Message]:
+        """Yield what is drawn, and in the end the id of the prediction."""
+        drawn = yield from draw(self.model, self.library.get(request.scan), request)
+        name = secrets.token_urlsafe(9)
+        with self._lock:
+            for old, other in list(self._predictions.items()):
+                if len(self._predictions) >= MAX_PREDICTIONS or not self.library.holds(other.scan):
+                    del self._predictions[old]
+            self._predictions[name] = drawn
+        yield Done(id=name)
+
+    def prediction(self, name: str) -> Drawn | None:
+        """Return what was drawn, if it is still kept."""
+        with self._lock:
+            return self._predictions.get(name)
+
+    async def stream(
+        self, request: PredictionRequest, has_left: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[str]:
+        """Yield lines of JSON: where one stands in the queue, what is drawn, and in the end Done or Failed."""
+        async for message in self.desk.serve(self.answer(request), has_left):
+            yield message.model_dump_json() + "\n"
+
+
+def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
+    """Return the server.
+
+    Args:
+        viewer: what it shows.
+        token: asked of every request, where others can reach the server.
+    """
+    app = FastAPI(title="PHiSeg viewer", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, token=token, upload_path="/api/scans", max_upload=MAX_UPLOAD)
+    _explain_errors(app)
+    pages = {str(file.relative_to(STATIC)): file for file in STATIC.rglob("*") if file.is_file()}
+
+    @app.get("/api/session")
+    def session() -> SessionInfo:
+        """Describe the model and the scans."""
+        return viewer.session()
+
+    @app.get("/api/scans/{scan_id}")
+    def scan(scan_id: str) -> ScanInfo:
+        """Describe one scan."""
+        return viewer.library.get(scan_id).info
+
+    @app.get("/api/scans/{scan_id}/slices/{number}")
+    def slice_values(scan_id: str, number: int) -> Response:
+        """Return the first channel of a slice, float32 (height, width), little-endian."""
+        values = viewer.library.get(scan_id).stack.stack.values[..., 0]
+        if not 0 <= number < len(values):
+            raise HTTPException(404, f"there is no slice {number}")
+        content = np.ascontiguousarray(values[number], dtype="<f4").tobytes()
+        return Response(content, media_type="application/octet-stream")
+
+    @app.get("/api/scans/{scan_id}/annotations")
+    def annotations(scan_id: str) -> dict[str, Any]:
+        """Return the annotators' masks of a case, packed uint8 (annotators, height, width)."""
+        opened = viewer.library.get(scan_id)
+        drawn = opened.annotations
+        return {"annotators": list(opened.annotators), "labels": None if drawn is None else packed(drawn)}
+
+    @app.post("/api/scans")
+    async def drop(request: Request) -> ScanInfo:
+        """Take in the files of one scan, as multipart form data."""
+        if viewer.num_uploads >= MAX_UPLOADS:
+            raise HTTPException(503, "others are dropping files; try again in a moment")
+        viewer.num_uploads += 1
+        try:
+            return (await _take_in(viewer.library, request)).info
+        finally:
+            viewer.num_uploads -= 1
+
+    @app.post("/api/predictions")
+    async def predict(request: Request, wanted: PredictionRequest) -> StreamingResponse:
+        """Draw samples: lines of JSON, as they come."""
+        if viewer.desk.is_full:
+            raise HTTPException(503, "too many are waiting; try again in a moment")
+        return StreamingResponse(viewer.stream(wanted, request.is_disconnected), media_type="application/x-ndjson")
+
+    @app.get("/api/predictions/{name}/export")
+    def export(name: str, what: What, kind: Kind, index: Annotated[int, Query(ge=0)] = 0) -> Response:
+        """Return what is seen as a file."""
+        drawn = viewer.prediction(name)
+        if drawn is None:
+            raise HTTPException(404, "this prediction is gone; click again")
+        with viewer.exporting:  # one at a time: a whole volume is in memory
+            content, filename = export_file(drawn, model=viewer.name, what=what, kind=kind, index=index)
+        headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
+        return Response(content, media_type="application/octet-stream", headers=headers)
+
+    @app.get("/{path:path}", include_in_schema=False)
+    def page(path: str) -> FileResponse:
+        """Return a file of the page; every one of them is known beforehand."""
+        file = pages.get(path or "index.html")
+        if file is None:
+            raise HTTPException(404, "there is no such page")
+        return FileResponse(file)
+
+    return app
+
+
+async def _take_in(library: Library, request: Request) -> OpenScan:
+    """Read the scan that a request brings; its files stay on the disk as long as the scan is in use."""
+    folder = Path(tempfile.mkdtemp(prefix="phiseg-dropped-"))
+    try:
+        content_type = request.headers.get("content-type", "")
+        uploads = await save_uploads(request.stream(), content_type, folder, max_files=MAX_FILES)
+        scan = await run_in_threadpool(library.drop, uploads)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(scan, shutil.rmtree, folder, ignore_errors=True)
+    return scan
+
+
+def _explain_errors(app: FastAPI) -> None:
+    """Answer every error that a request can cause with one line of text, as {"message": ...}."""
+
+    @app.exception_handler(PhisegError)
+    async def user_error(_: Request, error: PhisegError) -> JSONResponse:
+        return JSONResponse({"message": str(error)}, 400)
+
+    @app.exception_handler(StarletteHTTPException)
+    async def http_error(_: Request, error: StarletteHTTPException) -> JSONResponse:
+        return JSONResponse({"message": str(error.detail)}, error.status_code)
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong_request(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return JSONResponse({"message": f"the request makes no sense: {where}: {first['msg']}"}, 422)

@@ -1,0 +1,193 @@
+"""Files that were dropped on the page: written to the disk as they arrive, and looked at before they are read.
+
+Nothing of a stranger's file name is used but its ending, and what a file would cost in memory is known beforehand.
+"""
+
+import gzip
+import math
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+import numpy as np
+import pydicom
+from PIL import Image
+from pydicom.filereader import read_file_meta_info
+from pydicom.uid import DeflatedExplicitVRLittleEndian
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from phiseg.core.errors import DataError
+from phiseg.imaging.nifti import read_nifti_header
+
+_SUFFIXES = (".nii.gz", ".nii", ".png")
+_CURE = "start the viewer on the file itself: phiseg view MODEL SCAN"
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One file."""
+
+    name: str
+    """What the user calls it; for the eye only."""
+    path: Path
+
+
+async def save_uploads(
+    body: AsyncIterator[bytes], content_type: str, folder: Path, *, max_files: int
+) -> list[Upload]:
+    """Write the files of a form into a folder while they arrive; one of them is open at a time.
+
+    Args:
+        body: of a request.
+        content_type: of the request.
+        folder: empty.
+        max_files: how many the form may have.
+
+    Raises:
+        DataError: the body is no such form, or has more files.
+    """
+    kind, options = parse_options_header(content_type)
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        raise DataError("the upload is no form with files; drop a file on the page")
+    form = _Form(folder, max_files)
+    try:
+        parser = MultipartParser(
+            options[b"boundary"],
+            {
+                "on_part_begin": form.begin,
+                "on_header_field": form.header_name,
+                "on_header_value": form.header_value,
+                "on_header_end": form.header_end,
+                "on_headers_finished": form.open,
+                "on_part_data": form.write,
+                "on_part_end": form.close,
+                "on_end": form.end,
+            },
+        )
+        async for chunk in body:
+            parser.write(chunk)
+        parser.finalize()
+    except FormParserError as error:
+        raise DataError(f"the upload cannot be read ({error}); drop the files again") from None
+    finally:
+        form.close()
+    if not form.complete:
+        raise DataError("the upload ended too early; drop the files again")
+    return form.uploads
+
+
+class _Form:
+    """What a parser tells of a form, written to files."""
+
+    def __init__(self, folder: Path, max_files: int) -> None:
+        self.folder, self.max_files = folder, max_files
+        self.uploads: list[Upload] = []
+        self.complete = False
+        self._file: IO[bytes] | None = None
+        self._name, self._value = b"", b""
+        self._headers: dict[bytes, bytes] = {}
+
+    def begin(self) -> None:
+        self._headers = {}
+
+    def header_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def header_end(self) -> None:
+        self._headers[self._name.lower()] = self._value
+        self._name, self._value = b"", b""
+
+    def open(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition"))
+        if b"filename" not in options:
+            return  # a field, which we have no use for
+        if len(self.uploads) == self.max_files:
+            raise DataError(f"more than {self.max_files} files; {_CURE}")
+        name = _shown(options[b"filename"].decode(errors="replace"))
+        suffix = next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), ".dcm")
+        path = self.folder / f"{len(self.uploads):05d}{suffix}"
+        self._file = path.open("xb")
+        self.uploads.append(Upload(name, path))
+
+    def write(self, data: bytes, start: int, end: int) -> None:
+        if self._file is not None:
+            self._file.write(data[start:end])
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def end(self) -> None:
+        self.complete = True
+
+
+def check_affordable(uploads: Sequence[Upload], *, max_bytes: int) -> None:
+    """Refuse files whose voxels would need more memory than there is for them.
+
+    Raises:
+        DataError: with the size, or why a file cannot be told from a trap.
+    """
+    total = 0
+    for upload in uploads:
+        if upload.path.name.endswith(".nii.gz"):
+            total += read_nifti_header(upload.path, channels=True).values.nbytes  # what it claims
+            if total <= max_bytes:
+                _check_unpacked(upload, max_bytes)
+        elif upload.path.suffix == ".nii":
+            total += read_nifti_header(upload.path, channels=True).values.nbytes
+        elif upload.path.suffix == ".png":
+            total += _png_bytes(upload.path)
+        else:
+            total += _dicom_bytes(upload)
+        if total > max_bytes:
+            raise DataError(f"{upload.name}: its voxels need more than the {max_bytes >> 20} MB there are; {_CURE}")
+
+
+def _check_unpacked(upload: Upload, max_bytes: int) -> None:
+    """Refuse a compressed file that goes on for longer than any scan, whatever its header says."""
+    size = 0
+    try:
+        with gzip.open(upload.path) as stream:
+            while chunk := stream.read(_CHUNK):
+                size += len(chunk)
+                if size > max_bytes + _CHUNK:
+                    raise DataError(f"{upload.name} unpacks to more than {max_bytes >> 20} MB; {_CURE}")
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{upload.name} is damaged ({error}); copy it again") from None
+
+
+def _png_bytes(path: Path) -> int:
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            return math.prod(image.size) * len(image.getbands())
+    except Exception:  # a damaged file raises almost anything: let the reader say what is wrong
+        return 0
+
+
+def _dicom_bytes(upload: Upload) -> int:
+    """Return the memory that a slice needs as float32; 0 for a file that is no DICOM."""
+    try:
+        if read_file_meta_info(upload.path).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+            raise DataError(f"{upload.name} is a deflated DICOM file; {_CURE}")
+        names = ["Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"]
+        data = pydicom.dcmread(upload.path, stop_before_pixels=True, specific_tags=list(names))
+        counts = [int(data.get(name) or 1) for name in names]
+    except DataError:
+        raise
+    except Exception:  # a damaged file raises almost anything: let the reader say what is wrong
+        return 0
+    return math.prod(counts) * np.dtype(np.float32).itemsize
+
+
+def _shown(name: str) -> str:
+    """Return a stranger's file name, fit to be shown: without its folders, on one line."""
+    printable = "".join(character for character in name if character.isprintable())
+    return PurePosixPath(printable.replace("\\", "/")).name[-80:] or "unnamed"
