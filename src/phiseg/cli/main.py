@@ -34,6 +34,7 @@ COMMANDS = {
         "predict",
         "Segment NIfTI, DICOM or PNG with a trained model: samples, maps, millilitres, a report.",
     ),
+    "view": ("view", "Look at scans in the browser: click a lesion, see what experts would have drawn."),
     "export": ("export", "Write a model as ONNX or as a MONAI bundle."),
     "demo": ("demo", "See it all work: PHiSeg against the Probabilistic U-Net, in minutes."),
     "info": ("info", "Tell about recipes, a model, a run, a dataset or this installation."),
