@@ -1,0 +1,403 @@
+"""The viewer in a real browser: what it shows is what Python gives, and one gets to it with mouse and keys."""
+
+import json
+import shutil
+import time
+from itertools import product
+from threading import Thread
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from phiseg.data.intensity import Intensity
+from phiseg.data.store import Dataset
+from phiseg.data.writer import Case, write_dataset
+from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.volume import Volume
+from phiseg.inference.slice_noise import Level
+from phiseg.inference.volumes import Sampling, level_outputs, predict_volume
+from phiseg.models.phiseg import PHiSegConfig
+from phiseg.models.registry import build_model
+
+uvicorn = pytest.importorskip("uvicorn", reason="the viewer needs uvicorn")
+sync_api = pytest.importorskip("playwright.sync_api", reason="tests in a browser need playwright")
+server = pytest.importorskip("phiseg.viewer.server", reason="the viewer needs FastAPI")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+
+SPACING = (1.0, 1.5, 2.0)
+"""Of voxels along i, j and k: columns, rows and slices of the axial plane."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A PHiSeg of three levels with random weights: no two of its samples are the same."""
+    torch.manual_seed(0)
+    model = build_model(PHiSegConfig(channels=(4, 5, 6, 7), num_levels=3, blocks_per_level=1, head_init=1.0)).eval()
+    model.preprocessing = {
+        "classes": ["background", "lesion"],
+        "image_channels": 1,
+        "size": [16, 16],
+        "intensity": {"kind": "window", "low": -1000, "high": 400},
+        "centred_on": "lesion",
+    }
+    return model
+
+
+@pytest.fixture(scope="module")
+def scan():
+    """A volume of 40 columns, 28 rows and 7 slices."""
+    values = np.random.default_rng(0).normal(-500, 200, (40, 28, 7)).astype(np.float32)
+    return Volume(values, np.diag([-SPACING[0], -SPACING[1], SPACING[2], 1]))
+
+
+@pytest.fixture(scope="module")
+def dataset(lesions, tmp_path_factory):
+    """The lesions, as if they were CT."""
+    source = Dataset.open(lesions)
+
+    def case(row):
+        name, patient = source.cases[row]["case"], source.cases[row]["patient"]
+        image = (1400 * source.images[row].astype(np.float32) - 1000).astype(np.float32)
+        return Case(name, patient, image, source.labels[row], source.valid[row])
+
+    folder = tmp_path_factory.mktemp("data") / "lesions-ct"
+    write_dataset(
+        folder,
+        name="lesions-ct",
+        classes=source.info.classes,
+        num_annotators=4,
+        image_shape=source.images.shape[1:],
+        image_dtype=np.float32,
+        intensity=Intensity(kind="window", low=-1000, high=400),
+        cases=map(case, range(source.num_cases)),
+        splits=source.splits,
+    )
+    return Dataset.open(folder)
+
+
+@pytest.fixture(scope="module")
+def address(model, scan, dataset, tmp_path_factory):
+    """The address of a running viewer of the scan and the dataset."""
+    file = tmp_path_factory.mktemp("scans") / "noise.nii.gz"
+    write_nifti(file, scan)
+    viewer = server.Viewer.of(model, "tiny")
+    viewer.add([file, dataset.path])
+    app = server.create_app(viewer)
+    running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    thread = Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        assert thread.is_alive()
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}/"
+    running.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    """A page of 1280 x 800; in the end, nothing was asked of anybody else and the browser had no complaint."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    complaints, requests = [], []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+    page.on("request", lambda request: requests.append(request.url))
+    page.complaints = complaints
+    yield page
+    page.close()
+    assert complaints == []
+    assert [url for url in requests if not url.startswith((address, f"blob:{address}"))] == []
+
+
+def wait_until(page, condition):
+    """Wait until an expression of the page is true; the page's policy forbids playwright's own way."""
+    end = time.monotonic() + 60
+    while not page.evaluate(f"() => Boolean({condition})"):
+        assert time.monotonic() < end, f"in vain: {condition}; {page.locator('#messages').inner_text()}"
+        page.wait_for_timeout(30)
+
+
+def open_page(page, address, link=""):
+    page.goto(address + link)
+    wait_until(page, "window.phiseg?.scan && !window.phiseg.busy")
+
+
+def open_noise(page, address, link=""):
+    """Open the page on the scan of noise."""
+    open_page(page, address, link)
+    page.locator("#scans").select_option(label="noise")
+    wait_until(page, "window.phiseg.scan.name === 'noise' && !window.phiseg.busy")
+
+
+def state_of(page):
+    return page.evaluate("() => window.phiseg.state")
+
+
+def result_of(page):
+    """Wait for everything that a click gives, and return it."""
+    wait_until(page, "window.phiseg.result?.id && !window.phiseg.busy")
+    page.wait_for_timeout(250)  # a change of the settings is drawn a moment later
+    wait_until(page, "window.phiseg.result?.id && !window.phiseg.busy")
+    return page.evaluate("() => window.phiseg.result")
+
+
+def samples_of(result):
+    """Return the samples (S, h, w) that the page shows."""
+    box = result["box"]
+    return np.array(result["samples"], np.uint8).reshape(-1, box["height"], box["width"])
+
+
+def middle_of(page):
+    box = page.locator("#picture").bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def click(page, right=30, down=-20):
+    """Click beside the middle of the picture, and return what came of it."""
+    x, y = middle_of(page)
+    page.mouse.click(x + right, y + down)
+    return result_of(page)
+
+
+def in_python(model, scan, result, **changes):
+    """Return what Python predicts in the clicked slice."""
+    number, row, column = result["request"]["point"]
+    sampling = Sampling(**({"num_samples": 16, "seed": 0, "reach_mm": 0.0} | changes))
+    return predict_volume(model, scan, point=(column, row, number), sampling=sampling, name="noise")
+
+
+def test_slices_are_scrolled_with_wheel_and_keys(page, address):
+    open_noise(page, address)
+    first = state_of(page)["slice"]
+    page.mouse.move(*middle_of(page))
+    page.mouse.wheel(0, 100)
+    wait_until(page, f"window.phiseg.state.slice === {first + 1}")
+    page.locator("#picture").focus()
+    for key, expected in (("ArrowUp", first), ("PageUp", 0), ("ArrowUp", 0), ("PageDown", 6), ("ArrowDown", 6)):
+        page.keyboard.press(key)
+        assert state_of(page)["slice"] == expected
+    assert page.locator("#slice-number").inner_text() == "Slice 7 of 7"
+
+
+def test_a_millimetre_is_as_long_down_as_across(page, address, scan):
+    open_noise(page, address)
+    x, y = middle_of(page)
+
+    def place(right, down):
+        page.mouse.move(x + right, y + down)
+        page.wait_for_timeout(60)
+        words = page.locator("#readout").inner_text().replace(",", "").split()
+        return int(words[1]), int(words[3])
+
+    (top, left), (bottom, right) = place(-180, -180), place(180, 180)
+    assert (bottom - top) * SPACING[1] == pytest.approx((right - left) * SPACING[0], abs=2.5)
+    assert right - left > 10
+
+
+def test_the_readout_shows_the_value_of_the_voxel(page, address, scan):
+    open_noise(page, address)
+    x, y = middle_of(page)
+    page.mouse.move(x + 50, y + 70)
+    page.wait_for_timeout(60)
+    words = page.locator("#readout").inner_text().replace(",", "").split()
+    row, column, value = int(words[1]), int(words[3]), float(words[words.index("value") + 1])
+    assert value == pytest.approx(scan.values[column, row, state_of(page)["slice"]], rel=1e-3)
+
+
+def test_a_drag_moves_the_window_and_presets_set_it(page, address):
+    open_noise(page, address)
+    x, y = middle_of(page)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 60, y, steps=4)
+    page.mouse.up()
+    low, high = state_of(page)["window"]
+    assert high - low > 1400
+    assert page.evaluate("() => window.phiseg.result") is None
+    page.get_by_role("button", name="Soft tissue").click()
+    assert state_of(page)["window"] == [-160, 240]
+    page.keyboard.press("w")
+    assert state_of(page)["window"] == [-1000, 400]
+
+
+def test_a_click_shows_the_samples_that_python_draws(page, address, model, scan):
+    open_noise(page, address)
+    result = click(page)
+    prediction = in_python(model, scan, result)
+    expected = prediction.labels[:, 0]
+    assert len(np.unique(expected, axis=0)) > 8
+    np.testing.assert_array_equal(samples_of(result), expected)
+    mean = np.array(result["mean"]).reshape(expected.shape[1:])
+    np.testing.assert_allclose(mean / 255, prediction.mean_probs[1, 0], atol=0.003)
+    number, row, column = result["request"]["point"]
+    outputs = level_outputs(model, scan, point=(column, row, number), sampling=Sampling(seed=0), name="noise")
+    shown = np.array(result["levelOutputs"]).reshape(outputs.shape)
+    np.testing.assert_allclose(shown / 255, outputs, atol=0.003)
+
+
+def test_levels_are_tempered_held_and_redrawn_one_by_one(page, address, model, scan):
+    open_noise(page, address)
+    before = samples_of(click(page))
+    page.locator('input[data-level="2"]').fill("0")
+    page.get_by_role("button", name="Hold level 2").click()
+    page.get_by_role("button", name="Redraw level 1").click()
+    result = result_of(page)
+    levels = (Level(seed=1), Level(hold=True), Level(temperature=0.0))
+    expected = in_python(model, scan, result, levels=levels).labels[:, 0]
+    assert (expected != before).any()
+    np.testing.assert_array_equal(samples_of(result), expected)
+    page.get_by_role("button", name="Reset").click()
+    np.testing.assert_array_equal(samples_of(result_of(page)), before)
+
+
+def test_number_and_seed_of_the_samples(page, address, model, scan):
+    open_noise(page, address)
+    click(page)
+    page.locator("#number").fill("5")
+    page.locator("#seed").fill("7")
+    page.locator("#seed").press("Enter")
+    result = result_of(page)
+    expected = in_python(model, scan, result, num_samples=5, seed=7).labels[:, 0]
+    np.testing.assert_array_equal(samples_of(result), expected)
+
+
+def test_every_view_shows_another_picture(page, address):
+    open_noise(page, address)
+    click(page)
+    pictures = []
+    for key in "1234567":
+        page.keyboard.press(key)
+        page.wait_for_timeout(100)
+        pictures.append(page.locator("#picture").screenshot())
+    assert len(set(pictures)) == 7
+    page.keyboard.press("1")
+    page.keyboard.press("ArrowRight")
+    assert state_of(page)["view"] == "sample"
+    page.keyboard.press("ArrowRight")
+    assert state_of(page)["sample"] == 1
+
+
+def test_a_sample_is_saved_as_it_is_shown(page, address, model, scan, tmp_path):
+    open_noise(page, address)
+    result = click(page)
+    page.keyboard.press("2")
+    page.keyboard.press("ArrowRight")
+
+    def save(button):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=button).click()
+        path = tmp_path / download.value.suggested_filename
+        download.value.save_as(path)
+        return path
+
+    saved = nibabel.load(save("NIfTI"))
+    prediction = in_python(model, scan, result, reach_mm=None)
+    np.testing.assert_array_equal(np.asarray(saved.dataobj), prediction.on_grid(prediction.labels[1]).values)
+    np.testing.assert_allclose(saved.affine, scan.affine, atol=1e-5)
+    assert save("Picture PNG").read_bytes().startswith(b"\x89PNG")
+    shown = result["numbers"]["classes"]["lesion"]["volume_ml"]
+    numbers = json.loads(save("Numbers JSON").read_text())
+    assert numbers["classes"]["lesion"]["volume_ml"] == shown
+    page.get_by_role("button", name="DICOM SEG").click()
+    page.get_by_text("refers to a DICOM series").wait_for()
+    page.get_by_role("button", name="Dismiss").click()
+    assert page.locator(".message").count() == 0
+    page.complaints.clear()  # the browser notes the refusal
+
+
+def test_a_link_restores_the_view(page, browser, address):
+    open_noise(page, address)
+    click(page)
+    page.locator('input[data-level="0"]').fill("0.5")
+    result_of(page)
+    page.locator("#picture").focus()
+    for key in ("2", "ArrowRight", "ArrowRight", "w", "+", "ArrowDown", "r"):
+        page.keyboard.press(key)
+    before, state = result_of(page), state_of(page)
+    page.wait_for_timeout(300)
+    assert state["seed"] == 1
+    other = browser.new_page()
+    other.goto(page.url)
+    after = result_of(other)
+    restored = state_of(other)
+    other.close()
+    assert after["samples"] == before["samples"]
+    assert after["numbers"] == before["numbers"]
+    approximately = ("zoom", "centre")
+    for key in state.keys() - set(approximately):
+        assert restored[key] == state[key], key
+    for key in approximately:
+        assert restored[key] == pytest.approx(state[key], abs=0.06), key
+
+
+def test_a_case_of_a_dataset_is_compared_with_its_annotators(page, address, dataset):
+    open_page(page, address)
+    name = dataset.cases[4]["case"]
+    page.locator("#scans").select_option(label=name)
+    wait_until(page, f"window.phiseg.scan.name === {json.dumps(name)} && window.phiseg.result?.id")
+    result = result_of(page)
+    box = result["box"]
+    samples = np.zeros((16, *dataset.images.shape[2:]), bool)
+    inner = samples[:, box["row"] : box["row"] + box["height"], box["column"] : box["column"] + box["width"]]
+    inner[:] = samples_of(result) == 1
+    annotations = dataset.annotations(4) == 1
+
+    def distance(first, second):
+        union = (first | second).sum()
+        return 1 - (first & second).sum() / union if union else 0.0
+
+    def mean_distance(some, others):
+        return np.mean([distance(first, second) for first, second in product(some, others)])
+
+    ged = 2 * mean_distance(samples, annotations) - mean_distance(samples, samples)
+    ged -= mean_distance(annotations, annotations)
+    assert result["scores"]["ged"] == pytest.approx(ged, abs=1e-4)
+    assert f"{ged:.3f}" in page.locator("#scores").inner_text()
+    with_them = page.locator("#picture").screenshot()
+    page.locator("#picture").focus()
+    page.keyboard.press("a")
+    page.wait_for_timeout(100)
+    assert page.locator("#picture").screenshot() != with_them
+
+
+def test_files_are_opened_and_bad_ones_explained(page, address, scan, tmp_path):
+    open_noise(page, address)
+    (tmp_path / "broken.nii").write_bytes(b"no scan at all")
+    page.locator("#choose-file").set_input_files(tmp_path / "broken.nii")
+    page.locator(".message").wait_for()
+    assert str(tmp_path) not in page.locator(".message").inner_text()
+    page.get_by_role("button", name="Dismiss").click()
+    page.complaints.clear()  # the browser notes the refusal
+    write_nifti(tmp_path / "brighter.nii.gz", Volume(scan.values + 100, scan.affine))
+    page.locator("#choose-file").set_input_files(tmp_path / "brighter.nii.gz")
+    wait_until(page, "window.phiseg.scan.name.startsWith('brighter') && !window.phiseg.busy")
+    assert state_of(page)["scan"].startswith("drop-")
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_the_page_fits_and_follows_the_system(browser, address, scheme):
+    page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    open_noise(page, address)
+    click(page)
+    assert page.evaluate("() => document.documentElement.dataset.theme") == scheme
+    assert page.evaluate("() => document.documentElement.scrollHeight") <= 800
+    parts = "[...document.querySelectorAll('aside, aside section, .toolbar, .frame')]"
+    assert page.evaluate(f"() => {parts}.filter((part) => part.scrollWidth > part.clientWidth).length") == 0
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog").get_by_text("draw all samples anew").is_visible()
+    page.keyboard.press("Escape")
+    page.locator("#theme").click()
+    assert page.evaluate("() => document.documentElement.dataset.theme") != scheme
+    page.close()
