@@ -80,7 +80,7 @@ export class LevelPanel {
       const context = picture.getContext("2d")!;
       context.clearRect(0, 0, size, size);
       if (!result) continue;
-      const frame = this.painter.fit(this.painter.focus(), 0, 0, size, size);
+      const frame = this.painter.fit(this.painter.focus("close"), 0, 0, size, size);
       this.painter.paint(context, frame, result.slice, { kind: "map", patch: result.outputOf(level), ramp: "mean" }, false);
     }
   }

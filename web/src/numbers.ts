@@ -33,9 +33,11 @@ export class NumbersPanel {
   private content(numbers: ClassNumbers): Node[] {
     const { result, scan, state } = this.app;
     const { volume_ml: volume, diameter_mm: diameter, present } = numbers;
-    const notes = [];
+    const { agreement, mean_gamma: gamma } = result!.numbers!;
+    const facts = [`agreement ${agreement.toFixed(2)}`, `mean γ ${gamma.toFixed(2)}`];
+    if (scan!.num_slices === 1) facts.push(`one slice of ${scan!.spacing_mm[0]} mm`);
+    const notes = [facts.join("  ·  ")];
     if (!scan!.has_spacing) notes.push("The pixel size is not known: volumes and diameters assume 1 mm.");
-    else if (scan!.num_slices === 1) notes.push(`One slice, taken as ${scan!.spacing_mm[0]} mm thick.`);
     const cut = result!.numbers!.truncated;
     if (cut > 0) notes.push(`${percent(cut)} of the samples are cut off: their volume is larger than told.`);
     return [
@@ -47,7 +49,6 @@ export class NumbersPanel {
         figure("Diameter", `${diameter.median.toFixed(1)} mm`, `90 %: ${diameter.low.toFixed(1)}–${diameter.high.toFixed(1)}`),
       ),
       histogram(volume, state.sample),
-      make("p", { class: "note" }, `Agreement of the samples ${result!.numbers!.agreement.toFixed(2)}  ·  mean γ ${result!.numbers!.mean_gamma.toFixed(3)}`),
       ...notes.map((note) => make("p", { class: "note" }, note)),
     ];
   }
@@ -104,7 +105,7 @@ function histogram({ samples, median, low, high }: Spread, chosen: number): Node
     ...bars,
     makeSvg("line", { class: "axis", x1: 0, x2: WIDTH, y1: base, y2: base }),
     line(median, "median"),
-    ...(drawn === undefined ? [] : [makeSvg("path", { class: "chosen", d: `M ${x(drawn)} ${base} l -4 6 h 8 z` })]),
+    ...(drawn === undefined ? [] : [makeSvg("path", { class: "chosen", d: `M ${x(drawn)} 6 l -4 -6 h 8 z` })]),
     text(from, "start", digits(from), 0),
     text(to, "end", `${digits(to)} ml`, WIDTH),
   );

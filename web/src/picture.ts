@@ -1,7 +1,7 @@
 /** Paints a part of a slice into a rectangle of a canvas, with whatever lies over it. */
 
 import type { App } from "./app";
-import type { Box } from "./api";
+import type { Box, ScanInfo } from "./api";
 import { ANNOTATOR, type Ramp, classColour, rampColour, rampTable } from "./colours";
 import { outline } from "./contours";
 import { type Patch, type Result } from "./result";
@@ -25,6 +25,9 @@ export type Overlay =
   | { kind: "annotator"; annotator: number }
   | { kind: "map"; patch: Patch | null; ramp: Ramp };
 
+/** How much room is left around what was drawn. */
+type Distance = "close" | "around";
+
 const TABLES = { mean: rampTable("mean"), gamma: rampTable("gamma") };
 
 export class Painter {
@@ -32,8 +35,9 @@ export class Painter {
   private paths = new Map<string, Path2D>();
   private maps = new WeakMap<ArrayBufferLike, Map<number, HTMLCanvasElement>>();
   private pathsOf: Result | null = null;
-  private focusOf: [Result | null, number, string | null] = [null, -1, null];
-  private focusBox: Box = { row: 0, column: 0, height: 1, width: 1 };
+  private focusOf: Result | null = null;
+  private focusAt = "";
+  private focusBoxes: Record<Distance, Box> | null = null;
 
   constructor(app: App) {
     this.app = app;
@@ -58,15 +62,17 @@ export class Painter {
     context.restore();
   }
 
-  /** Return a square of the slice around everything that was drawn, for pictures that show no more than that. */
-  focus(): Box {
-    const { result, scan } = this.app;
-    const [known, version, id] = this.focusOf;
-    if (scan && (known !== result || version !== (result?.version ?? -1) || id !== scan.id)) {
-      this.focusOf = [result, result?.version ?? -1, scan.id];
-      this.focusBox = focusBox(this.app);
+  /** Return a square of the slice around everything that was drawn. */
+  focus(distance: Distance = "around"): Box {
+    const { result } = this.app;
+    const scan = this.app.scan!;
+    const now = `${scan.id} ${result?.version ?? "-"}`;
+    if (!this.focusBoxes || this.focusOf !== result || this.focusAt !== now) {
+      [this.focusOf, this.focusAt] = [result, now];
+      const drawn = drawnBox(this.app);
+      this.focusBoxes = { close: squareAround(drawn, scan, 1.3), around: squareAround(drawn, scan, 1.7) };
     }
-    return this.focusBox;
+    return this.focusBoxes[distance];
   }
 
   /** Return how to show a box of the slice as large as possible inside a rectangle. */
@@ -229,44 +235,40 @@ function stroke(
   context.stroke(onScreen);
 }
 
-/** Find what any sample or annotator drew, and return a square around it with some room. */
-function focusBox(app: App): Box {
-  const scan = app.scan!;
-  const [, down, right] = scan.spacing_mm;
-  let [top, left, bottom, rightmost] = [Infinity, Infinity, -Infinity, -Infinity];
+/** Find the box that holds whatever any sample or annotator drew; where there is nothing, the one that was looked at. */
+function drawnBox({ scan, result, annotations }: App): Box {
+  const whole = { row: 0, column: 0, height: scan!.height, width: scan!.width };
+  let [top, left, bottom, right] = [Infinity, Infinity, -Infinity, -Infinity];
   const include = ({ box, values }: Patch): void => {
     values.forEach((value, n) => {
       if (!value) return;
       const [row, column] = [box.row + Math.floor(n / box.width), box.column + (n % box.width)];
       [top, bottom] = [Math.min(top, row), Math.max(bottom, row + 1)];
-      [left, rightmost] = [Math.min(left, column), Math.max(rightmost, column + 1)];
+      [left, right] = [Math.min(left, column), Math.max(right, column + 1)];
     });
   };
-  const { result, annotations } = app;
-  if (result) {
-    for (const slice of result.slices) {
-      for (let sample = 0; sample < result.samples.length; sample++) {
-        const patch = result.labelsAt(sample, slice);
-        if (patch) include(patch);
-      }
+  for (const slice of result?.slices ?? []) {
+    for (let sample = 0; sample < result!.samples.length; sample++) {
+      const patch = result!.labelsAt(sample, slice);
+      if (patch) include(patch);
     }
   }
-  if (annotations) {
-    const size = scan.height * scan.width;
-    const box = { row: 0, column: 0, height: scan.height, width: scan.width };
-    for (let n = 0; n < annotations.annotators.length; n++) {
-      include({ box, values: annotations.labels.subarray(n * size, (n + 1) * size) });
-    }
-  }
-  if (top === Infinity) {
-    const box = result?.sampleBox;
-    if (!box) return { row: 0, column: 0, height: scan.height, width: scan.width };
-    [top, left, bottom, rightmost] = [box.row, box.column, box.row + box.height, box.column + box.width];
-  }
-  const shortest = 16 * Math.min(down, right);
-  const side = Math.max(shortest, 1.7 * Math.max((bottom - top) * down, (rightmost - left) * right));
-  const height = Math.min(scan.height, side / down);
-  const width = Math.min(scan.width, side / right);
-  const clip = (middle: number, length: number, whole: number) => Math.min(Math.max(middle - length / 2, 0), whole - length);
-  return { row: clip((top + bottom) / 2, height, scan.height), column: clip((left + rightmost) / 2, width, scan.width), height, width };
+  const size = whole.height * whole.width;
+  annotations?.annotators.forEach((_, n) => include({ box: whole, values: annotations.labels.subarray(n * size, (n + 1) * size) }));
+  if (top === Infinity) return result?.sampleBox ?? whole;
+  return { row: top, column: left, height: bottom - top, width: right - left };
+}
+
+/** Return a square, in mm, around a box: `factor` times as long, and inside of the slice. */
+function squareAround(box: Box, scan: ScanInfo, factor: number): Box {
+  const [, down, right] = scan.spacing_mm;
+  const side = factor * Math.max(box.height * down, box.width * right, 10 * Math.min(down, right));
+  const [height, width] = [Math.min(scan.height, side / down), Math.min(scan.width, side / right)];
+  const start = (middle: number, length: number, end: number) => Math.min(Math.max(middle - length / 2, 0), end - length);
+  return {
+    row: start(box.row + box.height / 2, height, scan.height),
+    column: start(box.column + box.width / 2, width, scan.width),
+    height,
+    width,
+  };
 }

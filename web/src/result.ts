@@ -48,6 +48,9 @@ export class Result {
   /** Known when everything has arrived. */
   id: string | null = null;
 
+  private drawn: number[] = [];
+  private drawnAt = -1;
+
   constructor(request: PredictionRequest) {
     this.request = request;
   }
@@ -60,6 +63,16 @@ export class Result {
   get slices(): number[] {
     if (!this.lesion) return [this.slice];
     return Array.from({ length: this.lesion.number }, (_, place) => this.lesion!.first + place);
+  }
+
+  /** The slices in which any sample drew something; the clicked one where there is none. */
+  drawnSlices(): number[] {
+    if (this.drawnAt !== this.version) {
+      const isDrawn = (slice: number): boolean => this.samples.some((_, sample) => this.labelsAt(sample, slice)?.values.some(Boolean));
+      const drawn = this.slices.filter(isDrawn);
+      [this.drawn, this.drawnAt] = [drawn.length ? drawn : [this.slice], this.version];
+    }
+    return this.drawn;
   }
 
   /** Take in a message of the server. */

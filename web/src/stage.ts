@@ -159,7 +159,7 @@ export class Stage {
     const result = app.result!;
     if (view === "levels") return this.levelTiles();
     if (view === "slices") {
-      return result.slices.map((number) => ({
+      return result.drawnSlices().map((number) => ({
         title: `Slice ${number + 1}`,
         slice: number,
         overlay: { kind: "outlines" },
@@ -200,7 +200,7 @@ export class Stage {
   private paintMontage(tiles: Tile[]): void {
     const { context } = this;
     const isLevels = this.app.state.view === "levels";
-    const box = this.painter.focus();
+    const box = this.painter.focus("close");
     const [, down, right] = this.app.scan!.spacing_mm;
     const bottom = isLevels ? 84 : 0;
     const room = this.width - (this.app.scan!.num_slices > 1 ? 28 : 0); // beside the slider of the slices
@@ -363,7 +363,7 @@ export function readout(app: App): string {
     const gamma = valueAt(result.gammaAt(state.slice), row, column);
     if (gamma !== null) words.push(`γ ${((gamma / 255) * result.summary!.gammaMax).toFixed(2)}`);
     const cause = mainCause(app);
-    if (cause) words.push(`mostly ${levelName(cause.level, app.model.num_levels, false)} (${Math.round(100 * cause.share)} %)`);
+    if (cause) words.push(`${Math.round(100 * cause.share)} % due to ${levelName(cause.level, app.model.num_levels, false)}`);
   }
   return words.join("  ·  ");
 }
