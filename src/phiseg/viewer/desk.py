@@ -15,6 +15,10 @@ LOOK_EVERY = 0.5
 _log = logging.getLogger(__name__)
 
 
+class ClientLeftError(Exception):
+    """Nobody waits any more for what is being computed."""
+
+
 class Desk:
     """Serves one client after another, in a thread of its own that ends with the program.
 
@@ -26,6 +30,8 @@ class Desk:
         self.max_waiting = max_waiting
         self._line: list[object] = []
         self._lock = Lock()
+        self._served: Event | None = None
+        """Set when the client who is being served has left."""
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         Thread(target=self._work, name="phiseg-viewer", daemon=True).start()
 
@@ -39,7 +45,7 @@ class Desk:
     ) -> AsyncIterator[Message]:
         """Yield what `answer` gives when its turn has come; until then, how many are ahead.
 
-        Its errors become a last message. When the client has left, it is not asked for anything more.
+        Its errors become a last message. When the client has left, `check_wanted` ends it.
 
         Args:
             answer: the work, done in the desk's thread.
@@ -49,11 +55,11 @@ class Desk:
 
         def work() -> None:
             with suppress(RuntimeError):  # of a loop that has ended: nobody listens any more
+                self._served = gone
                 for message in () if gone.is_set() else _without_errors(answer):
-                    if gone.is_set():
-                        break
                     loop.call_soon_threadsafe(messages.put_nowait, message)
                 loop.call_soon_threadsafe(messages.put_nowait, None)
+            self._served = None
             self._leave(messages)
 
         with self._lock:
@@ -78,6 +84,15 @@ class Desk:
             gone.set()
             self._leave(messages)
 
+    def check_wanted(self) -> None:
+        """Stop what is being computed if its client has left; long work calls this now and then.
+
+        Raises:
+            ClientLeftError: it has.
+        """
+        if self._served is not None and self._served.is_set():
+            raise ClientLeftError
+
     def _work(self) -> None:
         while True:
             self._jobs.get()()
@@ -96,6 +111,8 @@ def _without_errors(answer: Iterator[Message]) -> Iterator[Message]:
     """Yield messages; an error becomes the last one."""
     try:
         yield from answer
+    except ClientLeftError:
+        return
     except PhisegError as error:
         yield Failed(message=str(error))
     except Exception as error:  # a bug of ours must not end the thread that serves everybody

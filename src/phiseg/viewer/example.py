@@ -9,7 +9,7 @@ from phiseg.imaging.volume import PLANES, Volume, affine_towards
 from phiseg.inference.preprocessing import Preprocessing
 
 NUM_SLICES = 13
-SLICES_PER_RADIUS = 4
+SLICES_PER_RADIUS = 5
 SPACING_MM = 0.7
 """Of the pixels, for a model that does not say."""
 _WITH, _WITHOUT = 38, 13

@@ -94,7 +94,7 @@ class Guard:
             if not secrets.compare_digest(given.encode(), self.token.encode()):
                 return 401, "a token is needed; use the link that the viewer printed"
         length = request.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length[:20]) > limit:
+        if not length.isdecimal() or len(length) > len(str(limit)) or int(length) > limit:
             return 413, _too_large(limit)
         return None
 

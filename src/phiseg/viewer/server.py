@@ -65,6 +65,10 @@ class Viewer:
     _predictions: "OrderedDict[str, Drawn]" = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
 
+    def __post_init__(self) -> None:
+        for layer in self.model.modules():  # the work of a client who has left ends at the next layer
+            layer.register_forward_pre_hook(lambda *_: self.desk.check_wanted())
+
     @classmethod
     def of(cls, model: Segmenter, name: str) -> "Viewer":
         """Return a viewer of a model, with the example as its only scan.
