@@ -1,0 +1,38 @@
+"""A viewer behind a client, and a small DICOM series."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from small_viewer import Served, make_model
+
+from phiseg.viewer.server import Viewer, create_app
+
+write_scan = runpy.run_path(str(Path(__file__).parents[1] / "imaging" / "dicom_slices.py"))["write_scan"]
+
+
+@pytest.fixture(scope="session")
+def serve():
+    """Return a function that puts a viewer of a model, and of some paths, behind a client."""
+
+    def serve(model=None, *paths, token=None, **options):
+        viewer = Viewer.of(model or make_model(), "tiny")
+        viewer.add(paths)
+        options = {"base_url": "http://localhost", "raise_server_exceptions": False} | options
+        return Served(viewer, TestClient(create_app(viewer, token=token), **options))
+
+    return serve
+
+
+@pytest.fixture(scope="session")
+def served(serve):
+    """One viewer for all tests that leave it as it is."""
+    return serve()
+
+
+@pytest.fixture
+def dicom_files(tmp_path):
+    """The files of a small CT series, (name, bytes) each."""
+    write_scan(tmp_path / "series")
+    return [(path.name, path.read_bytes()) for path in sorted((tmp_path / "series").iterdir())]

@@ -1,0 +1,88 @@
+"""`phiseg view`: where it listens, what it says, how it ends."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import urllib.request
+
+import pytest
+
+from phiseg.cli.view import FIRST_PORT, link_to, listen
+from phiseg.core.errors import ConfigError
+
+
+@pytest.fixture
+def taken():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_without_a_port_the_next_free_one_is_taken():
+    with listen("127.0.0.1", None) as first, listen("127.0.0.1", None) as second:
+        ports = [listener.getsockname()[1] for listener in (first, second)]
+        assert FIRST_PORT <= ports[0] < ports[1]
+
+
+def test_a_named_port_that_is_taken_is_one_line_with_the_cure(taken):
+    with pytest.raises(ConfigError, match=rf"port {taken} of 127.0.0.1 cannot be used .*; leave --port out"):
+        listen("127.0.0.1", taken)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "cause"),
+    [
+        ("127.0.0.1", 70000, "there is no port 70000"),
+        ("no such host.invalid", None, "there is no host"),
+        ("192.0.2.1", None, "cannot listen at 192.0.2.1"),
+    ],
+)
+def test_an_address_that_cannot_be_is_one_line(host, port, cause):
+    with pytest.raises(ConfigError, match=cause):
+        listen(host, port)
+
+
+def test_the_link_has_the_token():
+    assert link_to("127.0.0.1", 8760, None) == "http://127.0.0.1:8760/"
+    assert link_to("::1", 8760, None) == "http://[::1]:8760/"
+    assert link_to("0.0.0.0", 1, "abc") == f"http://{socket.gethostname()}:1/?token=abc"
+
+
+def test_without_a_model_it_says_how_to_give_one(cli, monkeypatch):
+    monkeypatch.setattr("phiseg.models.pretrained.bundled_models", dict)
+    result = cli("view", "--no-browser")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "give the folder of one: phiseg view MODEL [SCAN...]" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [(["nowhere"], "there is no model folder nowhere"), (["MODEL", "nothing.nii"], "nothing.nii does not exist")],
+)
+def test_a_wrong_model_or_scan_is_one_line(cli, trained, words, cause):
+    result = cli("view", *(trained() if word == "MODEL" else word for word in words), "--no-browser")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert cause in result.err
+
+
+def test_a_dataset_of_another_kind_is_one_line(cli, trained, zones):
+    result = cli("view", trained(), zones, "--no-browser")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "the model has 2 classes" in result.err
+
+
+def test_it_serves_until_it_is_interrupted_and_asks_other_machines_for_a_token(phiseg, trained, lesions):
+    words = phiseg.command("view", trained(), lesions, "--no-browser", "--host", "0.0.0.0")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            link = re.fullmatch(r"the viewer is at (http://\S+\?token=\S{20,})\n", process.stdout.readline())[1]
+            session = re.sub(r"//[^:]+(:\d+)/", r"//127.0.0.1\1/api/session", link)
+            with urllib.request.urlopen(session, timeout=60) as answer:
+                content = json.load(answer)
+            assert next(iter(content["scan_names"])) == "case-0"
+            assert "example" in content["scan_names"]
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")

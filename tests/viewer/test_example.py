@@ -1,0 +1,57 @@
+"""The example looks as the model expects it, and has a lesion where it says so."""
+
+import numpy as np
+import pytest
+
+from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.viewer.example import NUM_SLICES, example_volume
+
+
+def preprocessing(**changes):
+    values = {
+        "classes": ["background", "lesion"],
+        "image_channels": 1,
+        "size": [64, 64],
+        "intensity": {"kind": "window", "low": -1000, "high": 400},
+    }
+    return Preprocessing.parse(values | changes, where="the test")
+
+
+@pytest.mark.parametrize("plane", [None, "auto", "axial", "coronal", "sagittal"])
+@pytest.mark.parametrize("spacing", [None, [0.6, 0.6], [3.0, 2.0]])
+def test_it_has_the_models_plane_and_spacing(plane, spacing):
+    wanted = preprocessing(plane=plane, spacing_mm=spacing)
+    volume, (number, row, column) = example_volume(wanted)
+    stack = PreparedStack.of(volume, wanted, name="example")
+    assert stack.plane == (plane if plane not in (None, "auto") else "axial")
+    assert stack.stack.grid == (NUM_SLICES, 64, 64)
+    assert stack.step == (1, 1)
+    assert stack.warnings == ()
+    assert 0 < number < NUM_SLICES - 1
+    assert abs(row - 32) < 16
+    assert abs(column - 32) < 16
+
+
+def test_the_lesion_is_bright_at_its_point_and_gone_at_both_ends():
+    wanted = preprocessing()
+    volume, (number, row, column) = example_volume(wanted)
+    slices = PreparedStack.of(volume, wanted, name="example").stack.values[..., 0]
+    around = slices[:, row - 3 : row + 4, column - 3 : column + 4].mean((1, 2))
+    assert around[number] > around[[0, -1]].max() + 200
+    areas = [(image > (around[number] + around[0]) / 2).sum() for image in slices]
+    assert areas[number] > areas[number - 3] > areas[0]
+    assert areas[number] > areas[number + 3] > areas[-1]
+
+
+@pytest.mark.parametrize("changes", [{"size": [8, 20]}, {"image_channels": 3}, {"intensity": {"kind": "zscore"}}])
+def test_any_model_gets_an_example(changes):
+    wanted = preprocessing(**changes)
+    volume, start = example_volume(wanted)
+    stack = PreparedStack.of(volume, wanted, name="example").stack
+    assert stack.values.shape[3] == wanted.image_channels
+    assert all(0 <= place < length for place, length in zip(start, stack.grid, strict=True))
+
+
+def test_it_is_the_same_every_time():
+    first, second = (example_volume(preprocessing())[0].values for _ in range(2))
+    np.testing.assert_array_equal(first, second)

@@ -1,0 +1,106 @@
+"""What is exported can be read by others, on the grid of the scan."""
+
+import gzip
+import io
+import json
+
+import highdicom
+import nibabel
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+from small_viewer import make_model, nifti_bytes, of_type, random_volume
+
+from phiseg.inference.volumes import Sampling, predict_volume
+
+FILES = {"sample": "sample-3.nii.gz", "mean": "mean.nii.gz", "labels": "labels.nii.gz", "gamma": "gamma.nii.gz"}
+
+
+@pytest.fixture
+def oblique():
+    affine = np.eye(4)
+    affine[:3, :3] = Rotation.from_euler("xyz", [10, -5, 8], degrees=True).as_matrix() @ np.diag([0.8, -0.9, 2])
+    affine[:3, 3] = 3, 4, 5
+    return random_volume(affine=affine)
+
+
+def exported(served, name, **query):
+    return served.client.get(f"/api/predictions/{name}/export", params=query)
+
+
+@pytest.mark.parametrize("classes", [("background", "lesion"), ("background", "inner", "outer")])
+def test_nifti_has_the_affine_of_the_scan_and_the_values_of_predict_volume(serve, oblique, classes):
+    served = serve(make_model(centred_on=None, classes=classes))
+    scan = served.drop(("scan.nii.gz", gzip.compress(nifti_bytes(oblique)))).json()["id"]
+    (done,) = of_type(served.click(scan, num_samples=5, seed=4), "done")
+    prediction = predict_volume(served.viewer.model, oblique, sampling=Sampling(num_samples=5, seed=4))
+    expected = {
+        "sample": prediction.labels[2],
+        "mean": np.moveaxis(prediction.mean_probs[1:], 0, 3).squeeze(),
+        "labels": prediction.mean_probs.argmax(0),
+        "gamma": prediction.gamma,
+    }
+    for what, values in expected.items():
+        answer = exported(served, done["id"], what=what, kind="nifti", index=2)
+        assert answer.headers["content-disposition"] == f'attachment; filename="{FILES[what]}"'
+        image = nibabel.Nifti1Image.from_bytes(gzip.decompress(answer.content))
+        np.testing.assert_allclose(image.affine, oblique.affine, atol=1e-5)
+        found = np.asarray(image.dataobj)
+        assert found.shape[:3] == oblique.grid
+        for number, row, column in np.random.default_rng(0).integers(0, (5, 22, 20), (40, 3)):
+            place = prediction.voxel(number, row, column)
+            np.testing.assert_allclose(found[place], values[number, row, column], atol=1e-5)
+
+
+def test_dicom_seg_lies_on_the_series(serve, dicom_files):
+    served = serve(make_model(low=-1000, high=3000))
+    name = served.drop(*dicom_files).json()["id"]
+    (done,) = of_type(served.click(name, num_samples=3), "done")
+    prediction = served.viewer.prediction(done["id"]).prediction
+    answer = exported(served, done["id"], what="sample", kind="seg", index=1)
+    assert answer.status_code == 200, answer.text
+    seg = highdicom.seg.segread(io.BytesIO(answer.content))
+    volume = prediction.on_grid(prediction.labels[1]).values
+    assert seg.pixel_array.sum() == volume.sum() > 0
+    answer = exported(served, done["id"], what="mean", kind="seg")
+    assert highdicom.seg.segread(io.BytesIO(answer.content)).SegmentationType == "FRACTIONAL"
+    answer = exported(served, done["id"], what="gamma", kind="seg")
+    assert (answer.status_code, answer.json()["message"]) == (400, "a gamma map is no segmentation; take NIfTI")
+
+
+def test_numbers_tell_how_to_draw_them_again(serve):
+    served = serve()
+    messages = served.click(num_samples=3, seed=9, levels=[{"hold": True}, {"temperature": 2}])
+    (done,), (numbers,) = of_type(messages, "done"), of_type(messages, "numbers")
+    content = json.loads(exported(served, done["id"], what="numbers", kind="json").content)
+    assert content["request"]["seed"] == 9
+    assert content["request"]["levels"][1] == {"seed": 0, "hold": False, "temperature": 2.0}
+    assert content["classes"] == numbers["classes"]
+    assert (content["model"], content["scan"], content["scores"]) == ("tiny", "synthetic example", None)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "cause"),
+    [
+        ({"what": "sample", "kind": "nifti", "index": 3}, 400, "there is no sample 4; 3 were drawn"),
+        ({"what": "labels", "kind": "seg"}, 400, "this scan is none; take NIfTI"),
+        ({"what": "gamma", "kind": "json"}, 400, "numbers are written as JSON"),
+        ({"what": "numbers", "kind": "nifti"}, 400, "numbers are written as JSON"),
+        ({"what": "everything", "kind": "nifti"}, 422, "the request makes no sense: query.what"),
+        ({"what": "sample", "kind": "nifti", "index": -1}, 422, "the request makes no sense: query.index"),
+    ],
+)
+def test_what_cannot_be_exported_says_why(serve, query, status, cause):
+    served = serve()
+    (done,) = of_type(served.click(num_samples=3), "done")
+    answer = exported(served, done["id"], **query)
+    assert answer.status_code == status
+    assert cause in answer.json()["message"]
+
+
+def test_an_old_prediction_is_gone(serve, monkeypatch):
+    monkeypatch.setattr("phiseg.viewer.server.MAX_PREDICTIONS", 2)
+    served = serve()
+    names = [of_type(served.click(num_samples=1, seed=seed), "done")[0]["id"] for seed in range(3)]
+    found = [exported(served, name, what="numbers", kind="json").status_code for name in names]
+    assert found == [404, 200, 200]
