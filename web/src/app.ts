@@ -27,6 +27,7 @@ export class App {
   progress = 0;
   private running: AbortController | null = null;
   private timer = 0;
+  private turn = 0;
   private readonly onChange: () => void;
   private readonly onError: (message: string) => void;
 
@@ -66,16 +67,16 @@ export class App {
       this.onError(`This link was made with the model ${wish.model}; this viewer runs ${this.model.name}.`);
     }
     const levels = wish.levels?.length === this.model.num_levels ? wish.levels : this.defaultLevels();
-    const scan = wish.scan ?? Object.keys(this.session.scan_names)[0];
+    const [first] = Object.keys(this.session.scan_names);
+    const scan = wish.scan ?? first;
     if (scan) await this.open(scan, { ...wish, levels });
+    if (!this.scan && first && first !== scan) await this.open(first);
   }
 
   /** Open a scan; `wish` says what to look at. */
   async open(id: string, wish: Partial<State> = {}): Promise<void> {
-    await this.attempt("Opening the scan", async () => {
-      const known = this.session.scans.find((scan) => scan.id === id);
-      await this.show(known ?? (await api.getScan(id)), wish);
-    });
+    const known = this.session.scans.find((scan) => scan.id === id);
+    await this.attempt("Opening the scan", () => this.show(known ?? api.getScan(id), wish));
   }
 
   /** Send files to the server, as one scan. */
@@ -102,8 +103,11 @@ export class App {
   /** Change how samples are drawn, and draw again after a moment without further changes. */
   redraw(change: Partial<State>): void {
     this.store.set(change);
+    if (!this.state.point) return;
+    this.running?.abort();
+    this.report("Drawing samples", 0.03);
     window.clearTimeout(this.timer);
-    if (this.state.point) this.timer = window.setTimeout(() => void this.draw(), 200);
+    this.timer = window.setTimeout(() => void this.draw(), 200);
   }
 
   setSlice(slice: number): void {
@@ -120,12 +124,16 @@ export class App {
     return Array.from({ length: this.session.model.num_levels }, () => AS_IT_IS);
   }
 
-  private async show(scan: ScanInfo, wish: Partial<State>): Promise<void> {
+  /** Show a scan when it is there, unless another one was asked for since. */
+  private async show(wanted: ScanInfo | Promise<ScanInfo>, wish: Partial<State>): Promise<void> {
+    const turn = (this.turn += 1);
+    const scan = await wanted;
+    const annotations = scan.annotators.length ? await api.getAnnotations(scan.id) : null;
+    if (turn !== this.turn) return;
     this.running?.abort();
-    this.scan = scan;
+    window.clearTimeout(this.timer);
+    [this.scan, this.annotations, this.result] = [scan, annotations, null];
     this.slices = new Slices(scan, () => this.changed(), (error) => this.fail(error));
-    this.result = null;
-    this.annotations = scan.annotators.length ? await api.getAnnotations(scan.id) : null;
     for (const warning of scan.warnings) this.onError(warning);
     const isLesionKnown = scan.id === "example" || scan.annotators.length > 0;
     this.store.set({

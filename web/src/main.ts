@@ -34,8 +34,9 @@ async function start(): Promise<void> {
   get("version").textContent = `PHiSeg ${session.version}`;
   let zoomedFor = "";
   update = () => {
-    if (app.result && app.state.zoom === 1 && !app.state.centre && zoomedFor !== String(app.state.point)) {
-      zoomedFor = String(app.state.point); // a small lesion in a large slice: come nearer once
+    const clicked = `${app.state.scan} ${app.state.point}`;
+    if (app.result && app.state.zoom === 1 && !app.state.centre && zoomedFor !== clicked) {
+      zoomedFor = clicked; // a small lesion in a large slice: come nearer once
       if (stage.painter.focus().width < app.scan!.width / 3) stage.fitLesion();
     }
     stage.paint();
@@ -92,8 +93,9 @@ function linkToClipboard(): void {
 }
 
 /** Show a message until it is dismissed. */
-function tell(text: string): void {
+function tell(reason: string): void {
   const messages = get("messages");
+  const text = reason.charAt(0).toUpperCase() + reason.slice(1);
   if ([...messages.children].some((shown) => shown.firstChild?.textContent === text)) return;
   const message: HTMLElement = make(
     "div",

@@ -35,11 +35,11 @@ export class NumbersPanel {
     const { volume_ml: volume, diameter_mm: diameter, present } = numbers;
     const { agreement, mean_gamma: gamma } = result!.numbers!;
     const facts = [`agreement ${agreement.toFixed(2)}`, `mean γ ${gamma.toFixed(2)}`];
-    if (scan!.num_slices === 1) facts.push(`one slice of ${scan!.spacing_mm[0]} mm`);
+    if (scan!.num_slices === 1) facts.push(`one slice of ${scan!.spacing_mm[0].toFixed(2)} mm`);
     const notes = [facts.join("  ·  ")];
     if (!scan!.has_spacing) notes.push("The pixel size is not known: volumes and diameters assume 1 mm.");
     const cut = result!.numbers!.truncated;
-    if (cut > 0) notes.push(`${percent(cut)} of the samples are cut off: their volume is larger than told.`);
+    if (cut > 0) notes.push(`${percent(cut)} of the samples are cut off: they are larger than told.`);
     return [
       make(
         "div",

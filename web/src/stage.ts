@@ -2,14 +2,16 @@
 
 import type { App, Place } from "./app";
 import type { Box, Pair } from "./api";
-import { ANNOTATOR, classColour } from "./colours";
+import { ANNOTATOR, type Ramp, classColour } from "./colours";
 import { levelName } from "./levels";
 import { type Frame, type Overlay, Painter, paintLegend, panel, write } from "./picture";
-import { valueAt } from "./result";
+import { type Patch, valueAt } from "./result";
 
 /** A picture among several. */
 interface Tile {
   title: string;
+  /** The title of a picture too small for the whole one. */
+  short: string;
   slice: number;
   overlay: Overlay;
   annotators?: boolean;
@@ -79,8 +81,9 @@ export class Stage {
     this.app.store.set({ centre: [row + down / scaleY, column + right / scaleX] });
   }
 
-  /** Draw samples at the middle of the view, for those who use no mouse. */
+  /** Draw samples at the middle of the view, for those who use no mouse; in the grid, open the chosen sample. */
   sampleInTheMiddle(): void {
+    if (this.isMontage) return this.tiles.find(({ tile }) => tile.chosen)?.tile.onClick?.();
     const place = this.placeAt(this.width / 2, this.height / 2);
     if (place) this.app.sampleAt([this.app.state.slice, place.row, place.column]);
   }
@@ -161,6 +164,7 @@ export class Stage {
     if (view === "slices") {
       return result.drawnSlices().map((number) => ({
         title: `Slice ${number + 1}`,
+        short: String(number + 1),
         slice: number,
         overlay: { kind: "outlines" },
         annotators,
@@ -170,11 +174,12 @@ export class Stage {
     }
     const drawn = app.annotations && annotators ? app.annotations.annotators : [];
     const theirs = drawn.map((name, n): Tile => {
-      return { title: readable(name), slice, overlay: { kind: "annotator", annotator: n }, colour: ANNOTATOR };
+      return { title: readable(name), short: `A${n + 1}`, slice, overlay: { kind: "annotator", annotator: n }, colour: ANNOTATOR };
     });
     const ours = result.samples.map((_, sample): Tile => {
       return {
         title: `Sample ${sample + 1}`,
+        short: String(sample + 1),
         slice,
         overlay: { kind: "sample", sample, filled: true },
         chosen: sample === app.state.sample,
@@ -188,13 +193,13 @@ export class Stage {
   private levelTiles(): Tile[] {
     const { result, model } = this.app;
     const coarseToFine = Array.from({ length: model.num_levels }, (_, n) => model.num_levels - 1 - n);
-    const after = coarseToFine.map((level): Tile => {
-      return { title: `After level ${level + 1}`, slice: result!.slice, overlay: { kind: "map", patch: result!.outputOf(level), ramp: "mean" } };
-    });
-    const shares = coarseToFine.map((level): Tile => {
-      return { title: `Due to level ${level + 1}`, slice: result!.slice, overlay: { kind: "map", patch: result!.contributionOf(level), ramp: "gamma" } };
-    });
-    return [...after, ...shares];
+    const tile = (title: string, level: number, patch: Patch | null, ramp: Ramp): Tile => {
+      return { title: `${title} level ${level + 1}`, short: String(level + 1), slice: result!.slice, overlay: { kind: "map", patch, ramp } };
+    };
+    return [
+      ...coarseToFine.map((level) => tile("After", level, result!.outputOf(level), "mean")),
+      ...coarseToFine.map((level) => tile("Due to", level, result!.contributionOf(level), "gamma")),
+    ];
   }
 
   private paintMontage(tiles: Tile[]): void {
@@ -218,7 +223,7 @@ export class Stage {
       context.beginPath();
       context.rect(x, y, width, CAPTION);
       context.clip();
-      write(context, tile.title, x + 1, y + 14, "left", colour);
+      write(context, width < 84 ? tile.short : tile.title, x + 1, y + 14, "left", colour);
       context.restore();
       if (tile.chosen) {
         context.strokeStyle = classColour(1);
