@@ -147,9 +147,7 @@ def state_of(page):
 
 def result_of(page):
     """Wait for everything that a click gives, and return it."""
-    wait_until(page, "window.phiseg.result?.id && !window.phiseg.busy")
-    page.wait_for_timeout(250)  # a change of the settings is drawn a moment later
-    wait_until(page, "window.phiseg.result?.id && !window.phiseg.busy")
+    wait_until(page, "window.phiseg?.result?.id && !window.phiseg.busy")
     return page.evaluate("() => window.phiseg.result")
 
 
@@ -157,6 +155,12 @@ def samples_of(result):
     """Return the samples (S, h, w) that the page shows."""
     box = result["box"]
     return np.array(result["samples"], np.uint8).reshape(-1, box["height"], box["width"])
+
+
+def picture_of(page):
+    """Return the pixels of the picture, after the next frame."""
+    page.wait_for_timeout(60)
+    return page.evaluate("() => document.getElementById('picture').toDataURL()")
 
 
 def middle_of(page):
@@ -279,8 +283,7 @@ def test_every_view_shows_another_picture(page, address):
     pictures = []
     for key in "1234567":
         page.keyboard.press(key)
-        page.wait_for_timeout(100)
-        pictures.append(page.locator("#picture").screenshot())
+        pictures.append(picture_of(page))
     assert len(set(pictures)) == 7
     page.keyboard.press("1")
     page.keyboard.press("ArrowRight")
@@ -365,11 +368,10 @@ def test_a_case_of_a_dataset_is_compared_with_its_annotators(page, address, data
     ged -= mean_distance(annotations, annotations)
     assert result["scores"]["ged"] == pytest.approx(ged, abs=1e-4)
     assert f"{ged:.3f}" in page.locator("#scores").inner_text()
-    with_them = page.locator("#picture").screenshot()
+    with_them = picture_of(page)
     page.locator("#picture").focus()
     page.keyboard.press("a")
-    page.wait_for_timeout(100)
-    assert page.locator("#picture").screenshot() != with_them
+    assert picture_of(page) != with_them
 
 
 def test_files_are_opened_and_bad_ones_explained(page, address, scan, tmp_path):
