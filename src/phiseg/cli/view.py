@@ -27,15 +27,15 @@ class View:
     Examples: phiseg view; phiseg view runs/phiseg scan.nii.gz; phiseg view runs/phiseg data
     """
 
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
     """A model folder, the run folder around it, or the name of a model that comes with phiseg; by default the one
     for lung nodules."""
-    scans: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SCAN...")] = field(default=())
+    scans: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SCAN...]")] = field(default=())
     """NIfTI files, folders with a DICOM series, PNGs, folders of those, or a prepared dataset; by default a
     synthetic example."""
-    port: int | None = None
+    port: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """By default the first free one from 8760 on."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, tyro.conf.arg(metavar="H")] = "127.0.0.1"
     """Another address lets other machines in, with the token in the link that is printed."""
     no_browser: bool = False
     """Only print the link."""
