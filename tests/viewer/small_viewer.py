@@ -12,21 +12,31 @@ import torch
 from fastapi.testclient import TestClient
 
 from phiseg.imaging.volume import Volume
-from phiseg.models.phiseg import PHiSeg, PHiSegConfig
+from phiseg.models.phiseg import PHiSegConfig
+from phiseg.models.phiseg_ensemble import PHiSegEnsembleConfig
+from phiseg.models.registry import build_model
 from phiseg.viewer.server import Viewer
 
 SIZE = 16
 AFFINE = np.array([[-0.8, 0, 0, 10], [0, 0.9, 0, -20], [0, 0, 2.0, 5], [0, 0, 0, 1]])
 
 
-def make_model(*, centred_on="lesion", classes=("background", "lesion"), low=0, high=1, **preprocessing):
-    """An untrained model whose samples differ."""
+def make_model(
+    *, members=None, centred_on="lesion", classes=("background", "lesion"), low=0, high=1, **preprocessing
+):
+    """An untrained PHiSeg, or an ensemble of them, whose samples differ."""
+    settings = {
+        "channels": (4, 4, 8),
+        "num_levels": 2,
+        "blocks_per_level": 1,
+        "num_classes": len(classes),
+        "head_init": 1.0,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        config = PHiSegConfig(
-            channels=(4, 4, 8), num_levels=2, blocks_per_level=1, num_classes=len(classes), head_init=1.0
+        model = build_model(
+            PHiSegEnsembleConfig(members=members, **settings) if members else PHiSegConfig(**settings)
         )
-        model = PHiSeg(config)
     model.preprocessing = {
         "classes": list(classes),
         "image_channels": 1,

@@ -50,8 +50,9 @@ def voxel(volume, point):
     return tuple(int(index) for index in np.unravel_index(stack[tuple(point)], volume.grid))
 
 
-def test_the_samples_of_a_click_are_those_of_predict_volume_in_several_messages(scan):
-    served, volume, name = scan()
+@pytest.mark.parametrize(("members", "num_parts"), [(None, 2), (3, 3)])
+def test_the_samples_of_a_click_are_those_of_predict_volume_in_several_messages(scan, members, num_parts):
+    served, volume, name = scan(make_model(members=members))
     messages = served.click(name, POINT, num_samples=20, seed=7)
     assert [message["number"] for message in of_type(messages, "samples")] == [4, 12, 4]
     assert messages[-1]["type"] == "done"
@@ -71,7 +72,7 @@ def test_the_samples_of_a_click_are_those_of_predict_volume_in_several_messages(
     np.testing.assert_allclose(mean, expected.mean_probs[1:, 0], atol=0.5 / 255 + 1e-6)
     gamma = unpacked(summary["gamma"], *box_shape(summary)) / 255 * summary["gamma_max"]
     np.testing.assert_allclose(gamma, expected.gamma[0], atol=0.51 / 255 * summary["gamma_max"])
-    shares = unpacked(summary["level_shares"], 2, *box_shape(summary)) / 255
+    shares = unpacked(summary["level_shares"], num_parts, *box_shape(summary)) / 255
     variance = expected.level_variance[:, 0]
     np.testing.assert_allclose(shares, variance / np.maximum(variance.sum(0), 1e-12), atol=0.51 / 255)
     outputs = unpacked(summary["level_outputs"], 2, *box_shape(summary)) / 255
@@ -105,16 +106,19 @@ def test_the_lesion_and_its_numbers_are_those_of_predict_volume(scan):
 
 
 @pytest.mark.parametrize(
-    "levels",
+    ("members", "levels"),
     [
-        [Level(), Level(seed=5)],
-        [Level(hold=True), Level()],
-        [Level(temperature=2.5), Level(temperature=0)],
+        (None, [Level(), Level(seed=5)]),
+        (None, [Level(hold=True), Level()]),
+        (None, [Level(temperature=2.5), Level(temperature=0)]),
+        (3, [Level(temperature=0), Level(seed=5), Level()]),
+        (3, [Level(), Level(), Level(seed=5)]),
+        (3, [Level(), Level(), Level(hold=True)]),
     ],
-    ids=["redraw", "hold", "temperature"],
+    ids=["redraw", "hold", "temperature", "ensemble", "redraw member", "hold member"],
 )
-def test_a_level_can_be_redrawn_held_and_tempered(scan, levels):
-    served, volume, name = scan()
+def test_a_level_can_be_redrawn_held_and_tempered_and_a_member_redrawn_and_held(scan, members, levels):
+    served, volume, name = scan(make_model(members=members))
     controls = [{"seed": level.seed, "hold": level.hold, "temperature": level.temperature} for level in levels]
     plain = samples_of(served.click(name, POINT, num_samples=5))
     changed = samples_of(served.click(name, POINT, num_samples=5, levels=controls))
@@ -122,6 +126,31 @@ def test_a_level_can_be_redrawn_held_and_tempered(scan, levels):
     expected = predict_volume(served.viewer.model, volume, point=voxel(volume, POINT), sampling=sampling)
     np.testing.assert_array_equal(changed, expected.labels[:, 0])
     assert (changed != plain).any()
+
+
+def test_a_held_member_draws_all_samples(scan):
+    model = make_model(members=3)
+    served, volume, name = scan(model)
+    alone = []
+    for member in model.members:
+        member.preprocessing = model.preprocessing
+        sampling = Sampling(num_samples=1, levels=(Level(temperature=0),) * 2, reach_mm=0)
+        alone.append(predict_volume(member, volume, point=voxel(volume, POINT), sampling=sampling).labels[0, 0])
+
+    def members_of(**choice):
+        cold = [{"temperature": 0}] * 2
+        labels = samples_of(served.click(name, POINT, num_samples=8, levels=[*cold, choice]))
+        return [[(one == sample).all() for one in alone].index(True) for sample in labels]
+
+    free = members_of()
+    assert set(free) == {0, 1, 2}
+    assert members_of(hold=True) == [free[0]] * 8
+    assert members_of(seed=1) != free
+
+
+def test_a_member_has_no_temperature(serve):
+    (failed,) = serve(make_model(members=3)).click(levels=[{}, {"temperature": 2}, {"temperature": 0.5}])
+    assert failed["message"] == "which member draws has no temperature; hold or redraw it"
 
 
 def test_samples_without_any_noise_are_all_the_same(scan):
@@ -211,17 +240,21 @@ def test_a_point_outside_of_the_scan_is_a_message(scan, point):
     assert failed == {"type": "error", "message": "the point lies outside of the scan; click inside of it"}
 
 
-def test_settings_of_other_levels_and_of_an_unknown_scan_are_messages(serve):
-    served = serve()
+@pytest.mark.parametrize(
+    ("members", "known"), [(None, "2 (level 1, level 2)"), (3, "3 (level 1, level 2, member)")]
+)
+def test_settings_of_other_levels_and_of_an_unknown_scan_are_messages(serve, members, known):
+    served = serve(make_model(members=members))
     (failed,) = served.click(levels=[{}])
-    assert failed["message"] == "the model has 2 levels, not 1; reload the page"
+    assert failed["message"] == f"the model has {known}, not 1 levels; reload the page"
     (failed,) = served.click("drop-1234", [0, 0, 0])
     assert "there is no such scan any more" in failed["message"]
 
 
 def test_a_model_without_a_hierarchy_has_no_levels(serve, lesions, trained):
     served = serve(load_model(trained("probunet")), lesions)
-    assert served.client.get("/api/session").json()["model"]["num_levels"] == 0
+    info = served.client.get("/api/session").json()["model"]
+    assert (info["num_levels"], info["noise_names"]) == (0, [])
     messages = served.click("case-0", num_samples=3)
     (summary,) = of_type(messages, "slice")
     assert summary["level_shares"] is None

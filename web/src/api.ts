@@ -7,7 +7,10 @@ export type Point = [number, number, number];
 export interface ModelInfo {
   name: string;
   classes: string[];
+  /** Latent levels; 0 for a model without a hierarchy. */
   num_levels: number;
+  /** The parts of the noise: the levels, fine to coarse, and then, for an ensemble, the member. */
+  noise_names: string[];
   centred_on: string | null;
   size: Pair;
   window: Pair | null;
@@ -52,7 +55,7 @@ export interface PredictionRequest {
   point: Point;
   num_samples: number;
   seed: number;
-  /** Fine to coarse; empty: all as they are. */
+  /** One for each of `noise_names`; empty: all as they are. */
   levels: LevelControl[];
 }
 
@@ -83,7 +86,8 @@ export interface Numbers {
   agreement: number;
   /** Share of samples whose lesion is cut off. */
   truncated: number;
-  level_shares: number[] | null;
+  /** By the names of `noise_names`. */
+  level_shares: Record<string, number> | null;
 }
 
 export interface CaseScores {

@@ -66,7 +66,7 @@ export class App {
     if (wish.model && wish.model !== this.model.name) {
       this.onError(`This link was made with the model ${wish.model}; this viewer runs ${this.model.name}.`);
     }
-    const levels = wish.levels?.length === this.model.num_levels ? wish.levels : this.defaultLevels();
+    const levels = wish.levels?.length === this.model.noise_names.length ? wish.levels : this.defaultLevels();
     const [first] = Object.keys(this.session.scan_names);
     const scan = wish.scan ?? first;
     if (scan) await this.open(scan, { ...wish, levels });
@@ -121,7 +121,7 @@ export class App {
   }
 
   defaultLevels(): State["levels"] {
-    return Array.from({ length: this.session.model.num_levels }, () => AS_IT_IS);
+    return this.session.model.noise_names.map(() => AS_IT_IS);
   }
 
   /** Show a scan when it is there, unless another one was asked for since. */

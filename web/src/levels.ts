@@ -1,7 +1,8 @@
-/** The hierarchy: one row a latent level, coarse to fine, with what it decides, what came of it, and its controls. */
+/** What causes the differences between samples: an ensemble's member, and the latent levels, coarse to fine. One row each,
+ *  with what it decides, what came of it, and its controls. */
 
 import type { App } from "./app";
-import type { LevelControl } from "./api";
+import type { LevelControl, ModelInfo } from "./api";
 import { get, make } from "./dom";
 import type { Painter } from "./picture";
 import type { Result } from "./result";
@@ -12,7 +13,8 @@ const WORDS = ["is it there, how large", "its overall shape", "its larger bumps"
 const THUMBNAIL = 48;
 
 interface Row {
-  level: number;
+  /** The place of its name in `noise_names`. */
+  cause: number;
   element: HTMLElement;
   picture: HTMLCanvasElement;
   bar: HTMLMeterElement;
@@ -22,12 +24,19 @@ interface Row {
   value: HTMLOutputElement;
 }
 
-/** Say what a level decides; level 0 is the finest. */
-export function levelName(level: number, number: number, withWords = true): string {
-  const place = number > 1 ? (number - 1 - level) / (number - 1) : 0;
+/** Return the places in `noise_names` in the order of the decisions: the member, then the levels. */
+export function coarseToFine(model: ModelInfo): number[] {
+  return model.noise_names.map((_, cause) => cause).reverse();
+}
+
+/** Say what a part of the noise decides. */
+export function causeName(model: ModelInfo, cause: number, withWords = true): string {
+  const [name, number] = [model.noise_names[cause]!, model.num_levels];
+  if (cause >= number) return withWords ? `${name}: which network draws` : name;
+  const place = number > 1 ? (number - 1 - cause) / (number - 1) : 0;
   const size = place === 0 ? "coarse" : place === 1 ? "fine" : "";
   const words = [size, WORDS[Math.round(place * (WORDS.length - 1))]].filter(Boolean).join(": ");
-  return `level ${level + 1}${withWords ? `: ${words}` : size && ` (${size})`}`;
+  return `${name}${withWords ? `: ${words}` : size && ` (${size})`}`;
 }
 
 export class LevelPanel {
@@ -39,9 +48,8 @@ export class LevelPanel {
   constructor(app: App, painter: Painter) {
     this.app = app;
     this.painter = painter;
-    const number = app.model.num_levels;
-    get("hierarchy").hidden = number === 0;
-    this.rows = Array.from({ length: number }, (_, n) => this.row(number - 1 - n));
+    get("hierarchy").hidden = app.model.num_levels === 0;
+    this.rows = coarseToFine(app.model).map((cause) => this.row(cause));
     get("levels").append(...this.rows.map((row) => row.element));
     get("levels-reset").addEventListener("click", () => app.redraw({ levels: app.defaultLevels() }));
   }
@@ -49,13 +57,14 @@ export class LevelPanel {
   update(): void {
     const { app } = this;
     const here = sharesUnderCursor(app);
-    const shares = here ?? app.result?.numbers?.level_shares ?? null;
+    const all = app.result?.numbers?.level_shares;
+    const shares = here ?? (all ? app.model.noise_names.map((name) => all[name]!) : null);
     const most = shares ? Math.max(...shares) : 0;
-    get("levels-of").textContent = here ? "share of the uncertainty under the cursor" : shares ? "share of the uncertainty, whole lesion" : "";
+    get("levels-of").textContent = here ? "share of the uncertainty under the cursor" : shares ? "share of the uncertainty in the clicked slice" : "";
     get<HTMLButtonElement>("levels-reset").disabled = app.state.levels.every(isAsItIs);
     for (const row of this.rows) {
-      const control = app.state.levels[row.level] ?? AS_IT_IS;
-      const share = shares?.[row.level] ?? null;
+      const control = app.state.levels[row.cause] ?? AS_IT_IS;
+      const share = shares?.[row.cause] ?? null;
       row.bar.value = share ?? 0;
       row.share.textContent = share === null ? "" : `${Math.round(100 * share)} %`;
       row.element.classList.toggle("most", share !== null && share === most);
@@ -75,41 +84,44 @@ export class LevelPanel {
     if (!scan || (known === result && version === (result?.version ?? -1) && before === window)) return;
     this.painted = [result, result?.version ?? -1, window];
     const size = THUMBNAIL * devicePixelRatio;
-    for (const { picture, level } of this.rows) {
+    for (const { picture, cause } of this.rows) {
       picture.width = picture.height = size;
       const context = picture.getContext("2d")!;
       context.clearRect(0, 0, size, size);
       if (!result) continue;
       const frame = this.painter.fit(this.painter.focus("close"), 0, 0, size, size);
-      this.painter.paint(context, frame, result.slice, { kind: "map", patch: result.outputOf(level), ramp: "mean" }, false);
+      this.painter.paint(context, frame, result.slice, { kind: "map", patch: result.outputOf(cause), ramp: "mean" }, false);
     }
   }
 
-  private row(level: number): Row {
-    const name = levelName(level, this.app.model.num_levels);
+  private row(cause: number): Row {
+    const { model } = this.app;
+    const isLevel = cause < model.num_levels;
+    const name = causeName(model, cause);
     const change = (changes: Partial<LevelControl>): void => {
-      const levels = this.app.state.levels.map((control, n) => (n === level ? { ...control, ...changes } : control));
+      const levels = this.app.state.levels.map((control, n) => (n === cause ? { ...control, ...changes } : control));
       this.app.redraw({ levels });
     };
-    const control = (): LevelControl => this.app.state.levels[level] ?? AS_IT_IS;
-    const picture = make("canvas", { class: "thumbnail", role: "img", "aria-label": `the first sample after ${name}` });
+    const control = (): LevelControl => this.app.state.levels[cause] ?? AS_IT_IS;
+    const shown = isLevel ? `the first sample after ${name}` : "the image, before any level";
+    const picture = make("canvas", { class: "thumbnail", role: "img", title: shown, "aria-label": shown });
     const bar = make("meter", { min: 0, max: 1, value: 0, "aria-label": `share of the uncertainty of ${name}` });
     const share = make("span", { class: "share" });
     const hold = make(
       "button",
-      { type: "button", title: "All samples share this level", "aria-label": `Hold ${name}`, click: () => change({ hold: !control().hold }) },
+      { type: "button", title: isLevel ? "All samples share this level" : "One network draws all samples", "aria-label": `Hold ${name}`, click: () => change({ hold: !control().hold }) },
       "Hold",
     );
     const redraw = make(
       "button",
-      { type: "button", title: "Draw this level anew and no other", "aria-label": `Redraw ${name}`, click: () => change({ seed: control().seed + 1 }) },
+      { type: "button", title: isLevel ? "Draw this level anew and no other" : "Pick the networks anew, and draw no level anew", "aria-label": `Redraw ${name}`, click: () => change({ seed: control().seed + 1 }) },
       "Redraw",
     );
     const temperature = make("input", {
       type: "range", min: 0, max: 2, step: 0.1, value: 1,
       title: "Temperature: less or more variety from this level",
       "aria-label": `Temperature of ${name}`,
-      "data-level": level,
+      "data-level": cause,
       input: () => change({ temperature: Number(temperature.value) }),
     });
     const value = make("output", { class: "value" });
@@ -119,8 +131,8 @@ export class LevelPanel {
       "li",
       { class: "level" },
       picture,
-      make("div", { class: "about" }, title, make("div", { class: "line" }, bar, share), make("div", { class: "line" }, hold, redraw, temperature, value)),
+      make("div", { class: "about" }, title, make("div", { class: "line" }, bar, share), make("div", { class: "line" }, hold, redraw, ...(isLevel ? [temperature, value] : []))),
     );
-    return { level, element, picture, bar, share, hold, temperature, value };
+    return { cause, element, picture, bar, share, hold, temperature, value };
   }
 }

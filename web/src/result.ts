@@ -1,4 +1,4 @@
-/** What came of one click so far. S samples, K classes, L levels; masks lie in a box of a slice. */
+/** What came of one click so far. S samples, K classes, L levels, N parts of the noise; masks lie in a box of a slice. */
 
 import type { Box, CaseScores, Message, Numbers, PredictionRequest } from "./api";
 import { unpack } from "./api";
@@ -16,9 +16,9 @@ interface Summary {
   /** (h, w), 255 for `gammaMax`. */
   gamma: Uint8Array;
   gammaMax: number;
-  /** (L, h, w), fine to coarse. */
+  /** (N, h, w). */
   shares: Uint8Array | null;
-  /** (L, h, w), shares of gamma, on its scale. */
+  /** (N, h, w), shares of gamma, on its scale. */
   contributions: Uint8Array | null;
   /** (L, h, w), fine to coarse. */
   outputs: Uint8Array | null;
@@ -140,23 +140,25 @@ export class Result {
     return slice === this.slice && this.summary ? { box: this.summary.box, values: this.summary.gamma } : null;
   }
 
-  /** Return the probability of any foreground after a level of the first sample. */
+  /** Return the probability of any foreground after a level of the first sample; null for a member, which has no picture. */
   outputOf(level: number): Patch | null {
-    return this.summary?.outputs ? this.levelPatch(this.summary.outputs, level) : null;
+    return this.summary?.outputs ? this.summaryPatch(this.summary.outputs, level) : null;
   }
 
-  shareOf(level: number): Patch | null {
-    return this.summary?.shares ? this.levelPatch(this.summary.shares, level) : null;
+  /** Return the share of a part of the noise in the uncertainty. */
+  shareOf(cause: number): Patch | null {
+    return this.summary?.shares ? this.summaryPatch(this.summary.shares, cause) : null;
   }
 
-  /** Return what a level contributes to gamma, on the scale of gamma. */
-  contributionOf(level: number): Patch | null {
-    return this.summary?.contributions ? this.levelPatch(this.summary.contributions, level) : null;
+  /** Return what a part of the noise contributes to gamma, on the scale of gamma. */
+  contributionOf(cause: number): Patch | null {
+    return this.summary?.contributions ? this.summaryPatch(this.summary.contributions, cause) : null;
   }
 
-  private levelPatch(values: Uint8Array, level: number): Patch {
+  private summaryPatch(all: Uint8Array, number: number): Patch | null {
     const { box } = this.summary!;
-    return { box, values: part(values, level, box.height * box.width) };
+    const values = part(all, number, box.height * box.width);
+    return values.length ? { box, values } : null;
   }
 
   private placeOf(slice: number): number | null {

@@ -3,7 +3,7 @@
 import type { App, Place } from "./app";
 import type { Box, Pair } from "./api";
 import { ANNOTATOR, type Ramp, classColour } from "./colours";
-import { levelName } from "./levels";
+import { causeName, coarseToFine } from "./levels";
 import { type Frame, type Overlay, Painter, paintLegend, panel, write } from "./picture";
 import { type Patch, valueAt } from "./result";
 
@@ -189,16 +189,16 @@ export class Stage {
     return [...theirs, ...ours];
   }
 
-  /** The first sample after each level, coarse to fine, and below it the uncertainty that comes from the level. */
+  /** The first sample after each level, coarse to fine, and below it the uncertainty that comes from the level, or the member. */
   private levelTiles(): Tile[] {
     const { result, model } = this.app;
-    const coarseToFine = Array.from({ length: model.num_levels }, (_, n) => model.num_levels - 1 - n);
-    const tile = (title: string, level: number, patch: Patch | null, ramp: Ramp): Tile => {
-      return { title: `${title} level ${level + 1}`, short: String(level + 1), slice: result!.slice, overlay: { kind: "map", patch, ramp } };
+    const tile = (title: string, cause: number, patch: Patch | null, ramp: Ramp): Tile => {
+      return { title, short: model.noise_names[cause]!.replace("level ", ""), slice: result!.slice, overlay: { kind: "map", patch, ramp } };
     };
+    const titleOf = (cause: number): string => (cause < model.num_levels ? `After ${model.noise_names[cause]}` : "Image");
     return [
-      ...coarseToFine.map((level) => tile("After", level, result!.outputOf(level), "mean")),
-      ...coarseToFine.map((level) => tile("Due to", level, result!.contributionOf(level), "gamma")),
+      ...coarseToFine(model).map((cause) => tile(titleOf(cause), cause, result!.outputOf(cause), "mean")),
+      ...coarseToFine(model).map((cause) => tile(`Due to ${model.noise_names[cause]}`, cause, result!.contributionOf(cause), "gamma")),
     ];
   }
 
@@ -368,27 +368,25 @@ export function readout(app: App): string {
     const gamma = valueAt(result.gammaAt(state.slice), row, column);
     if (gamma !== null) words.push(`γ ${((gamma / 255) * result.summary!.gammaMax).toFixed(2)}`);
     const cause = mainCause(app);
-    if (cause) words.push(`${Math.round(100 * cause.share)} % due to ${levelName(cause.level, app.model.num_levels, false)}`);
+    if (cause) words.push(`${Math.round(100 * cause.share)} % due to ${causeName(app.model, cause.number, false)}`);
   }
   return words.join("  ·  ");
 }
 
-/** Return each level's share of the uncertainty under the cursor, fine to coarse, where there is any. */
+/** Return the share of each part of the noise in the uncertainty under the cursor, where there is any. */
 export function sharesUnderCursor(app: App): number[] | null {
   const { hover, result, state, model } = app;
   if (!hover || !result?.summary?.shares || state.slice !== result.slice) return null;
   if (!valueAt(result.gammaAt(result.slice), hover.row, hover.column)) return null;
-  const shares = Array.from({ length: model.num_levels }, (_, level) => {
-    return (valueAt(result.shareOf(level), hover.row, hover.column) ?? 0) / 255;
-  });
+  const shares = model.noise_names.map((_, cause) => (valueAt(result.shareOf(cause), hover.row, hover.column) ?? 0) / 255);
   return shares.some(Boolean) ? shares : null;
 }
 
-function mainCause(app: App): { level: number; share: number } | null {
+function mainCause(app: App): { number: number; share: number } | null {
   const shares = sharesUnderCursor(app);
   if (!shares) return null;
   const share = Math.max(...shares);
-  return { level: shares.indexOf(share), share };
+  return { number: shares.indexOf(share), share };
 }
 
 /** Return the number of columns that makes pictures of an aspect ratio largest, and their size. */

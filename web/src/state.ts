@@ -12,7 +12,7 @@ export interface State {
   point: Point | null;
   numSamples: number;
   seed: number;
-  /** Fine to coarse. */
+  /** One for each of the model's `noise_names`. */
   levels: LevelControl[];
   view: ViewName;
   /** The chosen sample, from 0. */

@@ -22,6 +22,7 @@ export function exposeForTests(app: App): void {
         box: result.sampleBox,
         samples: result.samples.map((sample) => [...sample]),
         mean: result.summary && [...result.summary.means],
+        levelShares: result.summary?.shares && [...result.summary.shares],
         levelOutputs: result.summary?.outputs && [...result.summary.outputs],
         numbers: structuredClone(result.numbers),
         scores: structuredClone(result.scores),

@@ -2,7 +2,8 @@
 
 Every step is a call of `predict_volume` with the same seed, so that Python gives the same samples as the page.
 
-Shapes: S samples, K classes, L latent levels, A annotators; n slices of h x w pixels in a box.
+Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels, and an ensemble's member),
+A annotators; n slices of h x w pixels in a box.
 """
 
 from collections.abc import Generator
@@ -23,6 +24,7 @@ from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter
 from phiseg.models.hprobunet import HProbUNet
 from phiseg.models.phiseg import PHiSeg
+from phiseg.models.phiseg_ensemble import PHiSegEnsemble
 from phiseg.viewer.library import OpenScan
 from phiseg.viewer.schema import (
     Box,
@@ -61,20 +63,30 @@ class Drawn:
 
 
 def num_levels(model: Segmenter) -> int:
-    """Return how many latent levels can be controlled one by one; 0 for a model without a hierarchy."""
-    if not isinstance(model, PHiSeg | HProbUNet):
-        return 0
-    return len(model.noise_shapes((model.stride, model.stride)))
+    """Return the number L of latent levels; 0 for a model without a hierarchy."""
+    return model.config.num_levels if isinstance(model, PHiSeg | PHiSegEnsemble | HProbUNet) else 0
+
+
+def noise_names(model: Segmenter) -> tuple[str, ...]:
+    """Return the N parts of the noise that can be controlled one by one: first the levels, fine to coarse.
+
+    None for a model without a hierarchy.
+    """
+    return model.noise_names if num_levels(model) else ()
 
 
 def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
     """Return how `predict_volume` has to sample, to draw what the page asks for.
 
     Raises:
-        DataError: settings for another number of levels than the model has.
+        DataError: settings for other parts of the noise than the model has, or a temperature of a choice.
     """
-    if len(request.levels) not in (0, num_levels(model)):
-        raise DataError(f"the model has {num_levels(model)} levels, not {len(request.levels)}; reload the page")
+    names = noise_names(model)
+    if len(request.levels) not in (0, len(names)):
+        known = f"{len(names)} ({', '.join(names)})" if names else "no levels"
+        raise DataError(f"the model has {known}, not {len(request.levels)} levels; reload the page")
+    if any(choice.temperature != 1 for choice in request.levels[num_levels(model) :]):
+        raise DataError("which member draws has no temperature; hold or redraw it")
     levels = tuple(Level(level.seed, level.hold, level.temperature) for level in request.levels)
     return Sampling(
         num_samples=request.num_samples,
@@ -206,7 +218,7 @@ def _summary(prediction: Prediction, outputs: NDArray[np.float32] | None) -> Sli
     )
 
 
-def _numbers(measures: Measures, level_shares: tuple[float, ...] | None) -> Numbers:
+def _numbers(measures: Measures, level_shares: dict[str, float] | None) -> Numbers:
     def spread(found: MeasuredSpread) -> Spread:
         return Spread(median=found.median, low=found.low, high=found.high, samples=list(found.samples))
 
@@ -220,7 +232,7 @@ def _numbers(measures: Measures, level_shares: tuple[float, ...] | None) -> Numb
         mean_gamma=measures.mean_gamma,
         agreement=measures.agreement,
         truncated=measures.truncated,
-        level_shares=None if level_shares is None else list(level_shares),
+        level_shares=level_shares,
     )
 
 

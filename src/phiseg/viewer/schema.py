@@ -1,6 +1,7 @@
 """What the page and the server say to each other. All arrays are little-endian, row by row, deflated, in base64.
 
-Shapes: S samples, K classes, L latent levels, A annotators; a box has h x w pixels of a slice.
+Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels, and an ensemble's member),
+A annotators; a box has h x w pixels of a slice.
 """
 
 import base64
@@ -27,7 +28,10 @@ class ModelInfo(Message):
     classes: list[str]
     """The background first."""
     num_levels: int
-    """Latent levels that can be held, redrawn and tempered; 0 for a model without a hierarchy."""
+    """Latent levels L; 0 for a model without a hierarchy."""
+    noise_names: list[str]
+    """The N parts of the noise, which can be held and redrawn one by one: the levels, fine to coarse, which have a
+    temperature as well, and then, for an ensemble, the member; none without a hierarchy."""
     centred_on: str | None
     """What one has to click on; None for a model that takes a slice as a whole."""
     size: tuple[int, int]
@@ -73,14 +77,14 @@ class SessionInfo(Message):
 
 
 class LevelControl(Message):
-    """What is done to one latent level."""
+    """What is done to one part of the noise: to a latent level, or to the choice of an ensemble's member."""
 
     seed: int = Field(default=0, ge=0, le=2**31)
-    """Another number redraws this level and no other."""
+    """Another number redraws this part and no other."""
     hold: bool = False
     """All samples share the noise of the first one."""
     temperature: float = Field(default=1.0, ge=0, le=4)
-    """Factor on the noise."""
+    """Factor on the noise of a level; 1 for a member."""
 
 
 class PredictionRequest(Message):
@@ -92,7 +96,7 @@ class PredictionRequest(Message):
     num_samples: int = Field(default=16, ge=1, le=MAX_SAMPLES)
     seed: int = Field(default=0, ge=0, le=2**31)
     levels: list[LevelControl] = Field(default_factory=list, max_length=32)
-    """Fine to coarse; empty: all as they are."""
+    """One for each of `ModelInfo.noise_names`; empty: all as they are."""
 
 
 class Box(Message):
@@ -133,7 +137,7 @@ class SliceSummary(Message):
     """uint8 (h, w), 255 for `gamma_max`."""
     gamma_max: float
     level_shares: str | None
-    """uint8 (L, h, w), each level's share of the uncertainty of a pixel, 255 for all of it, fine to coarse."""
+    """uint8 (N, h, w), the share of each of `ModelInfo.noise_names` in the uncertainty of a pixel, 255 for all."""
     level_outputs: str | None
     """uint8 (L, h, w), the probability of any foreground after each level of the first sample, fine to coarse."""
 
@@ -164,8 +168,8 @@ class Numbers(Message):
     agreement: float
     truncated: float
     """Share of the samples that are cut off by the crop, by the reach or by the end of the scan: too small."""
-    level_shares: list[float] | None
-    """Each level's share of the uncertainty of the clicked slice, fine to coarse."""
+    level_shares: dict[str, float] | None
+    """The share of each of `ModelInfo.noise_names` in the uncertainty of the clicked slice."""
 
 
 class LesionSlices(Message):

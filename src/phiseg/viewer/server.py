@@ -28,7 +28,7 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import check_fits
 from phiseg.models import Segmenter
 from phiseg.viewer.desk import Desk
-from phiseg.viewer.drawing import Drawn, draw, num_levels
+from phiseg.viewer.drawing import Drawn, draw, noise_names, num_levels
 from phiseg.viewer.exports import Kind, What, export_file
 from phiseg.viewer.guard import Guard
 from phiseg.viewer.library import Library, OpenScan
@@ -97,6 +97,7 @@ class Viewer:
             name=self.name,
             classes=list(preprocessing.classes),
             num_levels=num_levels(self.model),
+            noise_names=list(noise_names(self.model)),
             centred_on=preprocessing.centred_on,
             size=preprocessing.size,
             window=(rule.low, rule.high) if rule.low is not None and rule.high is not None else None,
