@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from contextlib import contextmanager
 from itertools import product
 from threading import Thread
 
@@ -16,9 +17,12 @@ from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.nifti import write_nifti
 from phiseg.imaging.volume import Volume
+from phiseg.inference.measures import measure
 from phiseg.inference.slice_noise import Level
 from phiseg.inference.volumes import Sampling, level_outputs, predict_volume
 from phiseg.models.phiseg import PHiSegConfig
+from phiseg.models.phiseg_ensemble import PHiSegEnsembleConfig
+from phiseg.models.probunet import ProbUNetConfig
 from phiseg.models.registry import build_model
 
 uvicorn = pytest.importorskip("uvicorn", reason="the viewer needs uvicorn")
@@ -32,11 +36,10 @@ SPACING = (1.0, 1.5, 2.0)
 """Of voxels along i, j and k: columns, rows and slices of the axial plane."""
 
 
-@pytest.fixture(scope="module")
-def model():
-    """A PHiSeg of three levels with random weights: no two of its samples are the same."""
+def make_model(config):
+    """A model with random weights: no two of its samples are the same."""
     torch.manual_seed(0)
-    model = build_model(PHiSegConfig(channels=(4, 5, 6, 7), num_levels=3, blocks_per_level=1, head_init=1.0)).eval()
+    model = build_model(config).eval()
     model.preprocessing = {
         "classes": ["background", "lesion"],
         "image_channels": 1,
@@ -45,6 +48,30 @@ def model():
         "centred_on": "lesion",
     }
     return model
+
+
+@contextmanager
+def serving(model, *paths):
+    """Run a viewer of a model and of some paths, and give its address."""
+    viewer = server.Viewer.of(model, "tiny")
+    viewer.add(paths)
+    app = server.create_app(viewer)
+    running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    thread = Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        assert thread.is_alive()
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}/"
+    running.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def model():
+    """An ensemble, as the model that comes with phiseg, with three levels."""
+    settings = {"channels": (4, 5, 6, 7), "num_levels": 3, "blocks_per_level": 1, "head_init": 1.0}
+    return make_model(PHiSegEnsembleConfig(members=2, **settings))
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +111,8 @@ def address(model, scan, dataset, tmp_path_factory):
     """The address of a running viewer of the scan and the dataset."""
     file = tmp_path_factory.mktemp("scans") / "noise.nii.gz"
     write_nifti(file, scan)
-    viewer = server.Viewer.of(model, "tiny")
-    viewer.add([file, dataset.path])
-    app = server.create_app(viewer)
-    running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = Thread(target=running.run)
-    thread.start()
-    while not running.started:
-        assert thread.is_alive()
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}/"
-    running.should_exit = True
-    thread.join()
+    with serving(model, file, dataset.path) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +268,50 @@ def test_a_click_shows_the_samples_that_python_draws(page, address, model, scan)
     np.testing.assert_allclose(shown / 255, outputs, atol=0.003)
 
 
-def test_levels_are_tempered_held_and_redrawn_one_by_one(page, address, model, scan):
+def test_the_page_tells_what_levels_and_members_cause(page, address, model, scan):
+    open_noise(page, address)
+    result = click(page)
+    prediction = in_python(model, scan, result)
+    expected = measure(prediction).level_shares
+    rows = page.locator("#levels li")
+    titles = [title.split(":")[0].split() for title in rows.locator(".title").all_inner_texts()]
+    assert [" ".join(words[:2]).lower() for words in titles] == ["member which", "level 3", "level 2", "level 1"]
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(60)
+    wholes = [expected[name] for name in ("member", "level 3", "level 2", "level 1")]
+    assert rows.locator(".share").all_inner_texts() == [f"{round(100 * share)} %" for share in wholes]
+
+    variance = prediction.level_variance[:, 0]
+    shares = np.array(result["levelShares"]).reshape(variance.shape) / 255
+    np.testing.assert_allclose(shares, variance / np.maximum(variance.sum(0), 1e-12), atol=0.003)
+    page.mouse.move(*(place + shift for place, shift in zip(middle_of(page), (30, -20), strict=True)))
+    page.wait_for_timeout(60)
+    _, row, column = result["request"]["point"]
+    here = shares[:, row - result["box"]["row"], column - result["box"]["column"]]
+    shown = [int(share.rstrip(" %")) for share in rows.locator(".share").all_inner_texts()]
+    np.testing.assert_allclose(shown, 100 * here[::-1], atol=0.6)
+
+
+@pytest.mark.parametrize(
+    ("config", "num_rows", "num_views"),
+    [
+        (PHiSegConfig(channels=(4, 5, 6), num_levels=2, blocks_per_level=1), 2, 7),
+        (ProbUNetConfig(channels=(4, 5, 6), latent_dimensions=2, blocks_per_level=1), 0, 6),
+    ],
+    ids=["phiseg", "probunet"],
+)
+def test_a_model_shows_the_levels_that_it_has(browser, config, num_rows, num_views):
+    with serving(make_model(config)) as address:
+        page = browser.new_page()
+        open_page(page, address)
+        result_of(page)
+        assert page.locator("#levels li").count() == page.locator("#levels input").count() == num_rows
+        assert page.locator("#hierarchy").is_visible() == (num_rows > 0)
+        assert page.locator("#views button").count() == num_views
+        page.close()
+
+
+def test_levels_and_members_are_tempered_held_and_redrawn_one_by_one(page, address, model, scan):
     open_noise(page, address)
     before = samples_of(click(page))
     page.locator('input[data-level="2"]').fill("0")
@@ -259,9 +319,16 @@ def test_levels_are_tempered_held_and_redrawn_one_by_one(page, address, model, s
     page.get_by_role("button", name="Redraw level 1").click()
     result = result_of(page)
     levels = (Level(seed=1), Level(hold=True), Level(temperature=0.0))
-    expected = in_python(model, scan, result, levels=levels).labels[:, 0]
+    expected = in_python(model, scan, result, levels=(*levels, Level())).labels[:, 0]
     assert (expected != before).any()
     np.testing.assert_array_equal(samples_of(result), expected)
+    assert page.get_by_role("slider", name="Temperature of member").count() == 0
+    page.get_by_role("button", name="Redraw member").click()
+    page.get_by_role("button", name="Hold member").click()
+    result = result_of(page)
+    held = in_python(model, scan, result, levels=(*levels, Level(seed=1, hold=True))).labels[:, 0]
+    assert (held != expected).any()
+    np.testing.assert_array_equal(samples_of(result), held)
     page.get_by_role("button", name="Reset").click()
     np.testing.assert_array_equal(samples_of(result_of(page)), before)
 
