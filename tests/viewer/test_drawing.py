@@ -240,13 +240,11 @@ def test_a_point_outside_of_the_scan_is_a_message(scan, point):
     assert failed == {"type": "error", "message": "the point lies outside of the scan; click inside of it"}
 
 
-@pytest.mark.parametrize(
-    ("members", "known"), [(None, "2 (level 1, level 2)"), (3, "3 (level 1, level 2, member)")]
-)
-def test_settings_of_other_levels_and_of_an_unknown_scan_are_messages(serve, members, known):
+@pytest.mark.parametrize(("members", "names"), [(None, "level 1, level 2"), (3, "level 1, level 2, member")])
+def test_settings_of_other_levels_and_of_an_unknown_scan_are_messages(serve, members, names):
     served = serve(make_model(members=members))
     (failed,) = served.click(levels=[{}])
-    assert failed["message"] == f"the model has {known}, not 1 levels; reload the page"
+    assert failed["message"] == f"the model takes settings for {names}, not 1; reload the page"
     (failed,) = served.click("drop-1234", [0, 0, 0])
     assert "there is no such scan any more" in failed["message"]
 

@@ -69,13 +69,15 @@ def test_dicom_seg_lies_on_the_series(serve, dicom_files):
 
 
 def test_numbers_tell_how_to_draw_them_again(serve):
-    served = serve()
-    messages = served.click(num_samples=3, seed=9, levels=[{"hold": True}, {"temperature": 2}])
+    served = serve(make_model(members=2))
+    messages = served.click(num_samples=3, seed=9, levels=[{"hold": True}, {"temperature": 2}, {"seed": 4}])
     (done,), (numbers,) = of_type(messages, "done"), of_type(messages, "numbers")
     content = json.loads(exported(served, done["id"], what="numbers", kind="json").content)
     assert content["request"]["seed"] == 9
     assert content["request"]["levels"][1] == {"seed": 0, "hold": False, "temperature": 2.0}
     assert content["classes"] == numbers["classes"]
+    assert content["level_shares"].keys() == {"level 1", "level 2", "member"}
+    assert content["level_shares"]["level 1"] == 0, "it is held"
     assert (content["model"], content["scan"], content["scores"]) == ("tiny", "synthetic example", None)
 
 

@@ -83,8 +83,8 @@ def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
     """
     names = noise_names(model)
     if len(request.levels) not in (0, len(names)):
-        known = f"{len(names)} ({', '.join(names)})" if names else "no levels"
-        raise DataError(f"the model has {known}, not {len(request.levels)} levels; reload the page")
+        wanted = ", ".join(names) or "no levels"
+        raise DataError(f"the model takes settings for {wanted}, not {len(request.levels)}; reload the page")
     if any(choice.temperature != 1 for choice in request.levels[num_levels(model) :]):
         raise DataError("which member draws has no temperature; hold or redraw it")
     levels = tuple(Level(level.seed, level.hold, level.temperature) for level in request.levels)
