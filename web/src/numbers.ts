@@ -4,7 +4,7 @@ import type { App } from "./app";
 import type { ClassNumbers, Spread } from "./api";
 import { get, make, makeSvg } from "./dom";
 
-const [WIDTH, HEIGHT] = [300, 84];
+const [WIDTH, HEIGHT] = [300, 72];
 
 export class NumbersPanel {
   private readonly app: App;
@@ -35,7 +35,7 @@ export class NumbersPanel {
     const { volume_ml: volume, diameter_mm: diameter, present } = numbers;
     const { agreement, mean_gamma: gamma } = result!.numbers!;
     const facts = [`agreement ${agreement.toFixed(2)}`, `mean γ ${gamma.toFixed(2)}`];
-    if (scan!.num_slices === 1) facts.push(`one slice of ${scan!.spacing_mm[0].toFixed(2)} mm`);
+    if (scan!.num_slices === 1) facts.push(`slice of ${scan!.spacing_mm[0].toFixed(2)} mm`);
     const notes = [facts.join("  ·  ")];
     if (!scan!.has_spacing) notes.push("The pixel size is not known: volumes and diameters assume 1 mm.");
     const cut = result!.numbers!.truncated;

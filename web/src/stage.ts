@@ -236,7 +236,7 @@ export class Stage {
       const y = top + rows * (height + CAPTION + GAP) + 44;
       const most = this.app.result?.summary?.gammaMax.toFixed(2) ?? "";
       paintLegend(context, left, y, "mean", "First sample after each level", "0", "1");
-      paintLegend(context, left + 220, y, "gamma", "γ that comes from a level", "0", `${most} nats`);
+      paintLegend(context, left + 220, y, "gamma", "γ that comes from each", "0", `${most} nats`);
     }
   }
 
