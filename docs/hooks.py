@@ -26,6 +26,7 @@ ROOMS = {
     "inference": "Inference",
     "training": "Training",
     "evaluation": "Evaluation",
+    "viewer": "The viewer",
 }
 EXPERIMENTS = [path for path in sorted(ROOT.glob("experiments/**/*")) if path.suffix in {".md", ".png"}]
 PROJECT = (
