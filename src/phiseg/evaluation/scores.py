@@ -22,7 +22,7 @@ from phiseg.evaluation.results import (
     read_evaluation,
     write_evaluation,
 )
-from phiseg.inference.processes import gather, process_rank, share_batches
+from phiseg.inference.ranks import gather, process_rank, share_batches
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
 from phiseg.metrics import consensus, expected_calibration_error, ged_floor, reliability
 from phiseg.metrics.case import score_case

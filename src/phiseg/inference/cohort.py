@@ -28,7 +28,7 @@ from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.inference.processes import gather
+from phiseg.inference.ranks import gather
 from phiseg.inference.scans import SUMMARY, Scan, ScanFile, read_scan
 from phiseg.inference.volumes import Prediction, Sampling, check_point, predict_volume
 from phiseg.models import Segmenter

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phiseg.inference import processes
+from phiseg.inference import ranks
 
 
 @given(
@@ -16,8 +16,8 @@ def test_every_batch_of_one_process_is_done_by_exactly_one_of_several(rows, batc
     with pytest.MonkeyPatch.context() as patch:
         shares = []
         for rank in range(number):
-            patch.setattr(processes, "process_rank", lambda rank=rank: (rank, number))
-            shares.append(processes.share_batches(rows, batch_size))
+            patch.setattr(ranks, "process_rank", lambda rank=rank: (rank, number))
+            shares.append(ranks.share_batches(rows, batch_size))
     batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
     dealt = [share[start : start + batch_size] for share in shares for start in range(0, len(share), batch_size)]
     assert sorted(dealt) == batches
@@ -25,5 +25,5 @@ def test_every_batch_of_one_process_is_done_by_exactly_one_of_several(rows, batc
 
 
 def test_one_process_finds_what_it_found():
-    assert processes.process_rank() == (0, 1)
-    assert processes.gather({"a": 1}) == [{"a": 1}]
+    assert ranks.process_rank() == (0, 1)
+    assert ranks.gather({"a": 1}) == [{"a": 1}]
