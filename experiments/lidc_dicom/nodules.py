@@ -58,9 +58,11 @@ def compare(data: Path, points: Path, predicted: Path) -> None:
     nodules = nodules_of(dataset)
     listed = list(csv.DictReader(points.open()))
     per_scan = {uid: [row for row in listed if row["case"] == uid] for uid in {row["case"] for row in listed}}
-    print("| nodule | readers | readers' volumes, ml | samples' 90 %, ml | present | GED | floor | excess | Dice |")
+    print(
+        "| nodule | readers | their volumes, ml | samples: median (90 %), ml | present | GED | floor | excess | Dice |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
-    scores, covered, volumes = [], 0, 0
+    scores, covered, volumes, ratios = [], 0, 0, []
     for uid, rows in sorted(per_scan.items()):
         for number, row in enumerate(rows, start=1):
             folder = predicted / (uid if len(rows) == 1 else f"{uid}-{number}")
@@ -68,30 +70,42 @@ def compare(data: Path, points: Path, predicted: Path) -> None:
             image = nibabel.load(folder / "samples.nii.gz")
             samples = np.moveaxis(np.asanyarray(image.dataobj), 3, 0)  # (S, columns, rows, slices)
             readers = readers_on_grid(dataset, nodules[uid, row["nodule"]], samples.shape[1:])
-            touched = np.flatnonzero((samples.any(0) | readers.any(0)).any((0, 1)))
-            box = slice(touched[0], touched[-1] + 1)
-            drawn, true = torch.from_numpy(samples[..., box]), torch.from_numpy(readers[..., box])
+            labels = np.asanyarray(nibabel.load(folder / "labels.nii.gz").dataobj)
+            box = bounding_box(samples.any(0) | readers.any(0))
+            drawn, true, consensus = (flattened(masks, box) for masks in (samples, readers, labels[None]))
             distance = energy_distance(drawn, true, num_classes=2)
-            labels = torch.from_numpy(
-                np.asanyarray(nibabel.load(folder / "labels.nii.gz").dataobj)[..., box].copy()
-            )
-            overlap = float(dice(labels, true, num_classes=2).mean())
+            overlap = float(dice(consensus, true, num_classes=2).mean())
             voxel_ml = abs(np.linalg.det(image.affine[:3, :3])) / 1000
             millilitres = readers.sum((1, 2, 3)) * voxel_ml
-            low, high = found["volume_ml"]["low"], found["volume_ml"]["high"]
+            low, median, high = (found["volume_ml"][key] for key in ("low", "median", "high"))
+            ratios.append(median / np.median(millilitres[millilitres > 0]))
             covered += int(((millilitres >= low) & (millilitres <= high)).sum())
             volumes += len(millilitres)
             scores.append((distance.ged, distance.ged_floor, overlap))
             name = f"{uid[-5:]} n{row['nodule']}"
             readers_text = ", ".join(f"{value:.2f}" for value in millilitres)
             print(
-                f"| {name} | {int((millilitres > 0).sum())} of 4 | {readers_text} | {low:.2f} to {high:.2f} "
+                f"| {name} | {int((millilitres > 0).sum())} of 4 | {readers_text} "
+                f"| {median:.2f} ({low:.2f} to {high:.2f}) "
                 f"| {found['present']:.0%} | {distance.ged:.3f} | {distance.ged_floor:.3f} "
                 f"| {distance.ged - distance.ged_floor:.3f} | {overlap:.3f} |"
             )
     ged, floor, overlap = np.mean(scores, axis=0)
     shares = f"{ged:.3f} | {floor:.3f} | {ged - floor:.3f} | {overlap:.3f}"
     print(f"| **mean** | | covered: {covered} of {volumes} | | | {shares} |")
+    told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    print(f"\nMedian volume of the samples over that of the readers who drew the nodule: {told}")
+
+
+def bounding_box(mask: np.ndarray) -> tuple[slice, ...]:
+    """Return the smallest box that holds all of a mask (columns, rows, slices)."""
+    places = [np.flatnonzero(mask.any(tuple({0, 1, 2} - {axis}))) for axis in range(3)]
+    return tuple(slice(found[0], found[-1] + 1) for found in places)
+
+
+def flattened(masks: np.ndarray, box: tuple[slice, ...]) -> torch.Tensor:
+    """Return volumes (N, columns, rows, slices) as (N, 1, voxels of the box): scores are of the whole volume."""
+    return torch.from_numpy(np.ascontiguousarray(masks[:, *box]).reshape(len(masks), 1, -1))
 
 
 def readers_on_grid(dataset: Dataset, rows: list[int], grid: tuple[int, ...]) -> np.ndarray:
