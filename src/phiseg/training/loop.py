@@ -15,6 +15,7 @@ from tqdm import tqdm
 from phiseg.core.errors import ConfigError, OutputError, TrainingError
 from phiseg.core.files import write_json, write_text
 from phiseg.core.random import derive_seed
+from phiseg.data.augment import AugmentConfig
 from phiseg.data.loader import Batch, TrainingStream, prefetch
 from phiseg.data.store import Dataset
 from phiseg.models import Segmenter, build_model, save_model
@@ -101,6 +102,7 @@ class _Training:
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.backends.cudnn.allow_tf32 = self.settings.precision != "32-true"
         self.stream = self._stream("train", rank=self.fabric.global_rank)
+        self.plain_stream = self._stream("train", rank=self.fabric.global_rank, augmented=False)
         self.parallel, self.optimizer = self.fabric.setup(self.model, self.optimizer)  # wrapped for its processes
         self.optimizer.load_state_dict(self.optimizer.state_dict())  # what was restored follows to the device
         self.average.model.to(self.fabric.device)
@@ -151,14 +153,14 @@ class _Training:
             self.out, start=self.step, validation_due=self.validation_due, tensorboard=self.settings.tensorboard
         )
 
-    def _stream(self, split: str, *, rank: int = 0) -> TrainingStream:
+    def _stream(self, split: str, *, rank: int = 0, augmented: bool = True) -> TrainingStream:
         return TrainingStream(
             self.dataset,
             split,
             batch_size=self.settings.batch_size,
             seed=self.settings.seed,
             annotator=self.settings.annotator,
-            augment=self.recipe.augment,
+            augment=self.recipe.augment if augmented else AugmentConfig(enabled=False),
             rank=rank,
             world_size=self.settings.devices * self.settings.num_nodes,
         )
@@ -231,7 +233,7 @@ class _Training:
         if self.settings.norm_statistics == "recalibrated":
             number = self.settings.recalibration_batches
             with self.fabric.autocast():
-                batches = (self.stream.batch(i, self.fabric.device) for i in range(number))
+                batches = (self.plain_stream.batch(i, self.fabric.device) for i in range(number))
                 recalibrate(self.average.model, batches, seed=self.settings.seed)
         values = validate(self.average.model, self.dataset, self.settings, self.fabric, progress=not bar.disable)
         self._track("val", values)

@@ -6,8 +6,9 @@ of the training path describe activations that never occur when sampling. Three 
 * `running`: keep the running averages of the training path (what a plain port does).
 * `both`: after each step, also pass the batch along the sampling path without gradients, so that the running
   averages mix both paths (what the authors' TensorFlow graph did). Costs a forward pass a step.
-* `recalibrated`: before each validation, average the statistics anew over a few training batches: the posterior's
-  on the training path, everything that sampling uses on the sampling path.
+* `recalibrated`: before each validation, average the statistics anew over a few batches of training images, without
+  augmentation, as evaluation sees images: the posterior's on the training path, everything that sampling uses on
+  the sampling path.
 
 docs/explanation/batch-norm.md has the measurement that made `recalibrated` the default.
 """

@@ -1,0 +1,40 @@
+"""Batch norm's statistics of augmented images against those of images as they are, on the same weights.
+
+images.py RUN DATA   print both scores of the validation split, 16 samples a case
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from phiseg.data.augment import AugmentConfig
+from phiseg.data.loader import TrainingStream
+from phiseg.data.store import Dataset
+from phiseg.inference.sampling import sample_cases
+from phiseg.metrics.case import score_case
+from phiseg.models import load_model
+from phiseg.training.normalisation import recalibrate
+from phiseg.training.recipe import load_recipe
+
+NUM_BATCHES = 60
+
+
+def main(run: Path, data: Path) -> None:
+    """Score the model of a run with statistics of both kinds."""
+    dataset, recipe = Dataset.open(data), load_recipe(str(run / "config.yaml"))
+    for name, augment in (("augmented", recipe.augment), ("as they are", AugmentConfig(enabled=False))):
+        model = load_model(run, calibrated=False)
+        stream = TrainingStream(dataset, batch_size=recipe.train.batch_size, seed=5, augment=augment)
+        recalibrate(model, (stream.batch(step) for step in range(NUM_BATCHES)), seed=0)
+        scores = [
+            score_case(*case.summary, torch.from_numpy(dataset.annotations(case.row)))
+            for case in sample_cases(model.eval(), dataset, dataset.rows("val").tolist(), num_samples=16, seed=0)
+        ]
+        means = {key: np.mean([score[key] for score in scores]) for key in ("ged_unbiased", "s_ncc", "dice")}
+        print(name, {key: round(float(value), 4) for key, value in means.items()})
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
