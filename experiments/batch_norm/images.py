@@ -1,6 +1,6 @@
 """Batch norm's statistics of augmented images against those of images as they are, on the same weights.
 
-images.py RUN DATA   print both scores of the validation split, 16 samples a case
+images.py RUN DATA [BATCHES]   print both scores of the validation split, 16 samples a case
 """
 
 import sys
@@ -18,16 +18,14 @@ from phiseg.models import load_model
 from phiseg.training.normalisation import recalibrate
 from phiseg.training.recipe import load_recipe
 
-NUM_BATCHES = 60
 
-
-def main(run: Path, data: Path) -> None:
+def main(run: Path, data: Path, num_batches: int = 25) -> None:
     """Score the model of a run with statistics of both kinds."""
     dataset, recipe = Dataset.open(data), load_recipe(str(run / "config.yaml"))
     for name, augment in (("augmented", recipe.augment), ("as they are", AugmentConfig(enabled=False))):
         model = load_model(run, calibrated=False)
         stream = TrainingStream(dataset, batch_size=recipe.train.batch_size, seed=5, augment=augment)
-        recalibrate(model, (stream.batch(step) for step in range(NUM_BATCHES)), seed=0)
+        recalibrate(model, (stream.batch(step) for step in range(num_batches)), seed=0)
         scores = [
             score_case(*case.summary, torch.from_numpy(dataset.annotations(case.row)))
             for case in sample_cases(model.eval(), dataset, dataset.rows("val").tolist(), num_samples=16, seed=0)
@@ -37,4 +35,4 @@ def main(run: Path, data: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -58,8 +58,8 @@ class TrainConfig(StrictConfig):
     that are trained on."""
     norm_statistics: Literal["recalibrated", "both", "running"] = "recalibrated"
     """Where batch norm's statistics for evaluation come from; see `phiseg.training.normalisation`."""
-    recalibration_batches: int = Field(default=25, ge=2)
-    """Batches that recalibration averages over."""
+    recalibration_batches: int = Field(default=100, ge=2)
+    """Batches that recalibration averages over. With few of them the scores of one model vary."""
     max_skipped_steps: int = Field(default=20, ge=1)
     """Training stops after this many steps in a row with a non-finite loss or gradient."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
