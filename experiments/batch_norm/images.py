@@ -1,6 +1,6 @@
 """Batch norm's statistics of augmented images against those of images as they are, on the same weights.
 
-images.py RUN DATA [BATCHES]   print both scores of the validation split, 16 samples a case
+images.py RUN DATA [BATCHES [SEED]]   print both scores of the validation split, 16 samples a case
 """
 
 import sys
@@ -19,12 +19,12 @@ from phiseg.training.normalisation import recalibrate
 from phiseg.training.recipe import load_recipe
 
 
-def main(run: Path, data: Path, num_batches: int = 25) -> None:
+def main(run: Path, data: Path, num_batches: int = 25, seed: int = 5) -> None:
     """Score the model of a run with statistics of both kinds."""
     dataset, recipe = Dataset.open(data), load_recipe(str(run / "config.yaml"))
     for name, augment in (("augmented", recipe.augment), ("as they are", AugmentConfig(enabled=False))):
         model = load_model(run, calibrated=False)
-        stream = TrainingStream(dataset, batch_size=recipe.train.batch_size, seed=5, augment=augment)
+        stream = TrainingStream(dataset, batch_size=recipe.train.batch_size, seed=seed, augment=augment)
         recalibrate(model, (stream.batch(step) for step in range(num_batches)), seed=0)
         scores = [
             score_case(*case.summary, torch.from_numpy(dataset.annotations(case.row)))

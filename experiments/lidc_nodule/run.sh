@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How the bundled model lidc-nodule was made, and scored. Usage: run.sh DATA OUT, with DATA the prepared dataset of
+# Train and score lidc-nodule, the model that is to come with phiseg. Usage: run.sh DATA OUT, with DATA the prepared dataset of
 # experiments/lidc_maxslice and OUT a folder outside the repository; resumable. WORKERS trainings run at a time.
 set -euo pipefail
 data=$(realpath "$1")

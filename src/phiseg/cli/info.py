@@ -17,7 +17,7 @@ class Info:
 
     A recipe is printed with every key and its value: copy it, change it, train with it.
 
-    Examples: phiseg info; phiseg info phiseg; phiseg info lidc-nodule; phiseg info data; phiseg info runs/phiseg
+    Examples: phiseg info; phiseg info phiseg; phiseg info data; phiseg info runs/phiseg
     """
 
     what: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")] = None

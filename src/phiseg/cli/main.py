@@ -48,7 +48,7 @@ Draws plausible expert segmentations of a medical image, and tells where experts
 
 A first tour:
   phiseg prepare phantom lesion data --size 64
-  phiseg train phiseg --data data --out runs/phiseg --train.steps 1000
+  phiseg train phiseg-small --data data --out runs/phiseg --train.steps 1000
   phiseg evaluate runs/phiseg --data data --out runs/phiseg-eval
   phiseg compare runs/phiseg-eval runs/other-eval --out report
 
