@@ -4,15 +4,21 @@ Shapes: B batch, C channels, H W pixels of the level at hand.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
 import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 Norm = Literal["batch", "group", "none"]
+
+_computing_again: ContextVar[bool] = ContextVar("computing_again", default=False)
+"""Whether activations that were not kept are computed for a second time: statistics have counted them already."""
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -24,7 +30,17 @@ class BatchNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input` (B, C, H, W)."""
-        return self._synchronised(input) if self.training and _num_processes() > 1 else super().forward(input)
+        if self.training and _num_processes() > 1:
+            return self._synchronised(input)
+        if self.training and _computing_again.get():
+            return self._normalised_again(input)
+        return super().forward(input)
+
+    def _normalised_again(self, input: Tensor) -> Tensor:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        mean, variance = self.running_mean.clone(), self.running_var.clone()  # updated in place, and left at that
+        return F.batch_norm(input, mean, variance, self.weight, self.bias, training=True, eps=self.eps)
 
     def _synchronised(self, input: Tensor) -> Tensor:
         assert self.running_mean is not None
@@ -34,12 +50,13 @@ class BatchNorm(nn.BatchNorm2d):
         mean = mean_over_processes(values.mean((0, 2, 3)))
         centred = values - mean[:, None, None]
         variance = mean_over_processes(centred.square().mean((0, 2, 3)))
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            momentum = self.momentum or 1 / float(self.num_batches_tracked)
-            count = values.numel() // values.shape[1] * _num_processes()
-            self.running_mean.lerp_(mean, momentum)
-            self.running_var.lerp_(variance * count / (count - 1), momentum)
+        if not _computing_again.get():
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                momentum = self.momentum or 1 / float(self.num_batches_tracked)
+                count = values.numel() // values.shape[1] * _num_processes()
+                self.running_mean.lerp_(mean, momentum)
+                self.running_var.lerp_(variance * count / (count - 1), momentum)
         scale = self.weight * torch.rsqrt(variance + self.eps)
         return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
 
@@ -106,7 +123,39 @@ class Block(nn.Sequential):
         return input + output if self.residual else output
 
 
-class Blocks(nn.Sequential):
+class Forgetful(nn.Sequential):
+    """A part of a network that can forget its activations and compute them anew in the backward pass.
+
+    What comes out is the same to the last bit: batch norm's running statistics are updated the first time only.
+    """
+
+    forgets = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return what `compute` does."""
+        if not (self.forgets and self.training and torch.is_grad_enabled()):
+            return self.compute(input)
+        output: Tensor = checkpoint(
+            self.compute, input, use_reentrant=False, context_fn=lambda: (nullcontext(), _second_time())
+        )
+        return output
+
+    def compute(self, input: Tensor) -> Tensor:
+        """Run the layers one after the other."""
+        output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
+        return output
+
+
+@contextmanager
+def _second_time() -> Iterator[None]:
+    token = _computing_again.set(True)
+    try:
+        yield
+    finally:
+        _computing_again.reset(token)
+
+
+class Blocks(Forgetful):
     """A chain of `number` blocks: (B, in, H, W) -> (B, out, H, W)."""
 
     def __init__(
@@ -149,6 +198,21 @@ def he_normal(layer: nn.Conv2d, *, scale: float = 1.0) -> None:
 def double(features: Tensor) -> Tensor:
     """Upsample bilinearly by two: (B, C, H, W) -> (B, C, 2H, 2W)."""
     return F.interpolate(features, scale_factor=2, mode="bilinear", align_corners=False)
+
+
+class UpBlock(Forgetful):
+    """A block after an upsampling: (B, in, H, W) -> (B, out, 2H, 2W). It forgets what was upsampled, too."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, norm: Norm, residual: bool = False):
+        layers = Block(in_channels, out_channels, norm=norm, residual=residual)
+        super().__init__(*layers)
+        self.residual = layers.residual
+
+    def compute(self, input: Tensor) -> Tensor:
+        """Return (B, out, 2H, 2W)."""
+        doubled = double(input)
+        output = super().compute(doubled)
+        return doubled + output if self.residual else output
 
 
 class Encoder(nn.Module):

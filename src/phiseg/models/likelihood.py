@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phiseg.models.blocks import Block, Blocks, Norm, double, output_layer
+from phiseg.models.blocks import Blocks, Norm, UpBlock, output_layer
 
 Upsampling = Literal["nearest", "bilinear"]
 
@@ -42,12 +42,12 @@ class Likelihood(nn.Module):
         )
         self.ascend = nn.ModuleList(
             nn.ModuleList(
-                Block(channels[level], channels[level], norm=norm, residual=residual) for _ in range(offset)
+                UpBlock(channels[level], channels[level], norm=norm, residual=residual) for _ in range(offset)
             )
             for level in range(num_levels)
         )
         self.carry = nn.ModuleList(
-            Block(merged[level + 1], channels[level], norm=norm, residual=residual)
+            UpBlock(merged[level + 1], channels[level], norm=norm, residual=residual)
             for level in range(num_levels - 1)
         )
         self.merge = nn.ModuleList(
@@ -67,9 +67,9 @@ class Likelihood(nn.Module):
         for level in reversed(range(len(latents))):
             x = self.embed[level](latents[level])
             for block in self._ascent(level):
-                x = block(double(x))
+                x = block(x)
             if context is not None:
-                x = self.merge[level](torch.cat([self.carry[level](double(context)), x], dim=1))
+                x = self.merge[level](torch.cat([self.carry[level](context), x], dim=1))
             context = x
             residuals.append(self.output[level](x))
         size = residuals[-1].shape[-2:]

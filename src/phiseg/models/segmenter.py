@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ModelError
-from phiseg.models.blocks import Norm
+from phiseg.models.blocks import Forgetful, Norm
 from phiseg.models.calibration import Calibration
 from phiseg.models.noise import Generators, draw_noise, one_per_image
 from phiseg.models.objective import Loss
@@ -163,6 +163,12 @@ class Segmenter(nn.Module, ABC):
             number = min(step, num_samples - start)
             noise = [level.to(image.device) for level in draw_noise(shapes, len(image), number, generators)]
             yield self.decode_samples(encoding, self.temper(noise), number) / self.calibration.logits
+
+    def checkpoint_activations(self, enabled: bool) -> None:
+        """Set whether training forgets most activations and computes them anew for the gradient, to save memory."""
+        for module in self.modules():
+            if isinstance(module, Forgetful):
+                module.forgets = enabled
 
     def temper(self, noise: Sequence[Tensor]) -> list[Tensor]:
         """Return standard normal noise, one tensor a level, times the calibrated temperatures."""
