@@ -35,6 +35,9 @@ class Train:
     """The run's folder."""
     resume: bool = False
     """Go on from the last state in OUT as if nothing had happened; start anew if there is none."""
+    profile: bool = False
+    """Tell where the time of a step goes, and write a trace of a few steps to OUT/profile for a viewer such as
+    https://ui.perfetto.dev; the training itself stays the same."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -48,7 +51,13 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.training.loop import train
     from phiseg.training.recipe import load_recipe
 
-    model = train(load_recipe(command.recipe, overrides), command.data, command.out, resume=command.resume)
+    model = train(
+        load_recipe(command.recipe, overrides),
+        command.data,
+        command.out,
+        resume=command.resume,
+        profile=command.profile,
+    )
     tell = rank_zero_only(print)  # a training on several devices runs this command in each of its processes
     tell(f"the best model is in {model}")
     dataset = Dataset.open(command.data)
@@ -60,7 +69,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 def _check_options(words: Sequence[str]) -> None:
     """Name the section of a recipe's key that was given without it: --steps for --train.steps."""
     for option in (word.partition("=")[0] for word in words if word.startswith("--")):
-        if option in {"--data", "--out", "--resume", "--help"}:
+        if option in {"--data", "--out", "--resume", "--profile", "--help"}:
             continue
         from phiseg.data.augment import AugmentConfig
         from phiseg.training.recipe import TrainConfig

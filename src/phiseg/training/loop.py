@@ -5,11 +5,13 @@ RUN/  config.yaml  environment.json  metrics.jsonl  state/last.pt  model/ (the b
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, OutputError, TrainingError
@@ -25,6 +27,7 @@ from phiseg.training.averaging import WeightAverage
 from phiseg.training.card import model_card, preprocessing, provenance
 from phiseg.training.checkpoints import TrainingState, load_state, save_state
 from phiseg.training.normalisation import follow_sampling_path, recalibrate
+from phiseg.training.profiling import profiled
 from phiseg.training.recipe import BEST, Recipe
 from phiseg.training.setup import check_folder, dataset_identity, describe_environment, make_fabric
 from phiseg.training.tracking import Tracker
@@ -36,7 +39,9 @@ CURE = (
 )
 
 
-def train(recipe: Recipe, data: Path, out: Path, *, resume: bool = False, progress: bool = True) -> Path:
+def train(
+    recipe: Recipe, data: Path, out: Path, *, resume: bool = False, progress: bool = True, profile: bool = False
+) -> Path:
     """Train a model and return its folder, `out`/model.
 
     Args:
@@ -45,6 +50,7 @@ def train(recipe: Recipe, data: Path, out: Path, *, resume: bool = False, progre
         out: the run's folder.
         resume: go on from the last state in `out`, as if the run had never stopped; start anew if there is none.
         progress: whether to show a progress bar.
+        profile: whether to tell where the time of a step goes, and write a trace of a few steps to `out`/profile.
 
     Raises:
         ConfigError, DataError, OutputError, TrainingError: see their messages.
@@ -52,7 +58,7 @@ def train(recipe: Recipe, data: Path, out: Path, *, resume: bool = False, progre
     dataset = Dataset.open(data)
     recipe = recipe.for_dataset(dataset)
     check_folder(out, recipe, resume=resume)
-    return _Training(recipe, dataset, out, resume=resume, progress=progress).run()
+    return _Training(recipe, dataset, out, resume=resume, progress=progress, profile=profile).run()
 
 
 class _Training:
@@ -61,9 +67,9 @@ class _Training:
     All that the user can mend is found before further processes are started, so that it is reported once.
     """
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, out: Path, *, resume: bool, progress: bool):
+    def __init__(self, recipe: Recipe, dataset: Dataset, out: Path, *, resume: bool, progress: bool, profile: bool):
         self.recipe, self.settings = recipe, recipe.train
-        self.dataset, self.out, self.progress = dataset, out, progress
+        self.dataset, self.out, self.progress, self.profile = dataset, out, progress, profile
         self.identity = dataset_identity(dataset)
         self.fabric = make_fabric(self.settings)
         rows = self._stream("train").rows
@@ -81,6 +87,7 @@ class _Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.settings.seed, "weights"))
             self.model: Segmenter = build_model(recipe.model)
+        self.model.checkpoint_activations(self.settings.checkpoint_activations)
         self.average = WeightAverage(self.model, self.settings.averaging)
         self.optimizer: Any = torch.optim.AdamW(  # without decay it is Adam
             self.model.parameters(),
@@ -116,12 +123,13 @@ class _Training:
             dynamic_ncols=True,
         )
         batches = self._batches()
-        with bar:
+        with bar, self._profiled() as profile_step:
             if self.validation_due:  # the run was stopped in it
                 self._validate(bar)
                 self._checkpoint()
             for batch in batches:
                 values = self._optimise(batch)
+                profile_step()
                 self.step += 1
                 last = self.step == self.settings.steps
                 if self.step % self.settings.log_every == 0 or last:
@@ -143,6 +151,12 @@ class _Training:
         if self.best is None:
             raise TrainingError(f"no validation had a finite {self.settings.select_by}: no model is saved; {CURE}")
         return self.out / "model"
+
+    def _profiled(self) -> AbstractContextManager[Callable[[], None]]:
+        """Return what to call after each step; the first process records, if anybody is to."""
+        if self.profile and self.fabric.is_global_zero and self.step < self.settings.steps:
+            return profiled(self.out / "profile", first_step=self.step, last_step=self.settings.steps)
+        return nullcontext(lambda: None)
 
     def _open_folder(self) -> None:
         if self.step < self.settings.steps:
@@ -181,8 +195,12 @@ class _Training:
     def _batches(self) -> Iterator[Batch]:
         """Yield the remaining batches. On a CPU the network needs every core, so there nothing is made ahead."""
         if self.fabric.device.type == "cpu":
-            return map(self.stream.batch, range(self.step, self.settings.steps))
+            return map(self._load, range(self.step, self.settings.steps))
         return prefetch(self.stream, self.step, self.settings.steps, device=self.fabric.device)
+
+    def _load(self, step: int) -> Batch:
+        with record_function("load the batch"):
+            return self.stream.batch(step)
 
     def _optimise(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Take one step, unless its loss or gradient is not finite; return what is logged."""
@@ -192,21 +210,24 @@ class _Training:
         generators = [
             seeded_generator(self.settings.seed, "noise", self.step, first + i) for i in range(len(batch.rows))
         ]
-        loss = self.parallel(batch.image, batch.labels, generator=generators)
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad()  # before the forward pass, which needs the memory of the old gradients
+        with record_function("forward"):
+            loss = self.parallel(batch.image, batch.labels, generator=generators)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate_at(self.step)
         finite = self._everywhere(torch.isfinite(loss.total.detach()))
         values = {"loss": loss.total.detach(), **loss.terms}
         if finite:
-            self.fabric.backward(loss.total)
-            norm: Any = self.fabric.clip_gradients(  # measures, undoes the scaling of fp16, and clips nothing
-                self.parallel, self.optimizer, max_norm=float("inf"), error_if_nonfinite=False
-            )
-            values["gradient_norm"] = norm
-            finite = bool(torch.isfinite(norm))
-            if finite or self.settings.precision == "16-mixed":  # there the scaler skips, and lowers its scale
-                self.optimizer.step()
+            with record_function("backward"):
+                self.fabric.backward(loss.total)
+            with record_function("optimise"):
+                norm: Any = self.fabric.clip_gradients(  # measures, undoes the scaling of fp16, and clips nothing
+                    self.parallel, self.optimizer, max_norm=float("inf"), error_if_nonfinite=False
+                )
+                values["gradient_norm"] = norm
+                finite = bool(torch.isfinite(norm))
+                if finite or self.settings.precision == "16-mixed":  # there the scaler skips, and lowers its scale
+                    self.optimizer.step()
         if finite:
             self.skipped_in_a_row = 0
             self.average.update(self.model, self.step + 1)

@@ -19,7 +19,15 @@ from phiseg.core.errors import ConfigError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.training.recipe import Recipe, TrainConfig, load_recipe
 
-MAY_CHANGE_ON_RESUME = {"steps", "recalibration_batches", "accelerator", "devices", "num_nodes", "tensorboard"}
+MAY_CHANGE_ON_RESUME = {
+    "steps",
+    "recalibration_batches",
+    "checkpoint_activations",
+    "accelerator",
+    "devices",
+    "num_nodes",
+    "tensorboard",
+}
 """Settings that change no step; but `steps` where the learning rate falls towards the last one."""
 
 
