@@ -49,8 +49,8 @@ ModelConfig = Annotated[
 def build_model(config: SegmenterConfig) -> Segmenter:
     """Return a new model with random weights from torch's global generator.
 
-    Its convolutions keep channels last in memory: the same numbers, and a training step on a CPU takes about a
-    quarter less time.
+    Its convolutions keep channels last in memory: the same numbers, and a step of a small network on a CPU takes
+    about a quarter less time. `phiseg.training.setup.lay_out` decides anew for training.
     """
     model = model_class(config.name)(config)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

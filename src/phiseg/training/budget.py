@@ -9,7 +9,7 @@ from phiseg.data.store import Dataset
 from phiseg.models import build_model
 from phiseg.models.noise import seeded_generator
 from phiseg.training.recipe import Recipe
-from phiseg.training.setup import make_fabric
+from phiseg.training.setup import lay_out, make_fabric
 
 
 def seconds_per_step(recipe: Recipe, dataset: Dataset, *, num_steps: int = 8) -> float:
@@ -31,6 +31,7 @@ def seconds_per_step(recipe: Recipe, dataset: Dataset, *, num_steps: int = 8) ->
     )
     with torch.random.fork_rng(devices=[]):
         model = build_model(recipe.model)
+    lay_out(model, fabric.device)
     wrapped, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters(), fused=True))
     times = []
     for step in range(2 + num_steps):

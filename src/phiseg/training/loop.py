@@ -29,7 +29,14 @@ from phiseg.training.checkpoints import TrainingState, load_state, save_state
 from phiseg.training.normalisation import follow_sampling_path, recalibrate
 from phiseg.training.profiling import profiled
 from phiseg.training.recipe import BEST, Recipe
-from phiseg.training.setup import check_folder, dataset_identity, describe_environment, make_fabric
+from phiseg.training.setup import (
+    check_folder,
+    dataset_identity,
+    describe_environment,
+    lay_out,
+    lay_out_alike,
+    make_fabric,
+)
 from phiseg.training.tracking import Tracker
 from phiseg.training.validation import validate
 
@@ -87,6 +94,7 @@ class _Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.settings.seed, "weights"))
             self.model: Segmenter = build_model(recipe.model)
+        lay_out(self.model, self.fabric.device)
         self.model.checkpoint_activations(self.settings.checkpoint_activations)
         self.average = WeightAverage(self.model, self.settings.averaging)
         self.optimizer: Any = torch.optim.AdamW(  # without decay it is Adam
@@ -316,6 +324,7 @@ class _Training:
             if self.settings.averaging:
                 load_weights(self.average.model, stored.average, where=where)
             self.optimizer.load_state_dict(stored.optimizer)
+            lay_out_alike(self.optimizer)
             self.fabric.strategy.precision.load_state_dict(stored.scaler)
             self.step, self.best, self.skipped = int(stored.step), stored.best, stored.skipped
             self.validation_due = bool(stored.validation_due)

@@ -17,6 +17,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 import phiseg
 from phiseg.core.errors import ConfigError, OutputError
 from phiseg.data.store import Dataset
+from phiseg.models import Segmenter
 from phiseg.training.recipe import Recipe, TrainConfig, load_recipe
 
 MAY_CHANGE_ON_RESUME = {
@@ -29,6 +30,9 @@ MAY_CHANGE_ON_RESUME = {
     "tensorboard",
 }
 """Settings that change no step; but `steps` where the learning rate falls towards the last one."""
+
+WIDE = 128
+"""Channels from which on the layout of `lay_out` pays."""
 
 
 def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
@@ -82,6 +86,25 @@ def make_fabric(settings: TrainConfig, *, timeout: timedelta | None = None) -> F
     if settings.precision == "16-mixed" and fabric.device.type == "cpu":
         raise ConfigError("train.precision 16-mixed needs a GPU; use bf16-mixed or 32-true")
     return fabric
+
+
+def lay_out(model: Segmenter, device: torch.device) -> None:
+    """Choose how the weights, and with them the activations, lie in memory in training: a matter of speed alone.
+
+    `build_model` puts channels last, which samples fastest. On a CPU without AVX-512 the weight gradient of wide
+    convolutions takes up to three times as long so, more than the rest gains; there channels come first.
+    """
+    narrow_vectors = not torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    if device.type == "cpu" and narrow_vectors and max(model.config.channels) >= WIDE:
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
+def lay_out_alike(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimiser's restored state lie in memory as its weights do: the fused one takes that for granted."""
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            if value.shape == weight.shape:
+                state[name] = torch.empty_like(weight).copy_(value)
 
 
 def dataset_identity(dataset: Dataset) -> str:
