@@ -1,4 +1,4 @@
-# Two commands: `make demo` shows what phiseg does, `make test` checks it.
+# Three commands: `make demo` shows what phiseg does, `make test` checks it, `make bench` measures it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ SOURCES := pyproject.toml constraints.txt
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: demo test test-slow lint docs clean
+.PHONY: demo test test-slow lint docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/phiseg demo --out runs/demo
@@ -20,6 +20,9 @@ test: lint
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks $(BENCHMARKS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,156 @@
+"""How time and memory grow with the size of what is asked: a table and a picture."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from math import log
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.measuring import Cost, Scale, Section, in_own_process, in_words
+
+PICTURE = "growth.png"
+
+
+class Axis(NamedTuple):
+    """What is varied in which task, and how its time should grow."""
+
+    what: str
+    task: str
+    first: int
+    """The smallest value; each further one is twice the one before."""
+    expected: str
+    settings: dict[str, Any]
+    """Of the task; `...` stands for the value that is varied."""
+    scale: dict[str, Any]
+    """What differs from the standard of this file; `...` as above."""
+
+
+NETWORK = {"small": True}
+AXES = (
+    Axis(
+        "a training step by side of the image",
+        "training_step",
+        64,
+        "2: by pixels",
+        {"way": "phiseg", **NETWORK},
+        {"size": ...},
+    ),
+    Axis(
+        "a training step by classes",
+        "training_step",
+        2,
+        "near 0: only the last layers",
+        {"way": "phiseg", **NETWORK, "num_classes": ...},
+        {},
+    ),
+    Axis(
+        "16 samples by side of the image",
+        "sampling",
+        64,
+        "2: by pixels",
+        {"way": "phiseg", **NETWORK},
+        {"size": ..., "num_samples": 16},
+    ),
+    Axis(
+        "sampling by samples",
+        "sampling",
+        32,
+        "1; memory bounded by `chunk_size`",
+        {"way": "phiseg", **NETWORK},
+        {"num_samples": ...},
+    ),
+    Axis(
+        "scoring by samples",
+        "streamed_scoring",
+        64,
+        "1, then 2: every pair of samples is compared",
+        {},
+        {"num_samples": ...},
+    ),
+    Axis(
+        "scoring by annotators",
+        "streamed_scoring",
+        2,
+        "near 0: few pairs beside those of the samples",
+        {},
+        {"num_annotators": ...},
+    ),
+    Axis("scoring by classes", "streamed_scoring", 2, "1", {"num_classes": ...}, {}),
+    Axis(
+        "evaluation by cases", "evaluation", 8, "1; memory does not grow", {}, {"num_cases": ..., "num_samples": 16}
+    ),
+)
+STANDARD = {"batch_size": 4, "size": 64, "num_samples": 100, "chunk_size": 16}
+
+
+def run(scale: Scale, folder: Path) -> list[Section]:
+    """Measure every axis, and draw `growth.png` into `folder`."""
+    table = Section(
+        "Growth (phiseg-small, 64 x 64 pixels, batches of 4, where not said otherwise)",
+        ("what", "at", "time", "MB beyond the start", "time grows with the power", "expected"),
+    )
+    curves = []
+    for axis in AXES:
+        values = [axis.first * 2**point for point in range(scale.growth)]
+        costs = [measure(axis, value) for value in values]
+        curves.append((axis, values, costs))
+        power = exponent(values, [cost.seconds for cost in costs])
+        table.rows.append(
+            [
+                axis.what,
+                ", ".join(map(str, values)),
+                ", ".join(in_words(cost.seconds) for cost in costs),
+                ", ".join(f"{cost.extra:.0f}" for cost in costs),
+                f"{power:.2f}",
+                axis.expected,
+            ]
+        )
+    draw(curves, folder / PICTURE)
+    table.notes.append(f"![time and memory]({PICTURE})")
+    table.notes.append("The power p of time ~ n^p is fitted to the last two points, where fixed costs weigh least.")
+    return [table]
+
+
+def measure(axis: Axis, value: int) -> Cost:
+    """Return the time and memory of one point, in a process of its own."""
+
+    def filled(settings: dict[str, Any]) -> dict[str, Any]:
+        return {key: value if setting is ... else setting for key, setting in settings.items()}
+
+    scale = asdict(replace(Scale(), **{**STANDARD, **filled(axis.scale)}))
+    return in_own_process(axis.task, scale=scale, **filled(axis.settings))
+
+
+def exponent(values: Sequence[float], seconds: Sequence[float]) -> float:
+    """Return p of seconds ~ values^p between the last two points.
+
+    >>> exponent([1, 2, 4], [1.0, 3.0, 12.0])
+    2.0
+    """
+    return log(seconds[-1] / seconds[-2]) / log(values[-1] / values[-2])
+
+
+def draw(curves: Sequence[tuple[Axis, Sequence[int], Sequence[Cost]]], path: Path) -> None:
+    """Draw time and memory of every axis, on logarithmic axes, with straight lines for proportional growth."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, grid = plt.subplots(2, (len(curves) + 1) // 2, figsize=(16, 7), layout="constrained")
+    for axes, (axis, values, costs) in zip(grid.flat, curves, strict=False):
+        seconds = [cost.seconds for cost in costs]
+        axes.loglog(values, seconds, "o-", color="tab:blue")
+        axes.loglog(values, [seconds[0] * value / values[0] for value in values], ":", color="tab:gray")
+        axes.set(title=axis.what, xticks=values, xticklabels=values)
+        axes.minorticks_off()
+        axes.tick_params(axis="y", colors="tab:blue")
+        axes.set_ylabel("seconds", color="tab:blue")
+        memory = axes.twinx()
+        memory.plot(values, [cost.extra for cost in costs], "s--", color="tab:orange")
+        memory.set_ylim(bottom=0)
+        memory.tick_params(axis="y", colors="tab:orange")
+        memory.set_ylabel("MB", color="tab:orange")
+    figure.suptitle("Time (blue; dotted: in proportion) and memory beyond the start (orange)")
+    figure.savefig(path, dpi=80)
+    plt.close(figure)

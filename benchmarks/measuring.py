@@ -1,0 +1,186 @@
+"""How everything here is measured: in turns within one run, or in a process of its own where memory counts."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from phiseg.models.phiseg import PHiSegConfig
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large everything is. The defaults are the reference network on a batch of 12 images of 128 x 128."""
+
+    channels: tuple[int, ...] = (32, 64, 128, 192, 192, 192, 192)
+    num_levels: int = 5
+    batch_size: int = 12
+    size: int = 128
+    num_samples: int = 100
+    num_annotators: int = 4
+    many_samples: int = 1000
+    """Samples of which only a bounded number may be in memory."""
+    chunk_size: int = 16
+    matmul: int = 4096
+    """Side of the matrices whose product gives the machine's peak."""
+    repeats: int = 3
+    """Turns that are timed, after one that is not."""
+    num_cases: int = 200
+    """Images of the loader's dataset."""
+    predict_slices: int = 12
+    growth: int = 4
+    """Points of each growth curve; each is twice the one before."""
+
+    @property
+    def model(self) -> PHiSegConfig:
+        """The network."""
+        return PHiSegConfig(channels=self.channels, num_levels=self.num_levels, head_init=1.0)
+
+
+QUICK = Scale(
+    channels=(4, 4, 8, 8),
+    num_levels=3,
+    batch_size=2,
+    size=32,
+    num_samples=6,
+    many_samples=20,
+    chunk_size=4,
+    matmul=256,
+    repeats=1,
+    num_cases=12,
+    predict_slices=2,
+    growth=2,
+)
+"""Whether it runs at all; its numbers mean nothing."""
+
+
+class Timing(NamedTuple):
+    """What one action took, turn by turn."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median in seconds."""
+        return median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """From the fastest turn to the slowest, as a share of the median."""
+        return (max(self.seconds) - min(self.seconds)) / self.median
+
+    def __str__(self) -> str:
+        return f"{in_words(self.median)} ±{50 * self.spread:.0f} %"
+
+
+def in_words(seconds: float) -> str:
+    """Return a time with its unit.
+
+    >>> in_words(0.0123), in_words(12.34)
+    ('12.3 ms', '12.3 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def in_turns(actions: Sequence[Callable[[], object]], repeats: int) -> list[Timing]:
+    """Time each action `repeats` times, A B A B ..., after a turn that warms up; the machine's moods hit all alike.
+
+    What an action returns is dropped.
+    """
+    seconds: list[list[float]] = [[] for _ in actions]
+    for turn in range(repeats + 1):
+        for action, times in zip(actions, seconds, strict=True):
+            start = time.perf_counter()
+            action()
+            if turn:
+                times.append(time.perf_counter() - start)
+    return [Timing(tuple(times)) for times in seconds]
+
+
+class Cost(NamedTuple):
+    """What a task took in a process of its own."""
+
+    seconds: float
+    """Of its second run."""
+    before: float
+    """MB resident before the first run: Python, torch, the weights, the data."""
+    peak: float
+    """MB resident at most."""
+
+    @property
+    def extra(self) -> float:
+        """MB that the task itself needed."""
+        return self.peak - self.before
+
+
+def in_own_process(task: str, *, repeats: int = 1, **settings: Any) -> Cost:
+    """Run a function of `benchmarks.tasks` in a fresh process and return what it took."""
+    words = [sys.executable, "-m", "benchmarks.tasks", task, json.dumps({"repeats": repeats, **settings})]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(  # noqa: S603
+        words,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    if done.returncode:
+        raise RuntimeError(f"{task} {settings} failed:\n{done.stderr}")
+    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def resident(field_name: str) -> float:
+    """Return MB of this process: `VmRSS` now, `VmHWM` at most.
+
+    Not getrusage: a child's ru_maxrss starts from what its parent held, because the two share memory until exec.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith(field_name))
+    return int(line.split()[1]) / 1024
+
+
+@dataclass
+class Section:
+    """One part of the results: a table, and what there is to say about it."""
+
+    title: str
+    header: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        """Return the section as text."""
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+        return "\n\n".join([f"## {self.title}", table, *self.notes])
+
+
+def comparison(what: str, plain: Timing, ours: Timing, target: str = "") -> list[str]:
+    """Return a row of a table with the header `COMPARISON`."""
+    return [what, str(plain), str(ours), f"**{plain.median / ours.median:.2f} x**", target]
+
+
+COMPARISON = ("what", "plain", "phiseg", "plain / phiseg", "wanted")
+
+
+def machine() -> str:
+    """Describe the machine without its name or its paths."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+    capability = torch.backends.cpu.get_cpu_capability()
+    return (
+        f"{cpu}, {os.cpu_count()} cores, {platform.system()}; Python {platform.python_version()}, "
+        f"torch {torch.__version__} ({capability}, {torch.get_num_threads()} threads)."
+    )

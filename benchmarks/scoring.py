@@ -1,0 +1,32 @@
+"""GED, S_NCC and HM-IoU: against loops over pairs, and of many samples in bounded memory."""
+
+from dataclasses import asdict, replace
+
+from benchmarks.measuring import COMPARISON, Scale, Section, comparison, in_own_process, in_turns, in_words
+from benchmarks.tasks import scoring
+
+
+def run(scale: Scale) -> list[Section]:
+    """Time the three scores of one image both ways, and weigh those of many samples."""
+    actions = [scoring(way, scale) for way in ("plain", "phiseg")]
+    plain, ours = in_turns(actions, scale.repeats)
+    one, other = (action() for action in actions)
+    table = Section("Scoring one image", COMPARISON)
+    what = f"GED, S_NCC and HM-IoU of {scale.num_samples} samples and {scale.num_annotators} annotators"
+    table.rows.append(comparison(what, plain, ours, "at least 50 x"))
+    worst = max(abs(one[name] - other[name]) for name in one)
+    table.notes.append(f"Largest difference of the three scores: {worst:.1e} (wanted: at most 1e-6).")
+
+    memory = Section(
+        "Scoring many samples",
+        ("samples", "time, drawing them included", "peak MB", "MB beyond torch and one image"),
+    )
+    for number in (scale.num_samples, scale.many_samples):
+        settings = asdict(replace(scale, num_samples=number))
+        cost = in_own_process("streamed_scoring", repeats=1, scale=settings)
+        memory.rows.append([str(number), in_words(cost.seconds), f"{cost.peak:.0f}", f"{cost.extra:.0f}"])
+    memory.notes.append(
+        "All scores of `phiseg evaluate`. Samples are reduced as they come: of each its labels are kept (a byte a "
+        "pixel), and of all two maps; pairs are compared through a matrix product over a fixed number of pixels."
+    )
+    return [table, memory]

@@ -1,0 +1,107 @@
+"""How long the command line takes to begin, and where `phiseg predict` spends its time."""
+
+import cProfile
+import json
+import os
+import pstats
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measuring import ROOT, Scale, Section, in_turns, in_words
+from benchmarks.tasks import build, small_model
+from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.volume import Volume
+from phiseg.models import save_model
+
+PARTS = {
+    "importing": (("<frozen importlib._bootstrap>", "_find_and_load"),),
+    "reading the model": (("models/pretrained.py", "load_model"),),
+    "the network": (
+        ("models/phiseg.py", "encode"),
+        ("models/phiseg.py", "sample_latents"),
+        ("models/phiseg.py", "decode"),
+    ),
+    "writing the case": (("inference/cohort.py", "_write_case"),),
+    "the report": (("evaluation/prediction_report.py", "write_prediction_report"),),
+}
+"""Where the time of a prediction goes: files and functions of phiseg, none of which calls another one here."""
+
+
+def run(scale: Scale) -> list[Section]:
+    """Time `phiseg --help`, and take a prediction apart."""
+    (help_time,) = in_turns([lambda: _python("-m", "phiseg", "--help")], scale.repeats + 2)
+    table = Section("Start-up", ("what", "time", "wanted"))
+    table.rows.append(["`phiseg --help`", str(help_time), "under 0.5 s"])
+
+    parts = Section(
+        f"Where `phiseg predict` spends its time (phiseg-small, {scale.predict_slices} slices of {scale.size} x "
+        f"{scale.size}, 32 samples)",
+        ("part", "time", "share"),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        shares = _prediction(Path(folder), scale)
+    whole = shares["all"]
+    shares["the rest"] = 2 * whole - sum(shares.values())
+    parts.rows = [[name, in_words(seconds), f"{seconds / whole:.0%}"] for name, seconds in shares.items()]
+    parts.notes.append("Measured by Python's profiler, which slows Python down but not the network.")
+    return [table, parts]
+
+
+def _prediction(folder: Path, scale: Scale) -> dict[str, float]:
+    """Predict a scan of noise in a process of its own and return the seconds of each part."""
+    preprocessing = {
+        "classes": ["background", "lesion"],
+        "image_channels": 1,
+        "size": [scale.size, scale.size],
+        "intensity": {"kind": "window", "low": -1000, "high": 400},
+        "plane": "axial",
+    }
+    save_model(folder / "model", build(small_model()).eval(), preprocessing=preprocessing, provenance={}, card="")
+    shape = (scale.size, scale.size, scale.predict_slices)
+    values = np.random.default_rng(0).integers(-1000, 400, shape).astype(np.int16)
+    write_nifti(folder / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
+    words = ["predict", folder / "model", folder / "scan.nii.gz", "--out", folder / "out", "--accelerator", "cpu"]
+    return dict(json.loads(_python("-m", "benchmarks.startup", *map(str, words)).splitlines()[-1]))
+
+
+def _python(*words: str) -> str:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    if done.returncode:
+        raise RuntimeError(f"{words} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def main() -> None:
+    """Run a phiseg command under the profiler and print the seconds of its parts as JSON."""
+    from phiseg.cli.main import main as phiseg
+
+    profiler = cProfile.Profile()
+    start = time.perf_counter()
+    with suppress(SystemExit), profiler:
+        phiseg(sys.argv[1:])
+    seconds = {"all": time.perf_counter() - start}
+    functions = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    for name, wanted in PARTS.items():
+        seconds[name] = sum(
+            cumulative
+            for (file, _, function), (_, _, _, cumulative, _) in functions.items()
+            if any(file.endswith(suffix) and function == called for suffix, called in wanted)
+        )
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main()

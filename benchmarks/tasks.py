@@ -1,0 +1,225 @@
+"""What is measured. A task prepares all it needs and returns the action that is timed; its data come from a seed.
+
+    python -m benchmarks.tasks sampling '{"way": "phiseg", "num_samples": 400}'
+
+runs one in this process and prints what it took as JSON, which is how memory is measured.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import plain
+from benchmarks.measuring import Scale, resident
+from phiseg.data.prepare.phantom import prepare_phantom
+from phiseg.data.store import Dataset
+from phiseg.inference.sampling import sample_cases
+from phiseg.inference.summary import summarise_samples
+from phiseg.metrics import energy_distance, error_maps, gamma_map, matched_iou, s_ncc
+from phiseg.metrics.case import score_case
+from phiseg.models import Segmenter, build_model
+from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.phiseg import PHiSeg, PHiSegConfig
+from phiseg.training.recipe import TrainConfig, load_recipe
+from phiseg.training.setup import lay_out, make_fabric
+
+Action = Callable[[], Any]
+
+
+def small_model(num_classes: int = 2) -> PHiSegConfig:
+    """Return the network of the recipe phiseg-small."""
+    config = load_recipe("phiseg-small").model
+    assert isinstance(config, PHiSegConfig)
+    return config.model_copy(update={"num_classes": num_classes})
+
+
+def build(config: PHiSegConfig) -> PHiSeg:
+    """Return phiseg's network with weights of seed 0."""
+    torch.manual_seed(0)
+    model = build_model(config)
+    assert isinstance(model, PHiSeg)
+    return model
+
+
+def build_plain(config: PHiSegConfig) -> plain.PlainPHiSeg:
+    """Return the plain network with the same weights, contiguous as ports have them."""
+    network = plain.PlainPHiSeg(config)
+    network.load_state_dict(build(config).state_dict())
+    return network
+
+
+def images(config: PHiSegConfig, batch_size: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return images (B, C, H, W) and labels (B, H, W) of noise: no step depends on what is to be seen."""
+    generator = torch.Generator().manual_seed(1)
+    image = torch.randn(batch_size, config.image_channels, size, size, generator=generator)
+    return image, torch.randint(config.num_classes, (batch_size, size, size), generator=generator)
+
+
+class Training:
+    """phiseg's training step, as `phiseg.training.loop` takes it: Fabric, fused AdamW, the gradient's norm."""
+
+    def __init__(self, model: Segmenter, *, checkpointing: bool = False, channels_last: bool = False):
+        settings = TrainConfig(accelerator="cpu", checkpoint_activations=checkpointing)
+        self.fabric = make_fabric(settings)
+        if not channels_last:
+            lay_out(model, self.fabric.device)
+        model.checkpoint_activations(settings.checkpoint_activations)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
+        self.model, self.optimizer = self.fabric.setup(model.train(), optimizer)
+
+    def step(self, image: Tensor, labels: Tensor) -> float:
+        """Take a step and return the loss."""
+        generators = [seeded_generator(0, "noise", 0, row) for row in range(len(image))]
+        self.optimizer.zero_grad()
+        loss = self.model(image, labels, generator=generators)
+        self.fabric.backward(loss.total)
+        self.fabric.clip_gradients(self.model, self.optimizer, max_norm=float("inf"), error_if_nonfinite=False)
+        self.optimizer.step()
+        return float(loss.total.detach())
+
+
+def training_step(way: str, scale: Scale, config: PHiSegConfig | None = None) -> Action:
+    """Take a training step: `plain`, `phiseg`, `channels_last` (whatever phiseg would choose) or `checkpointed`."""
+    config = config or scale.model
+    image, labels = images(config, scale.batch_size, scale.size)
+    if way == "plain":
+        plainly = plain.PlainTraining(build_plain(config), TrainConfig().learning_rate)
+        return lambda: plainly.step(image, labels)
+    training = Training(build(config), checkpointing=way == "checkpointed", channels_last=way == "channels_last")
+    return lambda: training.step(image, labels)
+
+
+def sampling(way: str, scale: Scale, config: PHiSegConfig | None = None) -> Action:
+    """Draw samples of one image.
+
+    `plain` runs the whole network for each, `tiled` for as many copies of the image at once; `phiseg` encodes once
+    and decodes in chunks, of which it keeps what `phiseg evaluate` keeps; `decoder` is its decoder alone.
+    """
+    config = config or scale.model
+    image, _ = images(config, 1, scale.size)
+    number, chunk = scale.num_samples, scale.chunk_size
+    if way in ("plain", "tiled"):
+        network = build_plain(config).eval()
+        draw = network.sample if way == "plain" else network.sample_tiled
+        return lambda: draw(image, number)
+    model = build(config).eval()
+    if way == "phiseg":
+        return lambda: summarise_samples(
+            model.sample_chunks(image, number, generator=seeded_generator(0), chunk_size=chunk)
+        )
+    with torch.no_grad():
+        shapes = model.noise_shapes((scale.size, scale.size))
+        encoding = model.encode(image)
+        latents = [
+            model.sample_latents(
+                encoding, draw_noise(shapes, 1, min(chunk, number - start), seeded_generator(start))
+            )
+            for start in range(0, number, chunk)
+        ]
+
+    @torch.no_grad()
+    def decode() -> None:
+        for part in latents:
+            model.decode(part, encoding.size)
+
+    return decode
+
+
+def soft_samples(scale: Scale, num_classes: int = 2) -> tuple[Tensor, Tensor]:
+    """Return softmax samples (S, K, H, W) and annotations (A, H, W) that overlap in part: blobs that move."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.cat(list(blobs(scale.num_samples, scale.size, num_classes, generator=generator)))
+    annotations = torch.cat(list(blobs(scale.num_annotators, scale.size, num_classes, generator=generator)))
+    return logits.softmax(1), annotations.argmax(1)
+
+
+def blobs(number: int, size: int, num_classes: int, *, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield logits (1, K, H, W) with a round blob of each foreground class."""
+    axis = torch.linspace(-1, 1, size)
+    for _ in range(number):
+        centres = 0.6 * torch.rand(num_classes - 1, 2, generator=generator) - 0.3
+        squared = (axis[:, None] - centres[:, :1, None]) ** 2 + (axis - centres[:, 1:, None]) ** 2  # (K-1, H, W)
+        yield torch.cat([torch.zeros(1, size, size), 4 - 30 * squared])[None]
+
+
+def scoring(way: str, scale: Scale, num_classes: int = 2) -> Action:
+    """Compute GED, S_NCC and HM-IoU of one image's samples, pair by pair or phiseg's way."""
+    probs, annotations = soft_samples(scale, num_classes)
+    if way == "plain":
+        arrays = probs.numpy(), annotations.numpy()
+        return lambda: plain.scores(*arrays)
+
+    def score() -> dict[str, float]:
+        labels = probs.argmax(1)
+        return {
+            "ged": energy_distance(labels, annotations, num_classes=num_classes).ged,
+            "s_ncc": s_ncc(gamma_map(probs), error_maps(probs, annotations)).value,
+            "hm_iou": matched_iou(labels, annotations, num_classes=num_classes),
+        }
+
+    return score
+
+
+def streamed_scoring(scale: Scale, num_classes: int = 2) -> Action:
+    """Compute every score of `phiseg evaluate`, of samples that come one after another and are not kept."""
+    _, annotations = soft_samples(replace(scale, num_samples=1), num_classes)
+
+    def score() -> dict[str, float | None]:
+        chunks = blobs(scale.num_samples, scale.size, num_classes, generator=torch.Generator().manual_seed(3))
+        (summary,) = summarise_samples(chunk[None] for chunk in chunks)
+        return score_case(*summary, annotations)
+
+    return score
+
+
+def evaluation(scale: Scale) -> Action:
+    """Sample and score `num_cases` cases of a phantom, as `phiseg evaluate` does."""
+    folder = tempfile.TemporaryDirectory()
+    dataset: Dataset = prepare_phantom(
+        "lesion", Path(folder.name) / "data", size=scale.size, num_cases=scale.num_cases, progress=False
+    )
+    model = build(small_model()).eval()
+
+    def evaluate() -> None:
+        assert folder  # it lives as long as the action
+        rows = list(range(dataset.num_cases))
+        for case in sample_cases(model, dataset, rows, num_samples=scale.num_samples, seed=0):
+            score_case(*case.summary, torch.from_numpy(dataset.annotations(case.row)))
+
+    return evaluate
+
+
+TASKS: dict[str, Callable[..., Action]] = {
+    "training_step": training_step,
+    "sampling": sampling,
+    "scoring": scoring,
+    "streamed_scoring": streamed_scoring,
+    "evaluation": evaluation,
+}
+
+
+def main() -> None:
+    """Run one task and print what it took."""
+    name, settings = sys.argv[1], json.loads(sys.argv[2])
+    repeats, scale = settings.pop("repeats"), Scale(**settings.pop("scale", {}))
+    if settings.pop("small", False):
+        settings["config"] = small_model(settings.pop("num_classes", 2))
+    action = TASKS[name](scale=scale, **settings)
+    before, seconds = resident("VmRSS"), 0.0
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        action()
+        seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "before": before, "peak": resident("VmHWM")}))
+
+
+if __name__ == "__main__":
+    main()

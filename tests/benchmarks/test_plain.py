@@ -1,0 +1,137 @@
+"""The plain baseline computes what phiseg computes: a ratio of their times compares like with like."""
+
+import doctest
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import growth, measuring, plain, tasks
+from benchmarks.measuring import QUICK
+from phiseg.core.random import derive_seed
+from phiseg.data.augment import draw_augmentation
+from phiseg.data.loader import TrainingStream
+from phiseg.data.store import Dataset
+from phiseg.models import build_model
+from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.phiseg import PHiSegConfig
+from phiseg.training import setup
+from phiseg.training.checkpoints import load_state
+from phiseg.training.loop import train
+
+CONFIG = PHiSegConfig(channels=(4, 5, 6, 7), num_levels=3, blocks_per_level=2, head_init=1.0)
+
+
+def noise_of(model, size, batch_size, generators):
+    """Return the noise that phiseg draws for one sample of each image, (B, D, h_l, w_l) of each level."""
+    return [level[:, 0] for level in draw_noise(model.noise_shapes(size), batch_size, 1, generators)]
+
+
+def test_the_plain_network_has_the_reference_networks_parameters():
+    config = measuring.Scale().model
+    with torch.device("meta"):
+        ours, theirs = build_model(config), plain.PlainPHiSeg(config)
+    shapes = {name: tensor.shape for name, tensor in ours.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in theirs.state_dict().items()} == shapes
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == 17_819_186  # as the authors' code has
+
+
+def test_a_plain_step_has_the_loss_the_gradients_and_the_weights_of_a_training_of_one_step(
+    make_recipe, lesions, tmp_path
+):
+    """The other side is `phiseg train` itself, on the batch and the noise that it draws."""
+    settings = {"channels": [4, 6, 8], "num_levels": 2, "head_init": 1.0, "blocks_per_level": 2}
+    recipe = make_recipe(settings=settings, steps=1, norm_statistics="running")
+    train(recipe, lesions, tmp_path / "run", progress=False)
+    trained = load_state(tmp_path / "run" / "state" / "last.pt").weights
+
+    dataset = Dataset.open(lesions)
+    recipe = recipe.for_dataset(dataset)
+    torch.manual_seed(derive_seed(0, "weights"))
+    model = build_model(recipe.model).train()
+    network = plain.PlainPHiSeg(recipe.model)
+    network.load_state_dict(model.state_dict())
+    batch = TrainingStream(dataset, batch_size=4, seed=0, augment=recipe.augment).batch(0)
+
+    def generators():
+        return [seeded_generator(0, "noise", 0, row) for row in range(4)]
+
+    timed = deepcopy(model)
+    tasks.Training(timed).step(batch.image, batch.labels)  # what the benchmarks time is the loop's step
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in timed.state_dict().items())
+
+    training = plain.PlainTraining(network, recipe.train.learning_rate)
+    loss = training.step(batch.image, batch.labels, noise_of(model, dataset.info.size, 4, generators()))
+    ours = model(batch.image, batch.labels, generator=generators()).total
+    ours.backward()
+    assert loss == pytest.approx(ours.item(), rel=1e-6)
+    learned = dict(model.named_parameters())
+    for name, parameter in network.named_parameters():
+        largest = learned[name].grad.abs().max()
+        assert torch.allclose(parameter.grad, learned[name].grad, atol=1e-5 * float(largest)), name
+        # Adam's first step is the gradient's sign: where that is lost in rounding, so is the step's direction.
+        certain = learned[name].grad.abs() > 1e-4 * largest
+        assert torch.allclose(parameter[certain], trained[name][certain], atol=1e-6), name
+    for name, buffer in network.named_buffers():
+        assert torch.allclose(buffer.float(), trained[name].float(), rtol=1e-5, atol=1e-6), name
+
+
+def test_the_ways_to_take_a_step_that_are_timed_agree(monkeypatch):
+    monkeypatch.setattr(setup, "WIDE", 1)
+    ways = {way: tasks.training_step(way, QUICK) for way in ("phiseg", "checkpointed", "channels_last")}
+    losses = {way: [action(), action()] for way, action in ways.items()}
+    assert losses["phiseg"] == losses["checkpointed"]
+    assert losses["phiseg"] == pytest.approx(losses["channels_last"], rel=1e-3)  # a KL of a million, after a step
+    assert losses["phiseg"][0] != losses["phiseg"][1]
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_plain_samples_are_phisegs_samples(size):
+    model = tasks.build(CONFIG).eval()
+    network = tasks.build_plain(CONFIG).eval()
+    image, _ = tasks.images(CONFIG, 1, size)
+    noise = draw_noise(model.noise_shapes((size, size)), 1, 5, [seeded_generator(7)])
+    expected = model.sample(image, 5, generator=[seeded_generator(7)], chunk_size=2)[0]
+    one_by_one = network.sample(image, 5, [[level[:, number] for level in noise] for number in range(5)])
+    tiled = network.sample_tiled(image, 5, [level[0] for level in noise])
+    scale = float(expected.abs().max())
+    assert torch.allclose(one_by_one, expected, atol=1e-6 * scale)
+    assert torch.allclose(tiled, expected, atol=1e-6 * scale)
+    assert not torch.allclose(expected[0], expected[1], atol=1e-2 * scale)  # samples that differ
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_plain_scores_are_phisegs_scores(num_classes):
+    ways = [tasks.scoring(way, QUICK, num_classes) for way in ("plain", "phiseg")]
+    theirs, ours = (score() for score in ways)
+    assert theirs == pytest.approx(ours, abs=1e-6)
+    assert 0.01 < ours["ged"] < 1
+    assert 0.1 < ours["hm_iou"] < 0.99
+
+
+def test_plainly_loaded_batches_are_the_loaders(zones):
+    dataset = Dataset.open(zones)
+    augment = tasks.load_recipe("phiseg-small").augment
+    stream = TrainingStream(dataset, batch_size=4, seed=3, augment=augment)
+    batch = stream.batch(2)
+    matrices = draw_augmentation(
+        augment, 4, size=dataset.info.size, generator=torch.Generator().manual_seed(derive_seed(3, "augment", 2))
+    )
+    annotators = stream._draw_annotators(2, batch.rows)
+    image, labels = plain.augmented_batch(dataset, batch.rows, annotators, matrices)
+    assert torch.allclose(image, batch.image, atol=1e-6)
+    assert torch.equal(labels, batch.labels)
+    assert not np.allclose(image[0].numpy(), dataset.image(int(batch.rows[0])))
+
+
+def test_actions_are_timed_in_turns_after_one_that_warms_up():
+    calls = []
+    timings = measuring.in_turns([lambda: calls.append("a"), lambda: calls.append("b")], 2)
+    assert "".join(calls) == "ababab"
+    assert [len(timing.seconds) for timing in timings] == [2, 2]
+
+
+@pytest.mark.parametrize("module", [measuring, growth])
+def test_the_examples_in_docstrings_hold(module):
+    assert doctest.testmod(module).failed == 0
