@@ -48,7 +48,7 @@ AXES = (
         "sampling",
         64,
         "2: by pixels",
-        {"way": "phiseg", **NETWORK},
+        {"way": "streamed", **NETWORK},
         {"size": ..., "num_samples": 16},
     ),
     Axis(
@@ -56,7 +56,7 @@ AXES = (
         "sampling",
         32,
         "1; memory bounded by `chunk_size`",
-        {"way": "phiseg", **NETWORK},
+        {"way": "streamed", **NETWORK},
         {"num_samples": ...},
     ),
     Axis(

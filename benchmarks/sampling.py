@@ -39,7 +39,7 @@ def run(scale: Scale) -> list[Section]:
     memory = Section("Sampling: memory", ("samples", "decoded at once", "peak MB", "MB beyond weights and torch"))
     for num_samples, chunk in ((number, scale.chunk_size), (4 * number, scale.chunk_size), (number, number)):
         settings = asdict(replace(scale, num_samples=num_samples, chunk_size=chunk))
-        cost = in_own_process("sampling", repeats=0, way="phiseg", scale=settings)
+        cost = in_own_process("sampling", repeats=0, way="streamed", scale=settings)
         memory.rows.append([str(num_samples), str(chunk), f"{cost.peak:.0f}", f"{cost.extra:.0f}"])
     memory.notes.append(
         "`chunk_size` bounds the memory, the number of samples does not: what is kept of a sample is its labels, "

@@ -30,7 +30,7 @@ PARTS = {
     "writing the case": (("inference/cohort.py", "_write_case"),),
     "the report": (("evaluation/prediction_report.py", "write_prediction_report"),),
 }
-"""Where the time of a prediction goes: files and functions of phiseg, none of which calls another one here."""
+"""Where the time of a prediction goes, by file and function; what a part imports counts there and as importing."""
 
 
 def run(scale: Scale) -> list[Section]:

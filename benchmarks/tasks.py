@@ -101,7 +101,7 @@ def sampling(way: str, scale: Scale, config: PHiSegConfig | None = None) -> Acti
     """Draw samples of one image.
 
     `plain` runs the whole network for each, `tiled` for as many copies of the image at once; `phiseg` encodes once
-    and decodes in chunks, of which it keeps what `phiseg evaluate` keeps; `decoder` is its decoder alone.
+    and decodes in chunks; `streamed` keeps of each chunk what `phiseg evaluate` keeps; `decoder` only decodes.
     """
     config = config or scale.model
     image, _ = images(config, 1, scale.size)
@@ -112,6 +112,8 @@ def sampling(way: str, scale: Scale, config: PHiSegConfig | None = None) -> Acti
         return lambda: draw(image, number)
     model = build(config).eval()
     if way == "phiseg":
+        return lambda: model.sample(image, number, generator=seeded_generator(0), chunk_size=chunk)
+    if way == "streamed":
         return lambda: summarise_samples(
             model.sample_chunks(image, number, generator=seeded_generator(0), chunk_size=chunk)
         )
