@@ -203,3 +203,36 @@ def test_a_wrong_override_is_refused_with_its_cure(words, message):
     with pytest.raises(ConfigError) as caught:
         apply_overrides({"train": {"steps": 5}}, words)
     assert message in str(caught.value)
+
+
+def test_yaml_whose_aliases_stand_for_billions_of_values_is_refused_at_once(tmp_path):
+    lists = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lists += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 12)]
+    merged = ["a0: &a0 {k: 1, l: 1}"]
+    merged += [f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}" for level in range(1, 12)]
+    for name, lines, says in (
+        ("lists", lists, "more than 10,000 values"),
+        ("merged", merged, "stand for too many keys"),
+    ):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text("\n".join(lines))
+        with pytest.raises(ConfigError, match=says):
+            read_yaml(path)
+
+
+def test_yaml_that_contains_itself_is_refused(tmp_path):
+    (tmp_path / "loop.yaml").write_text("a: &a [*a]")
+    with pytest.raises(ConfigError, match="more than 10,000 values"):
+        read_yaml(tmp_path / "loop.yaml")
+
+
+def test_aliases_of_a_few_values_are_read(tmp_path):
+    (tmp_path / "few.yaml").write_text("a: &a [1, 2]\nb: *a\nc: {<<: {d: 3}}")
+    assert read_yaml(tmp_path / "few.yaml") == {"a": [1, 2], "b": [1, 2], "c": {"d": 3}}
+
+
+def test_an_error_stays_short_whatever_the_values_are():
+    assert len(refusal({"title": ["x" * 10_000] * 10_000, "repeats": "y" * 10_000})) < 1500
+    many = refusal({"title": "a", "frame": {"sides": ["z"] * 5000}})
+    assert "more" in many
+    assert len(many) < 1500

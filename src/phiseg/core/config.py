@@ -6,6 +6,7 @@ keeps everything else of the file it is applied to.
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, Self, get_args
 
 import yaml
@@ -15,6 +16,10 @@ from phiseg.core.errors import ConfigError, nearest
 
 # What PyYAML raises; the last three for a date, number or truth value that it recognises but cannot make.
 _YAML_ERRORS = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError)
+_MAX_VALUES = 10_000
+"""Values that a YAML file may hold when its aliases are written out: a few lines of them can stand for billions."""
+_MAX_NAMED = 5
+"""Wrong keys that one error names."""
 
 
 class StrictConfig(BaseModel):
@@ -36,8 +41,10 @@ class StrictConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            explained = "; ".join(_explain(cls, values, item) for item in error.errors())
-            raise ConfigError(f"{where}: {explained}") from None
+            wrong = error.errors()
+            explained = "; ".join(_explain(cls, values, item) for item in wrong[:_MAX_NAMED])
+            more = f"; and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
+            raise ConfigError(f"{where}: {explained}{more}") from None
 
     def to_yaml(self) -> str:
         """Return every key with its value as YAML: itself a valid file of this config."""
@@ -51,7 +58,7 @@ def read_yaml(path: Path) -> Any:
         ConfigError: the file is missing, unreadable or not YAML.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe one
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     except _YAML_ERRORS as error:
@@ -59,6 +66,32 @@ def read_yaml(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path} is not valid YAML{line}: {problem}") from None
+    if _holds_more_values(value, _MAX_VALUES):
+        raise ConfigError(f"{path} holds more than {_MAX_VALUES:,} values; write out what its aliases stand for")
+    return value
+
+
+class _Loader(yaml.SafeLoader):
+    """Makes plain values only, and no more of them than there may be."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put the keys of other mappings (<<: *alias) into one."""
+        super().flatten_mapping(node)
+        if len(node.value) > _MAX_VALUES:
+            raise yaml.constructor.ConstructorError(
+                problem="its aliases stand for too many keys", problem_mark=node.start_mark
+            )
+
+
+def _holds_more_values(value: Any, number: int) -> bool:
+    """Return whether nested lists and dicts hold more values than that; what is there twice counts twice."""
+    waiting = [value]
+    for _ in range(number):
+        if not waiting:
+            return False
+        inner = waiting.pop()
+        waiting += inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+    return bool(waiting)
 
 
 def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -122,7 +155,12 @@ def _explain(config: type[BaseModel], values: Any, item: Any) -> str:
         return f"'{'.'.join([*written, location[-1]])}' is missing"
     if isinstance(item["input"], dict):  # the section as a whole: its problem names the keys
         return f"'{name}': {problem}" if name else problem
-    return f"'{name}' = {item['input']!r}: {problem}" if name else f"{problem}, not {item['input']!r}"
+    value = _SHORT.repr(item["input"])
+    return f"'{name}' = {value}: {problem}" if name else f"{problem}, not {value}"
+
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
 
 
 def _written(values: Any, location: Iterable[str | int]) -> Iterator[str]:
