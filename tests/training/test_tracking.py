@@ -89,3 +89,16 @@ def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ConfigError, match=r"phiseg\[tensorboard\]"):
         Tracker(tmp_path, start=0, tensorboard=True)
+
+
+def test_a_folder_that_vanished_is_told_and_not_begun_anew(tmp_path):
+    run = tmp_path / "run"
+    tracker = Tracker(run, start=0)
+    tracker.write(1, "train", {"loss": 1.0})
+    tracker.path.unlink()
+    with pytest.raises(OutputError, match=r"metrics\.jsonl has vanished; put the folder back and --resume"):
+        tracker.write(2, "train", {"loss": 1.0})
+    assert not tracker.path.exists(), "half of the lines would pass for all of them"
+    run.rmdir()
+    with pytest.raises(OutputError, match="has vanished"):
+        tracker.write(2, "train", {"loss": 1.0})

@@ -5,6 +5,7 @@ The file holds no time and no place, so that a run that was killed and resumed w
 
 import json
 from collections.abc import Mapping
+from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,11 @@ class Tracker:
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
         """Append one line."""
         try:
-            with self.path.open("a", encoding="utf-8") as file:
+            with self.path.open("r+", encoding="utf-8") as file:  # which makes no new file where ours has vanished
+                file.seek(0, SEEK_END)
                 file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+        except FileNotFoundError:
+            raise OutputError(f"{self.path} has vanished; put the folder back and --resume") from None
         except OSError as error:
             raise OutputError(f"cannot write {self.path}: {error.strerror}; free space and --resume") from error
         if self._board is not None:
