@@ -14,6 +14,7 @@ from phiseg.core.random import derive_seed
 from phiseg.data.loader import TrainingStream
 from phiseg.data.store import Dataset
 from phiseg.models import build_model, load_model, save_model
+from phiseg.training import loop
 from phiseg.training.loop import train
 from phiseg.training.recipe import load_recipe
 
@@ -341,3 +342,22 @@ def test_tensorboard_files_appear_when_asked_for(run):
     pytest.importorskip("tensorboard")
     folder = run(steps=2, tensorboard=True)
     assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize(("devices", "raised"), [(2, TrainingError), (1, RuntimeError)])
+def test_a_training_whose_other_process_died_says_so(devices, raised, monkeypatch, make_recipe, lesions, tmp_path):
+    def run(_):
+        raise RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+    monkeypatch.setattr(loop._Training, "run", run)
+    with pytest.raises(raised, match=r"has died.*--resume" if devices == 2 else "Connection closed"):
+        train(make_recipe(devices=devices), lesions, tmp_path / "run", progress=False)
+
+
+def test_an_error_of_another_kind_is_not_taken_for_a_process_that_died(monkeypatch, make_recipe, lesions, tmp_path):
+    def run(_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(loop._Training, "run", run)
+    with pytest.raises(RuntimeError, match="mat1"):
+        train(make_recipe(devices=2), lesions, tmp_path / "run", progress=False)

@@ -65,7 +65,16 @@ def train(
     dataset = Dataset.open(data)
     recipe = recipe.for_dataset(dataset)
     check_folder(out, recipe, resume=resume)
-    return _Training(recipe, dataset, out, resume=resume, progress=progress, profile=profile).run()
+    training = _Training(recipe, dataset, out, resume=resume, progress=progress, profile=profile)
+    try:
+        return training.run()
+    except RuntimeError as error:
+        if training.fabric.world_size == 1 or not _tells_of_a_lost_process(error):
+            raise
+        raise TrainingError(
+            "another process of this training has died, and it cannot go on without it; "
+            "run the command again with --resume"
+        ) from None
 
 
 class _Training:
@@ -344,6 +353,11 @@ class _Training:
     def _everywhere(self, flag: torch.Tensor) -> bool:
         """Return whether `flag` holds in every process."""
         return bool(self.fabric.all_reduce(flag.float(), reduce_op="mean") == 1)
+
+
+def _tells_of_a_lost_process(error: RuntimeError) -> bool:
+    """Return whether an error is that of a connection; gloo's have no type of their own."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
 
 
 def _in_short(values: dict[str, float | None]) -> dict[str, str]:
