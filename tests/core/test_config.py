@@ -236,3 +236,8 @@ def test_an_error_stays_short_whatever_the_values_are():
     many = refusal({"title": "a", "frame": {"sides": ["z"] * 5000}})
     assert "more" in many
     assert len(many) < 1500
+
+
+def test_text_that_cannot_be_written_is_refused():
+    assert refusal({"title": "\ud800"}) == "a text in it holds half a character; write it again in UTF-8"
+    assert refusal({"title": "a", "frame": {"kind": "box", "sides": "\udfff"}})

@@ -446,3 +446,25 @@ def test_a_key_of_the_recipe_without_its_section_is_named(cli, lesions, tmp_path
     done = cli("train", "phiseg-small", "--data", lesions, "--out", tmp_path / "run", word, "3")
     assert done.code == 2
     assert f"write {meant}" in done.err
+
+
+def test_a_name_that_the_terminal_cannot_show_is_shown_escaped(phiseg, lesions, copy):
+    data = copy(lesions)
+    info = json.loads((data / "dataset.json").read_text())
+    (data / "dataset.json").write_text(json.dumps(info | {"name": "gl\u00e4nds \u03b3"}))
+    result = phiseg("info", data, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert result.code == 0, result.err
+    assert "dataset: gl\\xe4nds \\u03b3 in" in result.out
+
+
+def test_an_error_is_a_line_that_can_be_read_whatever_a_file_holds(cli, lesions, copy):
+    data = copy(lesions)
+    splits = json.loads((data / "splits.json").read_text())
+    for name in ("\x1b[2Jevil\n", "\ud800", "x" * 100_000):
+        (data / "splits.json").write_text(json.dumps(splits | {"val": [name]}))
+        result = cli("data", "check", data)
+        assert result.code == 2
+        (line,) = result.err.splitlines()
+        assert line.startswith(f"phiseg: error: {data}/splits.json: split 'val' names")
+        assert line.isprintable()
+        assert len(line) < 2100

@@ -98,8 +98,11 @@ def _model(folder: Path) -> str:
 
 
 def _short(value: object) -> object:
-    """Return a value, or how many there are where a list would fill the screen."""
-    return f"{len(value)} values" if isinstance(value, list) and len(value) > 16 else value
+    """Return a value, or how much of it there is where it would fill the screen."""
+    if isinstance(value, list) and len(value) > 16:
+        return f"{len(value)} values"
+    text = str(value)
+    return f"{text[:500]} ... ({len(text):,} characters)" if len(text) > 1000 else value
 
 
 def _dataset(folder: Path) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from phiseg import __version__
 from phiseg.core.errors import PhisegError, nearest
@@ -40,6 +41,9 @@ COMMANDS = {
     "info": ("info", "Tell about recipes, a model, a run, a dataset or this installation."),
 }
 
+LONGEST_ERROR = 2000
+"""Characters; of a longer error the beginning and the end are shown, which is where the cure stands."""
+
 USAGE = """usage: phiseg COMMAND ...
 
 Draws plausible expert segmentations of a medical image, and tells where experts would disagree.
@@ -65,21 +69,34 @@ GROUP_USAGE = """usage: phiseg {group} COMMAND ...
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show ends nothing
     try:
         sys.exit(_run(words))
     except PhisegError as error:
-        print(f"phiseg: error: {error}", file=sys.stderr)
+        print(f"phiseg: error: {_in_one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # a file or a disk, whatever the place that did not expect it
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        print(f"phiseg: error: {reason}", file=sys.stderr)
+        print(f"phiseg: error: {_in_one_line(reason)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("phiseg: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _in_one_line(text: str) -> str:
+    r"""Return an error as a line that can be read, whatever a stranger's file put into it.
+
+    >>> _in_one_line("case 'a\x1b[2J\n' is damaged")
+    "case 'a\\x1b[2J\\n' is damaged"
+    """
+    shown = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    half = LONGEST_ERROR // 2
+    return shown if len(shown) <= LONGEST_ERROR else f"{shown[:half]} ... {shown[-half:]}"
 
 
 def _run(words: list[str]) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from phiseg.core.errors import ConfigError, nearest
 
@@ -39,12 +40,16 @@ class StrictConfig(BaseModel):
             ConfigError: one line that names each wrong key, its value and the cure.
         """
         try:
-            return cls.model_validate(values)
+            config = cls.model_validate(values)
+            config.model_dump_json()  # what cannot be written is not to be read
+        except PydanticSerializationError:
+            raise ConfigError(f"{where}: a text in it holds half a character; write it again in UTF-8") from None
         except ValidationError as error:
             wrong = error.errors()
             explained = "; ".join(_explain(cls, values, item) for item in wrong[:_MAX_NAMED])
             more = f"; and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
             raise ConfigError(f"{where}: {explained}{more}") from None
+        return config
 
     def to_yaml(self) -> str:
         """Return every key with its value as YAML: itself a valid file of this config."""
