@@ -47,3 +47,12 @@ def test_values_beyond_the_window_are_doubted(inside):
 
 def test_z_scores_have_no_unit_to_doubt():
     assert prepared(np.linspace(5000, 70000, 200), intensity={"kind": "zscore"}).warnings == ()
+
+
+@pytest.mark.parametrize("intensity", [WINDOW, {"kind": "zscore"}], ids=lambda rule: rule["kind"])
+def test_values_that_the_network_cannot_hold_are_refused(intensity):
+    preprocessing = Preprocessing.of(KnownModel(brightest, intensity=intensity))
+    values = np.linspace(0, 1, 64).reshape(4, 4, 4)
+    PreparedStack.of(Volume(values * 1e38, place()), preprocessing, name="scan7")
+    with pytest.raises(DataError, match="scan7 has values beyond those of 32 bits; check its unit and scaling"):
+        PreparedStack.of(Volume(values * 1e39, place()), preprocessing, name="scan7")

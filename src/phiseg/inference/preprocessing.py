@@ -92,8 +92,8 @@ class PreparedStack:
             modality: of the scan, as DICOM names it; None where nothing tells.
 
         Raises:
-            DataError: it is no volume, has not the model's modality or channels, or its voxels are not finite or
-                all the same.
+            DataError: it is no volume, has not the model's modality or channels, or its voxels are not finite, all
+                the same, or too large for the network.
         """
         if modality is not None:
             preprocessing.check_modality(modality, name=name)
@@ -109,6 +109,8 @@ class PreparedStack:
             raise DataError(f"{name} has NaN or infinite voxels; repair the image or leave it out")
         if values.min() == values.max():
             raise DataError(f"{name} is empty: every voxel is {float(values.flat[0]):g}; check the scan")
+        if values.dtype.kind == "f" and np.abs(values).max() > np.finfo(np.float32).max:
+            raise DataError(f"{name} has values beyond those of 32 bits; check its unit and scaling")
         plane = preprocessing.plane or "auto"
         chosen = coarsest_plane(volume) if plane == "auto" else plane
         stack = to_slices(Volume(values, volume.affine), chosen)

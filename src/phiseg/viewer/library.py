@@ -197,8 +197,6 @@ class Library:
         )
         modality = scan.series.modality if scan.series else None
         stack = PreparedStack.of(scan.volume, self.preprocessing, name=file.name, modality=modality)
-        if np.abs(stack.stack.values).max() > np.finfo(np.float32).max:
-            raise DataError(f"{file.name} has values beyond those of 32 bits; check its unit and scaling")
         return OpenScan(scan_id, file.name, scan.volume, stack, scan.series, scan.has_spacing, scan.warnings)
 
     def _read_case(self, dataset: Dataset, row: int) -> OpenScan:
