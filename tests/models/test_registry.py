@@ -78,3 +78,25 @@ def test_names_and_shapes_of_the_weights_never_change_silently(name):
         model = build_model(MODELS[name].Config())
     lines = [f"{key} {tuple(tensor.shape)}" for key, tensor in sorted(model.state_dict().items())]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == DIGESTS[VERSION, name]
+
+
+@pytest.mark.parametrize("settings", [{"channels": (4, 5000)}, {"heads": 10**9}, {"channels": (4,) * 17}], ids=str)
+def test_a_model_that_fits_nowhere_is_refused_before_it_is_built(settings):
+    with pytest.raises(ConfigError, match="at most"):
+        model_class("multihead").Config.parse({"name": "multihead", **settings}, where="recipe.yaml")
+
+
+def test_a_model_that_does_not_fit_into_memory_is_told_in_one_line(monkeypatch):
+    class TooLarge:
+        def __init__(self, config):
+            raise RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 309237645312 bytes."
+            )
+
+    config = model_class("unet").Config(name="unet")
+    monkeypatch.setitem(MODELS, "unet", TooLarge)
+    with pytest.raises(ConfigError, match=r"not enough memory for a unet of these sizes; use fewer or smaller"):
+        build_model(config)
+    monkeypatch.setattr(TooLarge, "__init__", lambda *_: (_ for _ in ()).throw(RuntimeError("a bug of ours")))
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        build_model(config)

@@ -51,9 +51,19 @@ def build_model(config: SegmenterConfig) -> Segmenter:
 
     Its convolutions keep channels last in memory: the same numbers, and a step of a small network on a CPU takes
     about a quarter less time. `phiseg.training.setup.lay_out` decides anew for training.
+
+    Raises:
+        ConfigError: it does not fit into memory.
     """
-    model = model_class(config.name)(config)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    try:
+        model = model_class(config.name)(config)
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise ConfigError(
+            f"there is not enough memory for a {config.name} of these sizes; use fewer or smaller model.channels"
+        ) from None
 
 
 def model_class(name: Any) -> type[Segmenter]:

@@ -5,11 +5,11 @@ Shapes: B batch, S samples, K classes, C image channels, H W pixels.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from phiseg.core.config import StrictConfig
@@ -18,6 +18,9 @@ from phiseg.models.blocks import Forgetful, Norm
 from phiseg.models.calibration import Calibration
 from phiseg.models.noise import Generators, draw_noise, one_per_image
 from phiseg.models.objective import Loss
+
+MAX_SIZE = 4096
+"""Bound of every whole number of a model's settings; a network with more of anything does not fit anywhere."""
 
 
 class SegmenterConfig(StrictConfig):
@@ -29,12 +32,23 @@ class SegmenterConfig(StrictConfig):
     """Channels C of the image. A training takes it from the dataset."""
     num_classes: int = Field(default=2, ge=2, le=255)
     """Classes K, background included. A training takes it from the dataset."""
-    channels: tuple[PositiveInt, ...] = Field(default=(32, 64, 128, 192, 192, 192, 192), min_length=1)
+    channels: tuple[PositiveInt, ...] = Field(
+        default=(32, 64, 128, 192, 192, 192, 192), min_length=1, max_length=16
+    )
     """Width of each resolution level, finest first; their number is R."""
-    blocks_per_level: int = Field(default=3, ge=1)
+    blocks_per_level: int = Field(default=3, ge=1, le=64)
     """Convolution blocks at each resolution level of an encoder or decoder."""
     norm: Norm = "batch"
     """Normalisation after each convolution: batch (as in the paper), group or none."""
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        """Refuse what would only end when all memory is taken."""
+        for key, value in self.model_dump().items():
+            numbers = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(number, int) and number > MAX_SIZE for number in numbers):
+                raise ValueError(f"{key} may be at most {MAX_SIZE}")
+        return self
 
 
 class LatentConfig(SegmenterConfig):
