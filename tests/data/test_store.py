@@ -355,3 +355,17 @@ def test_pixels_that_are_not_numbers_are_found(tmp_path):
     assert np.isfinite(dataset.image(2)).all()
     with pytest.raises(DataError, match="'case-3' has NaN"):
         dataset.image(3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"{'descr'", b"{('descr'"), (b"'<f2'", b"'<f2  "), (b"False", b"Fals("), (b"'<f2'", b"'|O' ")],
+    ids=str,
+)
+def test_a_header_that_is_no_header_is_refused(old, new, lesions, copy):
+    folder = copy(lesions)
+    content = (folder / "images.npy").read_bytes()
+    assert old in content
+    (folder / "images.npy").write_bytes(content.replace(old, new, 1))
+    with pytest.raises(DataError, match=r"images\.npy.* prepare the dataset again"):
+        Dataset.open(folder)

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import struct
+import tokenize
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -9,6 +11,23 @@ from typing import Any, Self
 import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
+
+NPY_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    SyntaxError,
+    OverflowError,
+    AttributeError,
+    RuntimeError,  # nested too deep
+    MemoryError,
+    struct.error,
+    tokenize.TokenError,
+)
+"""What numpy raises on a damaged .npy file, whose header it reads as Python."""
 
 
 class NpyStream:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, nearest
 from phiseg.data.intensity import Intensity, normalise
-from phiseg.data.npy import hash_array
+from phiseg.data.npy import NPY_ERRORS, hash_array
 from phiseg.data.splits import check_splits, split_patients, write_splits
 
 MISSING = 255
@@ -294,8 +294,9 @@ def _read_array(folder: Path, key: Literal["images", "labels", "valid"], info: D
         complete = path.stat().st_size == array.offset + array.nbytes
     except FileNotFoundError:
         raise DataError(f"{path} is missing; {_CURE}") from None
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{path} is truncated or no .npy file ({error}); {_CURE}") from None
+    except NPY_ERRORS as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} is truncated or no .npy file ({reason}); {_CURE}") from None
     if array.shape != expected.shape or str(array.dtype) != expected.dtype or not complete:
         found = f"{array.dtype} {array.shape}" if complete else "more bytes than its header says"
         raise DataError(f"{path}: {found}, dataset.json says {expected.dtype} {expected.shape}; {_CURE}")

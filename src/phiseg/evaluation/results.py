@@ -32,6 +32,7 @@ from phiseg import __version__
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
+from phiseg.data.npy import NPY_ERRORS
 from phiseg.metrics.calibration import bin_edges, expected_calibration_error
 from phiseg.metrics.case import FURTHER_SCORES, SCORES
 from phiseg.metrics.significance import bootstrap_interval
@@ -351,16 +352,7 @@ def _read_examples(path: Path) -> Examples:
             return Examples(**{name: arrays[name] for name in arrays.files if name in names})
     except FileNotFoundError:
         raise _damaged(path, "it is missing") from None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        MemoryError,
-        BadZipFile,
-        zlib.error,
-    ) as error:
+    except (BadZipFile, zlib.error, *NPY_ERRORS) as error:
         raise _damaged(path, " ".join(str(error).split()) or type(error).__name__) from None
 
 

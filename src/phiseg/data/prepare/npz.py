@@ -5,9 +5,7 @@ An .npz is a zip of .npy files. A header is believed only where it agrees with t
 
 import lzma
 import math
-import struct
 import sys
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
+from phiseg.data.npy import NPY_ERRORS
 
 MAX_ROW_BYTES = 2**30
 """A single image, or all masks of one, may not be larger."""
@@ -150,24 +149,7 @@ def _border(path: Path, key: str | None = None) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give an .npz file that numpy.savez wrote") from None
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        lzma.LZMAError,
-        tokenize.TokenError,
-        struct.error,
-        OSError,
-        EOFError,
-        ValueError,  # this and the next ones are numpy's, on a strange header
-        TypeError,
-        KeyError,
-        IndexError,
-        SyntaxError,
-        OverflowError,
-        AttributeError,
-        RuntimeError,  # encrypted, or nested too deep
-        MemoryError,
-    ) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, *NPY_ERRORS) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
         what = f"'{key}' of {path} cannot be read" if key else f"{path} is no readable .npz file"
         raise DataError(f"{what} ({reason}); give a file that numpy.savez wrote, or {_CURE}") from None
