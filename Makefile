@@ -1,4 +1,4 @@
-# Three commands: `make demo` shows what phiseg does, `make test` checks it, `make bench` measures it.
+# `make demo` shows what phiseg does, `make test` checks it, `make bench` measures it, `make faults` breaks it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ SOURCES := pyproject.toml constraints.txt
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: demo test test-slow lint docs bench clean
+.PHONY: demo test test-slow lint docs bench faults clean
 
 demo: $(VENV)/.installed
 	$(BIN)/phiseg demo --out runs/demo
@@ -23,6 +23,10 @@ test-slow: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(BENCHMARKS)
+
+# Kills, full disks, damaged files and more, for about 20 minutes; writes docs/reliability.md.
+faults: $(VENV)/.installed-dev
+	$(BIN)/python -m faults
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,96 @@
+"""Runs the fault campaign and writes docs/reliability.md.
+
+    python -m faults                                        about 20 minutes on 2 cores; `make faults`
+    python -m faults --parts kills bytes --minutes 1        some parts, short; prints the report
+
+The seed decides on what is damaged and when; moments are those of a clock, so that no two runs kill at the same
+instruction. An input that was lost is made again by `--parts bytes` with the same seed and number of inputs.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: its threads would not survive a fork
+
+from .disk import disk
+from .fuzzing import bad_bytes
+from .kills import kills
+from .load import load
+from .numbers import numbers
+from .processes import import_all
+from .ranks import ranks
+from .record import Part
+from .report import describe
+from .specimens import Specimens, make_specimens
+
+REPORT = Path(__file__).parents[1] / "docs" / "reliability.md"
+MINUTES = 20.0
+SHARES = {"kills": 0.32, "disk": 0.09, "ranks": 0.09, "bytes": 0.36, "numbers": 0.04, "load": 0.1}
+"""Every part with its share of the time; a part that has done all that was asked of it ends earlier."""
+
+
+def main() -> None:
+    """Run the chosen parts, and write or print what they saw; exit with code 1 if anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=SHARES, default=list(SHARES), help="which; by default all")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of all parts together")
+    parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
+    parser.add_argument("--kills", type=int, default=120, help="in all")
+    parser.add_argument("--inputs", type=int, default=10_500, help="damaged ones, in all")
+    parser.add_argument("--rounds", type=int, default=3, help="of disks, and of processes that die")
+    parser.add_argument("--workers", type=int, default=2, help="processes that read damaged inputs")
+    parser.add_argument("--out", type=Path, help="the report; by default docs/reliability.md if all parts run")
+    options = parser.parse_args()
+    import_all()
+    whole = sum(SHARES[name] for name in options.parts)
+    seconds = {name: 60 * options.minutes * SHARES[name] / whole for name in options.parts}
+    with tempfile.TemporaryDirectory(prefix="phiseg-faults-") as folder:
+        work = Path(folder)
+        (work / "good").mkdir()
+        good = make_specimens(work / "good")
+        parts = [_run(name, good, work / name, options, seconds[name]) for name in options.parts]
+    text = describe(parts, options.seed, _where())
+    out = options.out or (REPORT if options.parts == list(SHARES) else None)
+    if out:
+        out.write_text(text, encoding="utf-8")
+    print(f"written to {out}" if out else text)
+    for loss in (loss for part in parts for loss in part.losses):
+        print(f"lost: {loss}", file=sys.stderr)
+    sys.exit(any(part.losses for part in parts))
+
+
+def _run(name: str, good: Specimens, work: Path, options: argparse.Namespace, seconds: float) -> Part:
+    seed, rounds = options.seed, options.rounds
+    run: dict[str, Callable[[], Part]] = {
+        "kills": lambda: kills(good, work, seed=seed, number=options.kills, seconds=seconds),
+        "disk": lambda: disk(good, work, seed=seed, rounds=rounds, seconds=seconds),
+        "ranks": lambda: ranks(good, work, seed=seed, rounds=rounds, seconds=seconds),
+        "bytes": lambda: bad_bytes(
+            good, seed=seed, inputs=options.inputs, seconds=seconds, workers=options.workers
+        ),
+        "numbers": lambda: numbers(good, work, seed=seed),
+        "load": lambda: load(good, work, seed=seed, seconds=seconds),
+    }
+    print(f"{name}: up to {seconds:.0f} s", file=sys.stderr, flush=True)
+    work.mkdir()
+    part = run[name]()
+    print(f"{name}: {sum(row.times for row in part.rows):,} tried, {len(part.losses)} lost", file=sys.stderr)
+    return part
+
+
+def _where() -> str:
+    """Say when, with what and on what kind of machine; no name of it and no place in it."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("phiseg", "torch", "numpy"))
+    day = datetime.now(UTC).date()
+    return f"{day}, {packages}, Python {platform.python_version()}, {platform.system()}, {os.cpu_count()} CPU cores"
+
+
+if __name__ == "__main__":
+    main()

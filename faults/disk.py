@@ -1,0 +1,214 @@
+"""Disks that fill up, folders that cannot be written or that vanish: a clear error, and nothing good is lost."""
+
+import os
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from .processes import Command
+from .record import Part
+from .scenarios import Scenario, scenarios
+from .specimens import Specimens
+from .trees import differences, half_written
+
+PATIENCE = 300.0
+
+
+def disk(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float) -> Part:
+    """Try every scenario on small, read-only and vanishing folders, `rounds` times for as long as there is time."""
+    rng = np.random.default_rng(seed)
+    end = time.monotonic() + seconds
+    work.mkdir(parents=True, exist_ok=True)
+    real = can_mount(work)
+    part = Part("Disk", _how(real=real))
+    chosen = [scenario for scenario in scenarios(good, workers=1) if scenario.name != "experiment"]
+    sizes = {scenario.name: _undisturbed(scenario, work / scenario.name) for scenario in chosen}
+    tried: dict[str, list[list[str]]] = {"full": [], "resumed": [], "read-only": [], "vanished": []}
+    for number in range(rounds):
+        for scenario in chosen:
+            if time.monotonic() > end:
+                break
+            folder = work / scenario.name / f"round-{number}"
+            tried["full"].append(_full(scenario, folder / "full", sizes[scenario.name], rng, real=real))
+            tried["vanished"].append(_vanishing(scenario, folder / "vanished", work / scenario.name, rng))
+            if number == 0 and (real or os.geteuid() != 0):
+                tried["read-only"].append(_read_only(scenario, folder / "read-only"))
+        train = next(scenario for scenario in chosen if scenario.name == "train")
+        if time.monotonic() < end:
+            tried["resumed"].append(
+                _fills_up(train, work / "train" / f"round-{number}" / "fills-up", work, rng, real=real)
+            )
+    rows = {
+        "a disk too small for the result": ("full", "an error line each, and no file left over, or it fitted"),
+        "a disk that fills up in a training": (
+            "resumed",
+            "its files were whole, and it resumed to the same bytes",
+        ),
+        "a folder that cannot be written": ("read-only", "an error line each, before any work"),
+        "a folder that vanishes": ("vanished", "an error line each, or a whole result"),
+    }
+    for what, (key, seen) in rows.items():
+        losses = [loss for found in tried[key] for loss in found]
+        part.add(what, len(tried[key]), seen if tried[key] else "not tried: mounting is not allowed here", losses)
+    return part
+
+
+def _how(*, real: bool) -> str:
+    small = (
+        "The small disk is a file system in memory (tmpfs) that runs full"
+        if real
+        else "Mounting was not allowed here: a full disk is imitated by a limit on each file (RLIMIT_FSIZE)"
+    )
+    return (
+        f"{small}; its size is drawn anew each time, from nothing to a little more than needed. A disk that fills "
+        "up is filled at a random moment of a training. A folder that vanishes is renamed and removed at a random "
+        "moment."
+    )
+
+
+def can_mount(work: Path) -> bool:
+    """Tell whether a small file system can be had here."""
+    place = work / "mount"
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        with small_disk(place, 1 << 20):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def small_disk(place: Path, size: int, options: str = "") -> Iterator[None]:
+    """Mount a file system in memory with room for `size` bytes.
+
+    Raises:
+        OSError: that is not allowed here.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}{options}", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(words, capture_output=True, check=False).returncode:  # noqa: S603
+        raise OSError("mounting is not allowed here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)  # noqa: S603, S607
+
+
+def _undisturbed(scenario: Scenario, work: Path) -> int:
+    """Run a scenario, and return the bytes of its result, each file rounded up to pages."""
+    command = scenario.start(work / "undisturbed")
+    if command.wait(PATIENCE) != 0:
+        raise RuntimeError(f"{scenario.name}: {command.said}")
+    (work / "seconds").write_text(str(time.monotonic() - command.begun))
+    return sum(-(-path.stat().st_size // 4096) * 4096 for path in work.rglob("*") if path.is_file())
+
+
+def _full(scenario: Scenario, folder: Path, size: int, rng: np.random.Generator, *, real: bool) -> list[str]:
+    room = int(size * rng.uniform(0, 1.3)) // 4096 * 4096 + 4096
+    if real:
+        with small_disk(folder, room):
+            return _judge_full(scenario.name, _finished(scenario, folder), folder)
+    command = _finished(scenario, folder, limit=lambda: _limit_files(room // 3))
+    return _judge_full(scenario.name, command, folder)
+
+
+def _limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def _finished(scenario: Scenario, folder: Path, *, limit: Callable[[], None] = lambda: None) -> Command:
+    command = scenario.start(folder, limit=limit)
+    command.wait(PATIENCE)
+    return command
+
+
+def _judge_full(name: str, command: Command, folder: Path) -> list[str]:
+    losses = _judge(name, command)
+    if name != "predict":  # whose other cases stay
+        left = [path.name for path in folder.rglob(".*") if not path.name.endswith(".work")]
+        losses += [f"{name}: {path} is left over" for path in left]
+    return losses + [f"{name}: {problem}" for problem in half_written(folder)]
+
+
+def _judge(name: str, command: Command) -> list[str]:
+    """Return what is wrong with how a command ended: well, or with one line that names what it could not write."""
+    code, said, last = command.poll(), command.said, command.last_line
+    if "Traceback" in said or code not in (0, 2):
+        return [f"{name}: exit code {code}: {last}"]
+    if code == 2 and not last.startswith("phiseg: error: ") and " is left out: " not in said:
+        return [f"{name}: exit code 2, and last '{last}'"]
+    return []
+
+
+def _fills_up(train: Scenario, folder: Path, work: Path, rng: np.random.Generator, *, real: bool) -> list[str]:
+    """Fill the disk at a random moment of a training; look at its state, make room, and resume."""
+    undisturbed = work / "train" / "undisturbed"
+    if not real:
+        losses = _judge("train", _finished(train, folder, limit=lambda: _limit_files(20000)))
+        return losses + _resumed(train, folder, undisturbed)
+    duration = float((work / "train" / "seconds").read_text())
+    with small_disk(folder, 4 << 20):
+        command = train.start(folder)
+        time.sleep(rng.uniform(0, duration))
+        _fill(folder / "filler")
+        command.wait(PATIENCE)
+        losses = _judge("train", command) + half_written(folder)
+        (folder / "filler").unlink()
+        return losses + _resumed(train, folder, undisturbed)
+
+
+def _fill(path: Path) -> None:
+    """Write until there is no more room."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def _resumed(train: Scenario, folder: Path, undisturbed: Path) -> list[str]:
+    again = train.start(folder, again=True)
+    again.wait(PATIENCE)
+    return _judge("train --resume", again) + [
+        f"after it, {problem}" for problem in differences(undisturbed, folder)
+    ]
+
+
+def _read_only(scenario: Scenario, folder: Path) -> list[str]:
+    if os.geteuid() == 0:
+        with small_disk(folder, 1 << 20, ",ro"):
+            command = _finished(scenario, folder)
+    else:
+        folder.mkdir(parents=True)
+        folder.chmod(0o555)
+        command = _finished(scenario, folder)
+        folder.chmod(0o755)
+    if command.poll() == 2 and command.last_line.startswith("phiseg: error: cannot write "):
+        return []
+    return [f"{scenario.name}: exit code {command.poll()}: {command.last_line}"]
+
+
+def _vanishing(scenario: Scenario, folder: Path, work: Path, rng: np.random.Generator) -> list[str]:
+    """Take the folder away in which a command works, or its result, at a random moment."""
+    duration = float((work / "seconds").read_text())
+    whole_folder = rng.random() < 0.5
+    command = scenario.start(folder)
+    time.sleep(rng.uniform(0, duration))
+    gone = folder.with_name("gone")
+    try:
+        (folder if whole_folder else folder / "out").rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    except FileNotFoundError:  # it had written nothing yet
+        command.wait(PATIENCE)
+        return _judge(scenario.name, command)
+    command.wait(PATIENCE)
+    losses = _judge(scenario.name, command)
+    if command.poll() == 0 and (folder / "out").exists():
+        losses += [
+            f"{scenario.name}: exit code 0, but {problem}" for problem in differences(work / "undisturbed", folder)
+        ]
+    return losses

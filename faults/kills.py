@@ -1,0 +1,138 @@
+"""Kill -9 at random moments: every restart goes on, and the result is that of a run that nobody disturbed."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from .processes import Command
+from .record import Part
+from .scenarios import Scenario, is_there_already, scenarios
+from .specimens import Specimens
+from .trees import differences, half_written, visible_files
+
+KILLS_OF_A_LIFE = 6
+"""After so many, a command is let to its end, so that its result can be compared."""
+PATIENCE = 300.0
+"""Seconds after which a command that nobody disturbs has to be done."""
+
+
+@dataclass
+class Tally:
+    """What happened to one scenario."""
+
+    kills: int = 0
+    lives: int = 0
+    files_checked: int = 0
+    losses: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run that nobody disturbed."""
+
+    folder: Path
+    before_writing: float
+    """Seconds until it wrote something."""
+    writing: float
+    """Seconds from then to its end."""
+
+
+def kills(good: Specimens, work: Path, *, seed: int, number: int, seconds: float, workers: int = 2) -> Part:
+    """Kill commands `number` times in all, for as long as there is time."""
+    rng = np.random.default_rng(seed)
+    end = time.monotonic() + seconds
+    chosen = scenarios(good, workers=workers)
+    tallies = {scenario.name: Tally() for scenario in chosen}
+    undisturbed: dict[str, Undisturbed] = {}
+    each = -(-number // len(chosen))
+    while any(tally.kills < each for tally in tallies.values()) and time.monotonic() < end:
+        for scenario in chosen:
+            tally = tallies[scenario.name]
+            if tally.kills < each and time.monotonic() < end:
+                if scenario.name not in undisturbed:
+                    undisturbed[scenario.name] = _undisturbed(scenario, work / scenario.name)
+                folder = work / scenario.name / f"life-{tally.lives}"
+                live(scenario, folder, undisturbed[scenario.name], tally, rng, most=each - tally.kills)
+    part = Part("Kill -9", _how(chosen))
+    for name, tally in tallies.items():
+        same = f"{tally.lives} results the same, byte for byte; {tally.files_checked:,} files whole after a kill"
+        part.add(f"`phiseg {name}`", tally.kills, "see below" if tally.losses else same, tally.losses)
+    return part
+
+
+def _how(chosen: list[Scenario]) -> str:
+    excepted = [f"`{file}` ({why})" for scenario in chosen for file, why in scenario.may_differ.items()]
+    return (
+        "A command and all that it started are killed with SIGKILL at a random moment: three times of four while "
+        "it writes, else before. After each kill, every file in its result that has its proper name is read to the "
+        "end. Then the command is given again (`phiseg train` with `--resume`), and killed again, up to "
+        f"{KILLS_OF_A_LIFE} times; then it is let to its end, and all files are compared with those of an "
+        f"undisturbed run, none missing and none left over. Not compared: {' and '.join(excepted)}. This shows "
+        "nothing of a power cut, where the disk itself may forget; files are flushed before they get their names."
+    )
+
+
+def _undisturbed(scenario: Scenario, work: Path) -> Undisturbed:
+    folder = work / "undisturbed"
+    command = scenario.start(folder)
+    _wait_for_change(command, folder)
+    first = time.monotonic()
+    if command.wait(PATIENCE) != 0:
+        raise RuntimeError(f"{scenario.name}: {command.said}")
+    return Undisturbed(folder, first - command.begun, time.monotonic() - first)
+
+
+def live(
+    scenario: Scenario, folder: Path, expected: Undisturbed, tally: Tally, rng: np.random.Generator, *, most: int
+) -> None:
+    """Kill a command up to some times, let it end, and compare its result."""
+    tally.lives += 1
+    done = False
+    for number in range(min(most, KILLS_OF_A_LIFE)):
+        command = scenario.start(folder, again=number > 0)
+        if rng.random() < 0.25:
+            pause = rng.uniform(0, expected.before_writing)
+        else:
+            _wait_for_change(command, folder)
+            pause = rng.uniform(0, expected.writing)
+        _pause(command, pause)
+        if command.poll() is not None:
+            done = True
+            break
+        command.kill()
+        tally.kills += 1
+        tally.files_checked += sum(1 for _ in visible_files(folder))
+        tally.losses += [f"life {tally.lives}, kill {number + 1}: {problem}" for problem in half_written(folder)]
+    if not done:
+        command = scenario.start(folder, again=True)
+    code = command.wait(PATIENCE)
+    if code != 0 and not is_there_already(command):
+        tally.losses.append(f"life {tally.lives}: exit code {code}: {command.last_line}")
+    unlike = differences(expected.folder, folder, may_differ=tuple(f"out/{name}" for name in scenario.may_differ))
+    tally.losses += [f"life {tally.lives}: {problem}" for problem in unlike]
+
+
+def _wait_for_change(command: Command, folder: Path) -> None:
+    """Wait until a command writes something, or ends."""
+    before = _names_and_times(folder)
+    while command.poll() is None and _names_and_times(folder) == before:
+        time.sleep(0.002)
+
+
+def _names_and_times(folder: Path) -> Counter[tuple[str, int]]:
+    found: Counter[tuple[str, int]] = Counter()
+    for path in folder.rglob("*"):
+        try:
+            found[str(path), path.stat().st_mtime_ns] += 1
+        except FileNotFoundError:  # it was a temporary one
+            found[str(path), 0] += 1
+    return found
+
+
+def _pause(command: Command, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while command.poll() is None and time.monotonic() < end:
+        time.sleep(0.001)

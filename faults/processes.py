@@ -1,0 +1,146 @@
+"""Commands of phiseg as processes that can be watched, limited and killed.
+
+A command is forked from a process that has imported everything already, and is otherwise the command: it has a
+session, files and memory of its own. So hundreds of them fit into minutes.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from phiseg.cli.main import COMMANDS, main
+
+NO_TIME = -1000
+"""The code of a command that had to be stopped."""
+
+
+def import_all() -> None:
+    """Import what the commands need, once for all that are forked."""
+    for module, _ in COMMANDS.values():
+        import_module(f"phiseg.cli.{module}")
+    for module in (
+        "data.prepare.arrays",
+        "data.prepare.legacy",
+        "data.prepare.lidc",
+        "data.prepare.nifti",
+        "data.prepare.phantom",
+        "data.check",
+        "evaluation.experiment_report",
+        "evaluation.prediction_report",
+        "inference.cohort",
+        "inference.writers",
+        "training.loop",
+        "viewer.server",
+    ):
+        import_module(f"phiseg.{module}")
+    import torch
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+
+
+class Command:
+    """`phiseg WORDS` in a process group of its own.
+
+    Args:
+        words: what follows `phiseg`.
+        folder: where it runs.
+        log: takes what it prints.
+        limit: called in the new process before the command begins.
+    """
+
+    def __init__(
+        self, words: Sequence[object], folder: Path, log: Path, limit: Callable[[], None] = lambda: None
+    ) -> None:
+        self.log = log
+        self.begun = time.monotonic()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run([str(word) for word in words], folder, log, limit)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def wait(self, seconds: float) -> int:
+        """Return the exit code; a command that takes longer is killed, and its code is `NO_TIME`."""
+        end = time.monotonic() + seconds
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                self.kill()
+                return NO_TIME
+            time.sleep(0.005)
+        return code
+
+    def kill(self) -> None:
+        """End it and all that it started, as `kill -9` does."""
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            while self.poll() is None:
+                time.sleep(0.001)
+
+    @property
+    def said(self) -> str:
+        """What it printed so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def last_line(self) -> str:
+        """What it printed last, without progress bars."""
+        lines = [line.rpartition("\r")[2].strip() for line in self.said.split("\n")]
+        return next((line for line in reversed(lines) if line), "it printed nothing")
+
+
+def _run(words: list[str], folder: Path, log: Path, limit: Callable[[], None]) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        os.chdir(folder)
+        speak_into(log)
+        limit()
+        main(words)
+    except SystemExit as exit:
+        code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def speak_into(log: Path) -> None:
+    """Let this process, and the libraries in it, print into a file, and read nothing."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def run(words: Sequence[object], folder: Path, *, seconds: float = 600) -> Command:
+    """Run a command to its end.
+
+    Raises:
+        RuntimeError: it failed, which it must not here.
+    """
+    command = Command(words, folder, folder / "log.txt")
+    if command.wait(seconds) != 0:
+        raise RuntimeError(f"phiseg {' '.join(map(str, words))}\n{command.said}")
+    return command

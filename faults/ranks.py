@@ -1,0 +1,173 @@
+"""A process of several dies: the others stop in bounded time and say why, and the work goes on afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from phiseg.core.errors import DataError, PhisegError
+from phiseg.core.processes import in_order
+from phiseg.data.augment import AugmentConfig
+from phiseg.data.loader import TrainingStream, prefetch
+from phiseg.data.store import Dataset
+
+from .record import Part
+from .specimens import Specimens
+from .trees import differences
+
+BOUND = 60.0
+"""Seconds after which the others must have ended."""
+PATIENCE = 300.0
+
+
+def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float) -> Part:
+    """Kill either of two training processes `rounds` times while there is time, and a worker of each other kind."""
+    rng = np.random.default_rng(seed)
+    end = time.monotonic() + seconds
+    work.mkdir(parents=True, exist_ok=True)
+    part = Part(
+        "Processes that die",
+        "A training on two processes (gloo, on the CPU) loses one of them to SIGKILL while it trains. The other "
+        f"must end within {BOUND:.0f} s with an error line, and `--resume` must come to the very files of an "
+        "undisturbed training on two processes. A worker that prepares data dies in the same way; a thread that "
+        "loads batches ahead meets a bad image.",
+    )
+    train = ["train", good.recipe, "--data", good.data, "--train.devices", "2", "--train.steps", "40", "--out"]
+    undisturbed = work / "undisturbed"
+    _wait(_start([*train, undisturbed], work / "undisturbed.log"), PATIENCE)
+    for role in ("first", "second"):
+        times, losses = [], []
+        for number in range(rounds):
+            if time.monotonic() > end:
+                break
+            folder = work / f"{role}-{number}"
+            took, found = _lose_one(train, folder, undisturbed, rng, role=role)
+            times.append(took)
+            losses += found
+        seen = f"the other ended after {max(times, default=0):.0f} s at most; resumed to the same bytes"
+        part.add(f"the {role} of two training processes", len(times), seen, losses)
+    part.add("a worker process", 1, "one error line", _lose_worker())
+    part.add("the thread that loads ahead", 1, "its error is raised in its turn", _bad_batch(good))
+    return part
+
+
+def _start(words: list[Any], log: Path) -> subprocess.Popen[bytes]:
+    """Start the real command: a training starts its further processes by the command line."""
+    with log.open("wb") as file:
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "phiseg", *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _lose_one(
+    train: list[Any], folder: Path, undisturbed: Path, rng: np.random.Generator, *, role: str
+) -> tuple[float, list[str]]:
+    log = folder.with_suffix(".log")
+    first = _start([*train, folder], log)
+    metrics = folder / "metrics.jsonl"
+    begun = time.monotonic()
+    lines = int(rng.integers(1, 30))
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
+        if first.poll() is not None or time.monotonic() > begun + PATIENCE:
+            _end(first)
+            return 0.0, [f"it ended before it could be disturbed: {log.read_text()[-200:]}"]
+        time.sleep(0.005)
+    (second,) = _children(first.pid)
+    victim, survivor = (first.pid, second) if role == "first" else (second, first.pid)
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    if role == "first":
+        first.wait()
+    while _is_alive(survivor) and time.monotonic() < killed + BOUND:
+        first.poll()
+        time.sleep(0.02)
+    took, losses = time.monotonic() - killed, []
+    if _is_alive(survivor):
+        losses.append(f"the other process was still there after {BOUND:.0f} s")
+    _end(first)
+    said = log.read_text(errors="replace")
+    if "Traceback" in said or "phiseg: error: " not in said:
+        losses.append(f"the other process said: {said[-300:]!r}")
+    log = folder.with_suffix(".resumed.log")
+    code = _wait(_start([*train, folder, "--resume"], log), PATIENCE)
+    if code != 0:
+        losses.append(f"--resume ended with exit code {code}: {log.read_text()[-300:]!r}")
+    return took, losses + [f"resumed, {problem}" for problem in differences(undisturbed, folder)]
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process started and that still run a command of ours."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a group that we started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def die(number: int) -> int:
+    """End this process as the system does when memory is short; only the third of some."""
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def _lose_worker() -> list[str]:
+    return _expect(
+        PhisegError, "a worker died", lambda: [result() for _, result in in_order(die, range(8), workers=2)]
+    )
+
+
+def _bad_batch(good: Specimens) -> list[str]:
+    stream = TrainingStream(Dataset.open(good.data), batch_size=4, seed=0, augment=AugmentConfig())
+    original = stream.batch
+
+    def batch(step: int, device: torch.device | str = "cpu") -> Any:
+        if step == 3:
+            raise DataError("case 'x' has NaN or infinite pixels")
+        return original(step, device)
+
+    stream.batch = batch  # type: ignore[method-assign]
+    taken: list[Any] = []
+
+    losses = _expect(DataError, "NaN or infinite pixels", lambda: taken.extend(prefetch(stream, 0, 10)))
+    return losses if len(taken) == 3 else [*losses, f"it was raised after {len(taken)} batches instead of 3"]
+
+
+def _expect(kind: type[Exception], words: str, action: Callable[[], object]) -> list[str]:
+    try:
+        action()
+    except kind as error:
+        return [] if words in str(error) else [f"it says '{error}'"]
+    return ["there was no error"]

@@ -1,0 +1,53 @@
+"""The commands that are disturbed, each with the documented way to go on after it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .processes import Command
+from .specimens import Specimens
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command that writes `out` in the folder it runs in."""
+
+    name: str
+    words: list[Any]
+    go_on: list[Any] = field(default_factory=list)
+    """Further words of the command that goes on; the same command again if there are none."""
+    may_differ: dict[str, str] = field(default_factory=dict)
+    """Files, by pattern, that differ between two undisturbed runs as well, and why."""
+
+    def start(self, folder: Path, *, again: bool = False, **options: Any) -> Command:
+        """Begin in a folder, or go on in it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        words = [*self.words, *(self.go_on if again else [])]
+        return Command(words, folder, folder.with_name(f"{folder.name}.log"), **options)
+
+
+def is_there_already(command: Command) -> bool:
+    """Tell whether a command that was begun again says that its result is complete."""
+    return "out exists already" in command.last_line
+
+
+def scenarios(good: Specimens, *, workers: int = 2) -> list[Scenario]:
+    """Return prepare, train, evaluate, experiment and predict, each of a few seconds."""
+    scans = good.nifti  # five volumes with labels: fifteen scans to predict
+    experiment = ["--data", good.data, "--out", "out", "--methods", good.recipe, "--regimes", "all", "one"]
+    few = ["--num-samples", 2, "--level-draws", 1]
+    return [
+        Scenario("prepare nifti", ["prepare", "nifti", good.nifti, "out", "--workers", 1]),
+        Scenario("prepare lidc", ["prepare", "lidc", good.lidc, "out", "--size", 32, "--workers", workers]),
+        Scenario("train", ["train", good.recipe, "--data", good.data, "--out", "out"], go_on=["--resume"]),
+        Scenario("evaluate", ["evaluate", good.run, "--data", good.data, "--out", "out", "--num-samples", 8]),
+        Scenario(
+            "experiment",
+            ["experiment", "table1", *experiment, "--steps", 4, "--num-samples", 4, "--workers", workers],
+            may_differ={
+                "rows/*/log.txt": "what the rows print, with the time that they took",
+                "rows/*/lock": "an empty file that keeps two processes from one row",
+            },
+        ),
+        Scenario("predict", ["predict", good.run, scans / "anna", scans / "bert", *few, "--out", "out"]),
+    ]

@@ -1,0 +1,135 @@
+"""The campaign can fail: what it must not overlook, it sees."""
+
+import gzip
+import io
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+from faults.fuzzing import judge, read_one
+from faults.mutations import damage_bytes, damage_tree, inside_gzip, inside_png, inside_zip
+from faults.record import Part
+from faults.report import describe
+from faults.trees import differences, half_written
+from PIL import Image
+
+from faults import fuzzing
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "seen"),
+    [
+        (2, "phiseg: error: x.nii is damaged; copy it again", "refused"),
+        (0, "phiseg: left out: case 'a': damaged\nwritten", "left out"),
+        (0, "written", "read"),
+        (2, "reading: 100%|####| 3/3 [00:01<00:00, 2.9case/s]\nphiseg: error: bad", "refused"),
+        (2, 'Traceback (most recent call last):\n  File "a.py", line 3\nValueError: no', "lost"),
+        (1, "phiseg: error: bad", "lost"),
+        (2, "something went wrong", "lost"),
+        (2, "", "lost"),
+        (0, "x.py:3: RuntimeWarning: overflow", "lost"),
+        (2, "phiseg: error: " + "x" * 10_000, "lost"),
+    ],
+)
+def test_an_end_is_judged_by_its_code_and_its_last_line(code, said, seen):
+    found, loss = judge("info", code, said)
+    assert found == seen
+    assert (loss is not None) == (seen == "lost")
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda bench: (bench.canary.touch(), SystemExit(0))[1], "canary was written, or run"),
+        (lambda bench: ((bench.folder.parent / "evil").mkdir(), SystemExit(0))[1], "evil was written, or run"),
+        (lambda bench: KeyError("x"), "KeyError"),
+    ],
+)
+def test_a_file_that_runs_code_or_breaks_a_command_is_lost(act, says, monkeypatch, tmp_path):
+    benches = []
+
+    def make(bench):
+        benches.append(bench)
+        return ["info"]
+
+    def main(words):
+        raise act(benches[0])
+
+    monkeypatch.setitem(fuzzing.FILES, "npz", (1, make))
+    monkeypatch.setattr(fuzzing, "main", main)
+    base = tmp_path / "base"
+    base.mkdir()
+    (tmp_path / "log").touch()
+    outcome = read_one("npz", 0, None, base, tmp_path / "log", seed=0, viewer=None)
+    assert says in outcome.loss
+    assert list(base.iterdir()) == []
+
+
+def test_a_file_that_is_cut_short_is_not_whole_and_hidden_ones_are_not_looked_at(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(100))
+    (tmp_path / "b.json").write_text("{}")
+    (tmp_path / ".c.json.1.tmp").write_text("{")
+    assert half_written(tmp_path) == []
+    (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-1])
+    (tmp_path / "b.json").write_text("{")
+    assert [problem.split()[0] for problem in half_written(tmp_path)] == ["a.npy", "b.json"]
+
+
+def test_every_difference_between_two_folders_is_named(tmp_path):
+    for name, files in {
+        "one": {"a": "1", "b": "2", "log": "x"},
+        "two": {"a": "1", "b": "3", ".t": "", "log": "y"},
+    }.items():
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(text)
+    found = differences(tmp_path / "one", tmp_path / "two", may_differ=("log",))
+    assert found == [".t is left over", "b differs"]
+    assert differences(tmp_path / "two", tmp_path / "one", may_differ=("log",)) == [".t is missing", "b differs"]
+
+
+def test_the_same_seed_does_the_same_damage_and_checksums_are_right():
+    content = bytes(range(256)) * 8
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a", content)
+    picture = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(picture, "PNG")
+    different = 0
+    for seed in range(40):
+        first, second = (damage_bytes(content, np.random.default_rng(seed)) for _ in range(2))
+        assert first == second
+        different += first != content
+        gzip.decompress(inside_gzip(damage_bytes)(gzip.compress(content), np.random.default_rng(seed)))
+        changed = inside_zip(damage_bytes)(packed.getvalue(), np.random.default_rng(seed))
+        assert zipfile.ZipFile(io.BytesIO(changed)).testzip() is None
+        _check_png(inside_png(picture.getvalue(), np.random.default_rng(seed)))
+    assert different > 30
+
+
+def _check_png(content):
+    place = 8
+    while place < len(content):
+        (length,) = struct.unpack(">I", content[place : place + 4])
+        chunk = content[place + 4 : place + 8 + length]
+        assert content[place + 8 + length : place + 12 + length] == struct.pack(">I", zlib.crc32(chunk))
+        place += 12 + length
+
+
+def test_a_tree_is_damaged_in_one_place_and_stays_as_it_was():
+    tree = {"a": [1, {"b": "c"}], "d": 2.5}
+    damaged = [damage_tree(tree, np.random.default_rng(seed), "canary") for seed in range(30)]
+    assert tree == {"a": [1, {"b": "c"}], "d": 2.5}
+    assert sum(other != tree for other in damaged) > 25
+
+
+def test_the_page_tells_what_was_lost():
+    part = Part("Bytes", "By hand.")
+    part.add("npz", 3, "2 refused", ["input 7: <a traceback>"])
+    page = describe([part], 5, "a day, a machine")
+    assert "**3 faults, 1 lost**" in page
+    assert "| npz | 3 | 2 refused | 1 |" in page
+    assert "- npz: input 7: \\<a traceback>" in page
+    assert "nothing lost" in describe([Part("Bytes", "By hand.")], 5, "a day")
