@@ -158,3 +158,12 @@ def test_a_state_of_another_version_is_refused(change, path):
     torch.save(stored, path)
     with pytest.raises(TrainingError, match="another version"):
         load_state(path)
+
+
+def test_a_foreign_pickle_is_refused_without_a_warning(tmp_path, recwarn):
+    path = tmp_path / "last.pt"
+    for protocol in range(6):
+        path.write_bytes(pickle.dumps({"format": "phiseg-state"}, protocol=protocol))
+        with pytest.raises(TrainingError, match="train into a new folder"):
+            load_state(path)
+    assert not recwarn.list

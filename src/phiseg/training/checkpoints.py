@@ -4,6 +4,7 @@ Randomness is a function of the seed and the step, so the state is short: weight
 """
 
 import io
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def load_state(path: Path) -> TrainingState:
         TrainingError: the file is damaged or something else.
     """
     try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about foreign pickles, which are refused below
+            stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and its unpickler raise nearly anything when the bytes are not theirs
         reason = str(error).partition("\n")[0]
         raise TrainingError(
