@@ -4,7 +4,7 @@
     python -m faults --parts kills bytes --minutes 1        some parts, short; prints the report
 
 The seed decides on what is damaged and when; moments are those of a clock, so that no two runs kill at the same
-instruction. An input that was lost is made again by `--parts bytes` with the same seed and number of inputs.
+instruction. `python -m faults.again` makes a damaged input once more.
 """
 
 import argparse

@@ -127,8 +127,8 @@ def _cases(good: Specimens, work: Path, rng: np.random.Generator) -> list[Case]:
         Case("NaN pixels in arrays", crops("nan", lambda images: np.where(images > 0.99, np.nan, images)), "NaN"),
         Case("constant images in arrays", crops("constant", lambda images: 0 * images + 3)),
         Case("images of 1e38 in arrays", crops("far", lambda images: (images + 0.5) * np.float32(1e38))),
-        Case("NaN voxel, predicted", scan("with-nan", with_nan), "NaN or infinite voxels"),
-        Case("infinite voxel, predicted", scan("with-inf", with_inf), "NaN or infinite voxels"),
+        Case("NaN voxel, predicted", scan("spoilt", with_nan), "NaN or infinite voxels"),
+        Case("infinite voxel, predicted", scan("overflown", with_inf), "NaN or infinite voxels"),
         Case("constant scan, predicted", scan("constant", 7 * full), "every voxel is 7"),
         Case(
             "HU of -32768 and 32767, predicted", scan("hu", np.where(image > 100, 32767, -32768).astype(np.int16))
