@@ -5,7 +5,10 @@ import torch
 from phiseg.training.checkpoints import load_state
 from phiseg.training.tracking import read_metrics
 
-FILES = ("metrics.jsonl", "config.yaml", "model/model.safetensors", "model/config.json", "model/preprocessing.json")
+FILES = (
+    *("metrics.jsonl", "config.yaml", "state/last.pt"),
+    *("model/model.safetensors", "model/config.json", "model/preprocessing.json"),
+)
 
 
 def state(folder):

@@ -167,3 +167,15 @@ def test_a_foreign_pickle_is_refused_without_a_warning(tmp_path, recwarn):
         with pytest.raises(TrainingError, match="train into a new folder"):
             load_state(path)
     assert not recwarn.list
+
+
+def test_equal_states_have_equal_bytes_whatever_they_share(tmp_path):
+    state = make_state()
+    save_state(tmp_path / "first.pt", state)
+    save_state(tmp_path / "again.pt", load_state(tmp_path / "first.pt"))
+    assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "first.pt").read_bytes()
+    betas = state.optimizer["param_groups"][0]["betas"]
+    state.optimizer["param_groups"][0]["betas"] = tuple(float(str(beta)) for beta in betas)
+    state.fingerprint = "".join(["finger", "print"])
+    save_state(tmp_path / "equal.pt", state)
+    assert (tmp_path / "equal.pt").read_bytes() == (tmp_path / "first.pt").read_bytes()

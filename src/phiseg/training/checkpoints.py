@@ -4,6 +4,7 @@ Randomness is a function of the seed and the step, so the state is short: weight
 """
 
 import io
+import sys
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,9 +42,21 @@ class TrainingState:
 def save_state(path: Path, state: TrainingState) -> None:
     """Write the state atomically: the previous one stays until the new one is complete on disk."""
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **vars(state)}, buffer)
+    torch.save(_unshared({"format": FORMAT, **vars(state)}), buffer)
     with atomic_file(path) as file:
         file.write(buffer.getbuffer())
+
+
+def _unshared(value: Any) -> Any:
+    """Return nested containers of which no two places are one object, but equal texts always are.
+
+    A pickle tells the same object from an equal one. So a resumed run writes the bytes of one that never stopped.
+    """
+    if isinstance(value, dict):
+        return type(value)((_unshared(key), _unshared(inner)) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return type(value)(map(_unshared, value))
+    return sys.intern(value) if isinstance(value, str) else value
 
 
 def load_state(path: Path) -> TrainingState:
