@@ -1,6 +1,6 @@
 """Makes one damaged input of the campaign again, and prints the command that reads it.
 
-python -m faults.again "YAML recipe" 19 OUT --seed 0
+For example: python -m faults.again "YAML recipe" 19 OUT --seed 0
 """
 
 import argparse
