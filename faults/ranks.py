@@ -26,6 +26,7 @@ from .trees import differences
 BOUND = 60.0
 """Seconds after which the others must have ended."""
 PATIENCE = 300.0
+STEPS = 16
 
 
 def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float) -> Part:
@@ -40,9 +41,20 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
         "undisturbed training on two processes. A worker that prepares data dies in the same way; a thread that "
         "loads batches ahead meets a bad image.",
     )
-    train = ["train", good.recipe, "--data", good.data, "--train.devices", "2", "--train.steps", "40", "--out"]
+    train = [
+        "train",
+        good.recipe,
+        "--data",
+        good.data,
+        "--train.devices",
+        "2",
+        "--train.steps",
+        str(STEPS),
+        "--out",
+    ]
     undisturbed = work / "undisturbed"
-    _wait(_start([*train, undisturbed], work / "undisturbed.log"), PATIENCE)
+    if _wait(_start([*train, undisturbed], work / "undisturbed.log")) != 0:
+        raise RuntimeError((work / "undisturbed.log").read_text(errors="replace"))
     for role in ("first", "second"):
         times, losses = [], []
         for number in range(rounds):
@@ -71,11 +83,13 @@ def _start(words: list[Any], log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code; a command that takes too long is killed."""
     try:
-        return process.wait(seconds)
+        return process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        return None
+        _end(process)
+        return process.returncode
 
 
 def _lose_one(
@@ -85,7 +99,7 @@ def _lose_one(
     first = _start([*train, folder], log)
     metrics = folder / "metrics.jsonl"
     begun = time.monotonic()
-    lines = int(rng.integers(1, 30))
+    lines = int(rng.integers(1, STEPS - 4))
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
         if first.poll() is not None or time.monotonic() > begun + PATIENCE:
             _end(first)
@@ -108,7 +122,7 @@ def _lose_one(
     if "Traceback" in said or "phiseg: error: " not in said:
         losses.append(f"the other process said: {said[-300:]!r}")
     log = folder.with_suffix(".resumed.log")
-    code = _wait(_start([*train, folder, "--resume"], log), PATIENCE)
+    code = _wait(_start([*train, folder, "--resume"], log))
     if code != 0:
         losses.append(f"--resume ended with exit code {code}: {log.read_text()[-300:]!r}")
     return took, losses + [f"resumed, {problem}" for problem in differences(undisturbed, folder)]
