@@ -19,6 +19,7 @@ from phiseg.data.augment import AugmentConfig
 from phiseg.data.loader import TrainingStream, prefetch
 from phiseg.data.store import Dataset
 
+from .processes import die
 from .record import Part
 from .specimens import Specimens
 from .trees import differences
@@ -148,13 +149,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def die(number: int) -> int:
-    """End this process as the system does when memory is short; only the third of some."""
-    if number == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
 
 
 def _lose_worker() -> list[str]:
