@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from faults.disk import disk
 from faults.fuzzing import SHARES, bad_bytes
 from faults.kills import Tally, _undisturbed, kills, live

@@ -8,14 +8,14 @@ import zlib
 
 import numpy as np
 import pytest
+from PIL import Image
+
+from faults import fuzzing
 from faults.fuzzing import judge, read_one
 from faults.mutations import damage_bytes, damage_tree, inside_gzip, inside_png, inside_zip
 from faults.record import Part
 from faults.report import describe
 from faults.trees import differences, half_written
-from PIL import Image
-
-from faults import fuzzing
 
 
 @pytest.mark.parametrize(
