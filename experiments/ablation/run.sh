@@ -22,36 +22,30 @@ export -f variant
 xargs -P "${WORKERS:-2}" -I{} bash -c 'variant {}' << 'VARIANTS'
 base 1000
 base-seed1 1000 --train.seed 1
-kl-unit 1000 --model.kl_weights unit
+rotate-180 1000 --augment.rotation_degrees 180 --augment.probability 0.8
+rotate-180-seed1 1000 --augment.rotation_degrees 180 --augment.probability 0.8 --train.seed 1
 no-crop 1000 --augment.min_crop_fraction 1
+no-crop-seed1 1000 --augment.min_crop_fraction 1 --train.seed 1
+rotate-180-no-crop 1000 --augment.rotation_degrees 180 --augment.probability 0.8 --augment.min_crop_fraction 1
+rotate-180-small-crop 1000 --augment.rotation_degrees 180 --augment.probability 0.8 --augment.min_crop_fraction 0.9
+kl-unit 1000 --model.kl_weights unit
+kl-reference 1000 --model.kl_weights reference
 batch-6 2000 --train.batch_size 6
 shared-encoder 1183 --model.shared_encoder true
 averaging 1000 --train.averaging 0.998
-rotate-180 1000 --augment.rotation_degrees 180 --augment.probability 0.8
-rotate-180-no-crop 1000 --augment.rotation_degrees 180 --augment.probability 0.8 --augment.min_crop_fraction 1
-rotate-180-small-crop 1000 --augment.rotation_degrees 180 --augment.probability 0.8 --augment.min_crop_fraction 0.9
-rotate-180-seed1 1000 --augment.rotation_degrees 180 --augment.probability 0.8 --train.seed 1
-no-crop-seed1 1000 --augment.min_crop_fraction 1 --train.seed 1
-rate-0.006 1000 --train.learning_rate 0.006
-weight-decay 1000 --train.weight_decay 0.05
-narrow 1547 --model.channels [8,16,24,32,48,48]
-latents-finest 737 --model.latents_at finest
-residual 1000 --model.residual true
-smooth-logits 1000 --model.upsampling bilinear
 free-nats 1000 --model.free_nats 0.5
-contrast 1000 --augment.contrast 0.1 --augment.brightness 0.05
-kl-reference 1000 --model.kl_weights reference
+group-norm 1000 --model.norm group
+residual 1000 --model.residual true
+latents-finest 737 --model.latents_at finest
+smooth-logits 1000 --model.upsampling bilinear
 no-augmentation 1000 --augment.enabled false
-warm-up 1000 --train.warmup_steps 100
-rate-0.001 1000 --train.learning_rate 0.001
+weight-decay 1000 --train.weight_decay 0.05
 batch-24 500 --train.batch_size 24
 levels-3 808 --model.num_levels 3
-levels-6 735 --model.num_levels 6
-latent-1 1004 --model.latent_channels 1
-latent-4 993 --model.latent_channels 4
-embedding-64 615 --model.embedding_channels 64
-group-norm 1000 --model.norm group
-blocks-2 1180 --model.blocks_per_level 2
+contrast 1000 --augment.contrast 0.1 --augment.brightness 0.05
+rate-0.006 1000 --train.learning_rate 0.006
+warm-up 1000 --train.warmup_steps 100
+narrow 1547 --model.channels [8,16,24,32,48,48]
 wide 483 --model.channels [24,24,32,48,64,64]
 VARIANTS
 "$phiseg" compare ./*/eval --out report
