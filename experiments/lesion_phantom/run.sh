@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train and score lesion-phantom, the model for tests that is to come with phiseg. Usage: run.sh OUT, a folder outside the repository; resumable.
+# Train and score lesion-phantom, a model that comes with phiseg, for tests. Usage: run.sh OUT, a folder outside the repository; resumable.
 set -euo pipefail
 phiseg=$(cd "$(dirname "$0")/../.." && pwd)/.venv/bin/phiseg
 mkdir -p "$1" && cd "$1"
