@@ -44,6 +44,15 @@ def test_a_worker_that_dies_is_told():
         result()
 
 
+def test_what_comes_after_a_dead_worker_is_told_as_well():
+    told = 0
+    for _, result in in_order(die, range(9), 2):
+        with pytest.raises(PhisegError, match="a worker died"):
+            result()
+        told += 1
+    assert told == 9
+
+
 def test_workers_are_at_least_one():
     with pytest.raises(ConfigError, match="workers 0"):
         next(in_order(square, range(3), 0))

@@ -43,7 +43,7 @@ def in_order(
         waiting: deque[tuple[Item, Future[Result]]] = deque()
         try:
             for item in items:
-                waiting.append((item, pool.submit(work, item)))
+                waiting.append((item, _submit(pool, work, item)))
                 if len(waiting) > 2 * workers:
                     done, future = waiting.popleft()
                     yield done, partial(_result, future)
@@ -52,6 +52,16 @@ def in_order(
                 yield done, partial(_result, future)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, work: Callable[[Item], Result], item: Item) -> Future[Result]:
+    """Hand the item to the pool; a pool that has lost a process is told of by the item's result, not here."""
+    try:
+        return pool.submit(work, item)
+    except BrokenProcessPool as error:
+        lost: Future[Result] = Future()
+        lost.set_exception(error)
+        return lost
 
 
 def _follow_parent() -> None:
