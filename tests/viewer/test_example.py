@@ -43,6 +43,14 @@ def test_the_lesion_is_bright_at_its_point_and_gone_at_both_ends():
     assert areas[number] > areas[number + 3] > areas[-1]
 
 
+def test_in_ct_it_lies_in_air():
+    wanted = preprocessing(modality="CT")
+    volume, (number, row, column) = example_volume(wanted)
+    middle = PreparedStack.of(volume, wanted, name="example").stack.values[number, ..., 0]
+    assert np.median(middle) < -800
+    assert np.median(middle[row - 3 : row + 4, column - 3 : column + 4]) > -300
+
+
 @pytest.mark.parametrize("changes", [{"size": [8, 20]}, {"image_channels": 3}, {"intensity": {"kind": "zscore"}}])
 def test_any_model_gets_an_example(changes):
     wanted = preprocessing(**changes)

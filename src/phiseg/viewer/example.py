@@ -25,6 +25,8 @@ def example_volume(preprocessing: Preprocessing) -> tuple[Volume, tuple[int, int
     side = max(*preprocessing.size, MIN_SIZE)
     middle = NUM_SLICES // 2
     images = np.stack([_slice(side, number, middle) for number in range(NUM_SLICES)])  # (N, H, W)
+    if preprocessing.modality == "CT":
+        images = _in_lung(images)
     rule = preprocessing.intensity
     if rule.low is not None and rule.high is not None:
         images = rule.low + (rule.high - rule.low) * images
@@ -48,6 +50,12 @@ def _slice(side: int, number: int, middle: int) -> NDArray[np.float32]:
     inside = 1 / (1 + np.exp(-(lesion.joined - drawn_in) / lesion.softness))
     image: NDArray[np.float32] = (inside * lesion.image + (1 - inside) * tissue.image).astype(np.float32)
     return image
+
+
+def _in_lung(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the scene with nearly black tissue, as air is in CT, and the lesion as bright as soft tissue."""
+    in_lung: NDArray[np.float32] = (0.07 + 0.75 * np.clip((images - 0.2) / 0.6, 0, 1) ** 2).astype(np.float32)
+    return in_lung
 
 
 def _scene(seed: int, side: int, number: int) -> LesionScene:
