@@ -430,9 +430,12 @@ def looked_at(foregrounds, start, far):
 def pieces_nearest(mask, point, spacing):
     """The pieces of a mask (n, h, w) that are nearest to a point: one, or several where they are equally near.
 
-    Voxels hang together over a face, and over one empty voxel between two slices.
+    Voxels hang together over a face, and over one empty voxel between two slices. None counts where every voxel is
+    two slices or more from the point's.
     """
     voxels = {tuple(voxel) for voxel in np.argwhere(mask)}
+    if all(abs(number - point[0]) > 1 for number, _, _ in voxels):
+        return [np.zeros(mask.shape, bool)]
     distance = {voxel: round(np.linalg.norm((np.array(voxel) - point) * spacing), 9) for voxel in voxels}
     found = []
     for start in (voxel for voxel in voxels if distance[voxel] == min(distance.values())):
@@ -449,7 +452,7 @@ def pieces_nearest(mask, point, spacing):
         for voxel in piece & voxels:
             kept[voxel] = True
         found.append(kept)
-    return found or [np.zeros(mask.shape, bool)]
+    return found
 
 
 @settings(max_examples=40, deadline=None)

@@ -168,8 +168,9 @@ def _predict_lesion(
 ) -> Prediction:
     """Follow a lesion from its point through the slices, until no sample has any of it in two slices running.
 
-    Of each sample the piece nearest to the point is kept. Mean and gamma are those of all samples, as the network
-    gave them, where any sample kept something and around it; everywhere else there is background.
+    Of each sample the piece nearest to the point is kept, if it comes within a slice of it. Mean and gamma are
+    those of all samples, as the network gave them, where any sample kept something and around it; everywhere else
+    there is background.
     """
     stack, sampling, frame = slices.stack, slices.sampling, slices.frames[0]
     centre = point[0]
@@ -223,9 +224,12 @@ def _predict_lesion(
 def _nearest_piece(
     mask: NDArray[np.bool_], place: tuple[int, int, int], spacing_mm: tuple[float, float, float]
 ) -> NDArray[np.bool_]:
-    """Return the piece of a mask (n, h, w) that is nearest to a place; an empty slice within does not divide it."""
-    if not mask.any():
-        return mask
+    """Return the piece of a mask (n, h, w) that is nearest to a place; an empty slice within does not divide it.
+
+    A mask that is empty in the slice of the place and in those beside it has no lesion there: nothing is returned.
+    """
+    if not mask[max(place[0] - 1, 0) : place[0] + 2].any():
+        return np.zeros_like(mask)
     bridged = mask.copy()
     bridged[1:] |= mask[:-1]
     pieces, _ = ndimage.label(bridged)
