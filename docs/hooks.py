@@ -28,12 +28,17 @@ ROOMS = {
     "evaluation": "Evaluation",
     "viewer": "The viewer",
 }
-EXPERIMENTS = [path for path in sorted(ROOT.glob("experiments/**/*")) if path.suffix in {".md", ".png"}]
+SHOWN = [
+    path
+    for folder in ("experiments", "src/phiseg/weights")
+    for path in sorted(ROOT.glob(f"{folder}/**/*"))
+    if path.suffix in {".md", ".png"}
+]
 PROJECT = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    *(path.relative_to(ROOT).as_posix() for path in EXPERIMENTS),
+    *(path.relative_to(ROOT).as_posix() for path in SHOWN),
 )
 """Pages and pictures that live outside of docs/ and are part of the site, under project/."""
 LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")

@@ -24,7 +24,8 @@ from phiseg.models.phiseg import PHiSegConfig
 from phiseg.training.recipe import Recipe, load_recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")])
+PLACES = ("*.md", "docs/**/*.md", "experiments/**/*.md", "src/phiseg/weights/*/*.md")
+PAGES = sorted(page for place in PLACES for page in ROOT.glob(place))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 LANGUAGES = {"sh", "python", "yaml", "text"}
