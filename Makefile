@@ -10,7 +10,7 @@ SOURCES := pyproject.toml constraints.txt
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: demo test test-slow lint docs bench faults clean
+.PHONY: demo test test-slow coverage lint docs bench faults clean
 
 demo: $(VENV)/.installed
 	$(BIN)/phiseg demo --out runs/demo
@@ -20,6 +20,10 @@ test: lint
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow
+
+# All tests, or those of TESTS="tests/metrics ...", with the lines and branches that they reach; CONTRIBUTING.md says what is left out.
+coverage: $(VENV)/.installed-dev
+	$(PYTEST) -m "slow or not slow" --cov --cov-report=term --cov-report=html $(TESTS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(BENCHMARKS)
@@ -60,4 +64,4 @@ $(VENV)/.installed-docs: $(VENV)/bin/python $(SOURCES)
 	@touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage* htmlcov

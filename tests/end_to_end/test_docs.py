@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 PLACES = ("*.md", "docs/**/*.md", "experiments/**/*.md", "src/phiseg/weights/*/*.md")
 PAGES = sorted(page for place in PLACES for page in ROOT.glob(place))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
+LINK = re.compile(r"\]\(<?([^)\s>]*)")
 LANGUAGES = {"sh", "python", "yaml", "text"}
-OTHER_PROGRAMS = {"cd", ".", "python", "python3", "make", "pip", "torchrun", "srun"}
+OTHER_PROGRAMS = {"cd", ".", "python", "python3", "make", "pip", "torchrun", "srun", "docker"}
 
 
 def name_of(page):
@@ -58,7 +58,8 @@ def phiseg_words(words):
     """Return what follows `phiseg` where a line runs it, by itself or through a launcher; None elsewhere."""
     if words[0] == "phiseg":
         return words[1:]
-    return words[words.index("phiseg") + 1 :] if words[0] in {"srun", "torchrun"} else None
+    launched = words[0] in {"srun", "torchrun"} or words[:2] == ["docker", "run"]
+    return words[words.index("phiseg") + 1 :] if launched else None
 
 
 def anchors(text):
@@ -80,8 +81,12 @@ def defined_names(source):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_within_the_repository_leads_somewhere(page):
-    for link, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+    for address in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if address.startswith(("https://", "http://", "mailto:")):
+            continue
+        link, _, anchor = address.partition("#")
         target = page.parent / link if link else page
+        assert target.resolve().is_relative_to(ROOT), link
         assert target.exists(), link
         if anchor:
             text = target.read_text(encoding="utf-8")

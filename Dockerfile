@@ -1,0 +1,26 @@
+# phiseg in a container, as a user without rights: docs/how-to/container.md says how to build and run it.
+# BASE is an image of Debian's family with Python 3.11 or newer and its venv module.
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS build
+# Where torch comes from, if not from pip's usual index; see the page for a build without CUDA.
+ARG TORCH_INDEX=""
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/phiseg/bin:$PATH
+WORKDIR /source
+RUN python3 -m venv /opt/phiseg
+COPY constraints.txt ./
+RUN test -z "${TORCH_INDEX}" || pip install -c constraints.txt --no-deps --index-url "${TORCH_INDEX}" torch
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+    pip wheel -c constraints.txt --no-deps --wheel-dir /wheels .
+RUN pip install -c constraints.txt /wheels/*.whl
+
+FROM ${BASE}
+RUN useradd --create-home --uid 10001 phiseg
+COPY --from=build /opt/phiseg /opt/phiseg
+ENV PATH=/opt/phiseg/bin:$PATH MPLCONFIGDIR=/var/tmp/matplotlib
+WORKDIR /data
+USER 10001
+ENTRYPOINT ["phiseg"]
+CMD ["--help"]
