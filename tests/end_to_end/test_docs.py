@@ -218,7 +218,8 @@ def test_the_site_has_every_page_and_names_no_other():
     assert rooms == {"phiseg.md", *(f"{room}.md" for room in layers if room != "cli")}
     project = {page.removeprefix("project/") for page in named if page.startswith("project/")}
     assert all((ROOT / page).is_file() for page in project)
-    assert {page.relative_to(ROOT).as_posix() for page in ROOT.glob("experiments/*/README.md")} <= project
+    outside = [page for place in ("experiments/*", "src/phiseg/weights/*") for page in ROOT.glob(f"{place}/README.md")]
+    assert {page.relative_to(ROOT).as_posix() for page in outside} <= project
 
 
 def import_layers():
@@ -278,6 +279,10 @@ def test_the_python_of_the_readme_runs(workplace, capsys):
     assert torch.equal(names["finer"][4], names["latents"][4])
     assert not torch.equal(names["finer"][0], names["latents"][0])
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_the_python_of_the_model_card_runs():
+    assert run_python("src/phiseg/weights/lidc-nodule/README.md")["samples"].shape == (1, 16, 64, 64)
 
 
 def test_the_python_of_the_tutorial_draws_a_picture(workplace, lesions, cli):
