@@ -49,13 +49,6 @@ def test_the_link_has_the_token():
     assert link_to("0.0.0.0", 1, "abc") == f"http://{socket.gethostname()}:1/?token=abc"
 
 
-def test_without_a_model_it_says_how_to_give_one(cli, monkeypatch):
-    monkeypatch.setattr("phiseg.models.pretrained.bundled_models", dict)
-    result = cli("view", "--no-browser")
-    assert (result.code, len(result.err.splitlines())) == (2, 1)
-    assert "give the folder of one: phiseg view MODEL [SCAN...]" in result.err
-
-
 @pytest.mark.parametrize(
     ("words", "cause"),
     [(["nowhere"], "there is no model folder nowhere"), (["MODEL", "nothing.nii"], "nothing.nii does not exist")],
@@ -70,6 +63,20 @@ def test_a_dataset_of_another_kind_is_one_line(cli, trained, zones):
     result = cli("view", trained(), zones, "--no-browser")
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert "the model has 2 classes" in result.err
+
+
+def test_by_itself_it_opens_with_the_bundled_model_and_an_example(phiseg):
+    words = phiseg.command("view", "--no-browser")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            link = re.fullmatch(r"the viewer is at (http://127.0.0.1:\d+/)\n", process.stdout.readline())[1]
+            with urllib.request.urlopen(f"{link}api/session", timeout=60) as answer:
+                content = json.load(answer)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+    assert content["model"]["name"] == "lidc-nodule"
+    assert list(content["scan_names"]) == ["example"]
 
 
 def test_it_serves_until_it_is_interrupted_and_asks_other_machines_for_a_token(phiseg, trained, lesions):

@@ -17,7 +17,7 @@ class Info:
 
     A recipe is printed with every key and its value: copy it, change it, train with it.
 
-    Examples: phiseg info; phiseg info phiseg; phiseg info data; phiseg info runs/phiseg
+    Examples: phiseg info; phiseg info phiseg; phiseg info data; phiseg info lidc-nodule
     """
 
     what: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")] = None
@@ -60,7 +60,7 @@ def _installation() -> str:
             f"devices: {', '.join(devices)}; {torch.get_num_threads()} CPU threads",
             f"models:  {', '.join(MODELS)}",
             f"recipes: {', '.join(recipe_names())}",
-            f"weights: {', '.join(bundled_models()) or 'none'}",
+            f"weights: {', '.join(bundled_models())}",
             "`phiseg info RECIPE` prints every key of a recipe",
         ]
     )

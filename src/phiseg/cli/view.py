@@ -12,7 +12,6 @@ import tyro
 from phiseg.cli.parsing import parse
 from phiseg.core.errors import ConfigError
 
-DEFAULT_MODEL = "lidc-nodule"
 FIRST_PORT = 8760
 TRIED_PORTS = 100
 
@@ -24,10 +23,10 @@ class View:
     The page is served by this command, on this machine and for it alone; nothing is fetched from elsewhere. Further
     scans can be dropped onto it. Ctrl-C ends it.
 
-    Examples: phiseg view; phiseg view runs/phiseg scan.nii.gz; phiseg view runs/phiseg data
+    Examples: phiseg view; phiseg view lidc-nodule scan.nii.gz; phiseg view runs/phiseg data
     """
 
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = "lidc-nodule"
     """A model folder, the run folder around it, or the name of a model that comes with phiseg; by default the one
     for lung nodules."""
     scans: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SCAN...]")] = field(default=())
@@ -52,13 +51,10 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
     from phiseg.inference.sampling import usable_device
     from phiseg.models import load_model
-    from phiseg.models.pretrained import bundled_models
     from phiseg.viewer.guard import is_loopback
     from phiseg.viewer.server import Viewer, create_app
 
-    if command.model is None and DEFAULT_MODEL not in bundled_models():
-        raise ConfigError("no model comes with this phiseg; give the folder of one: phiseg view MODEL [SCAN...]")
-    name = command.model or DEFAULT_MODEL
+    name = command.model
     listener = listen(command.host, command.port)
     with listener:
         viewer = Viewer.of(load_model(Path(name), device=usable_device(command.device)), Path(name).resolve().name)
