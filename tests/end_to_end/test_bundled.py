@@ -1,0 +1,103 @@
+"""The models that come with phiseg: found by name, small, safe, documented, and as good as their cards say."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import phiseg
+from phiseg.core.errors import ModelError
+from phiseg.data.prepare.phantom import prepare_phantom
+from phiseg.data.store import Dataset
+from phiseg.evaluation.calibrate import calibrate
+from phiseg.inference.sampling import sample_cases
+from phiseg.metrics import energy_distance
+from phiseg.metrics.case import score_case
+from phiseg.models import load_model
+from phiseg.models.pretrained import bundled_models
+
+NAMES = ("lesion-phantom", "lidc-nodule")
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def mean_scores(model, dataset, rows, *, num_samples=16):
+    """Return the mean of every score over the rows."""
+    table = [
+        score_case(*case.summary, torch.from_numpy(dataset.annotations(case.row)))
+        for case in sample_cases(model, dataset, rows, num_samples=num_samples, seed=0)
+    ]
+    return {name: np.mean([row[name] for row in table]) for name in ("ged_unbiased", "s_ncc", "dice")}
+
+
+def test_these_models_come_with_phiseg():
+    assert tuple(bundled_models()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bundled_model_is_small_and_needs_no_network(name, monkeypatch):
+    monkeypatch.setattr("socket.socket", None)
+    folder = bundled_models()[name]
+    assert sum(path.stat().st_size for path in folder.rglob("*")) < 10e6
+    model = phiseg.load(name)
+    samples = model.sample(torch.zeros(1, 1, 64, 64), 3, generator=torch.Generator().manual_seed(0))
+    assert samples.shape == (1, 3, 2, 64, 64)
+    assert samples.isfinite().all()
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_card_says_what_it_is_and_what_it_is_not_for(name):
+    folder = bundled_models()[name]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for words in ("license:", "phiseg train", "## Not for", "## Known failures", "not a medical device"):
+        assert words in card
+    provenance = json.loads((folder / "config.json").read_text())["provenance"]
+    assert provenance["train_patients"]
+
+
+def test_its_patients_are_not_named():
+    for path in bundled_models()["lidc-nodule"].glob("*.json"):
+        assert "LIDC-IDRI-" not in path.read_text()
+
+
+def test_info_tells_about_it(cli):
+    told = cli("info", "lidc-nodule").out
+    assert "model: phiseg-ensemble" in told
+    assert "centred_on: nodule" in told
+
+
+def test_a_bundled_model_is_not_calibrated_in_place(tmp_path):
+    with pytest.raises(ModelError, match="calibrate a copy"):
+        calibrate(Path("lidc-nodule"), tmp_path)
+
+
+def test_phantoms_it_has_not_seen_are_sampled_well(tmp_path):
+    """Nearer to the annotators than their own majority vote, repeated, is: what no model without samples can do."""
+    dataset = prepare_phantom("lesion", tmp_path / "data", seed=7, size=64, num_cases=40, progress=False)
+    rows = list(range(30))
+    found = mean_scores(load_model(bundled_models()["lesion-phantom"]), dataset, rows)
+    votes = []
+    for row in rows:
+        annotations = torch.from_numpy(dataset.annotations(row))
+        vote = (annotations.float().mean(0) > 0.5).to(torch.uint8).expand(16, -1, -1)
+        votes.append(energy_distance(vote, annotations, num_classes=2).ged_unbiased)
+    assert found["ged_unbiased"] < np.mean(votes)
+    assert found["dice"] > 0.6
+
+
+@pytest.mark.slow
+def test_nodules_it_has_not_seen_are_sampled_well(cli, shared_data, tmp_path):
+    """On cases that had no part in its training, and better with its temperatures than without."""
+    crops = shared_data("lidc_maxslice71.npz")
+    how = ("--window", "-1000", "400", "--size", "64", "--classes", "background", "nodule")
+    assert cli("prepare", "arrays", crops, tmp_path / "data", *how).code == 0
+    dataset = Dataset.open(tmp_path / "data")
+    rows = dataset.rows("val").tolist()
+    calibrated, plain = (
+        mean_scores(load_model(bundled_models()["lidc-nodule"], calibrated=switch), dataset, rows)
+        for switch in (True, False)
+    )
+    assert calibrated["ged_unbiased"] < 0.06
+    assert calibrated["s_ncc"] > max(0.84, plain["s_ncc"])
