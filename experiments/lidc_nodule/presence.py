@@ -2,7 +2,7 @@
 
 Two masks of which exactly one is empty have a distance of 1, so the energy distance between "marked or not" of the
 samples (a share p of them is not empty) and of n readers (a share q) is 2 (p - q)^2, of which 2 q (1 - q) / (n - 1)
-is there because readers are few. What remains of the excess is about where the border runs.
+is there because readers are few, and likewise for the samples. What remains is about where the border runs.
 """
 
 import sys
