@@ -24,7 +24,7 @@ from phiseg.models.phiseg import PHiSegConfig
 from phiseg.training.recipe import Recipe, load_recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
-PLACES = ("*.md", "docs/**/*.md", "experiments/**/*.md", "src/phiseg/weights/*/*.md")
+PLACES = ("*.md", "docs/**/*.md", "experiments/**/*.md", "src/phiseg/weights/*/*.md", "benchmarks/*.md")
 PAGES = sorted(page for place in PLACES for page in ROOT.glob(place))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(<?([^)\s>]*)")
@@ -365,7 +365,6 @@ def test_levels_are_redrawn_one_by_one(workplace, capsys):
     assert all(float(line.split()[-1]) > 0 for line in printed)
 
 
-@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_takes_nothing_from_elsewhere(tmp_path):
     pytest.importorskip("mkdocs")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
