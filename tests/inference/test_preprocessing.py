@@ -45,6 +45,12 @@ def test_values_beyond_the_window_are_doubted(inside):
         assert "its values, -1000 to 70000, look as if they were in another unit" in line
 
 
+def test_a_picture_is_doubted_where_the_model_knows_hounsfield_units():
+    (line,) = prepared(np.tile([0.0, 17.0, 255.0, 90.0], 50)).warnings
+    assert "none of its values, 0 to 255, is below 0, and the model's window begins at -1000" in line
+    assert prepared(np.tile([-1.0, 17.0, 255.0, 90.0], 50)).warnings == ()
+
+
 def test_z_scores_have_no_unit_to_doubt():
     assert prepared(np.linspace(5000, 70000, 200), intensity={"kind": "zscore"}).warnings == ()
 

@@ -69,12 +69,12 @@ def _installation() -> str:
 def _recipe(name: str) -> str:
     from phiseg.core.errors import ConfigError, nearest
     from phiseg.models import build_model
+    from phiseg.models.pretrained import bundled_models
     from phiseg.training.recipe import load_recipe, recipe_names
 
     if Path(name).suffix not in {".yaml", ".yml"} and name not in recipe_names():
-        raise ConfigError(
-            f"'{name}' is neither a folder, a bundled model nor a recipe ({nearest(name, recipe_names())})"
-        )
+        known = nearest(name, [*bundled_models(), *recipe_names()])
+        raise ConfigError(f"'{name}' is neither a folder, a bundled model nor a recipe ({known})")
     recipe = load_recipe(name)
     model = build_model(recipe.model)
     parts = "\n".join(f"#   {part}: {count:,}" for part, count in _parameters(model).items())

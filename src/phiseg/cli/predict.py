@@ -108,6 +108,10 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     without = sorted({scan.name for scan in scans} - {job.scan.name for job in jobs})
     if without:
         notes.append(f"scans without a point are left out: {', '.join(without)}")
+    if points and len(scans) > 1:
+        notes.append(f"the place given with --at is looked at in each of the {len(scans)} scans")
+    if len(waiting) < len(jobs):
+        notes.append(f"{len(jobs) - len(waiting)} of {len(jobs)} cases were finished before, and are kept")
     for note in notes if fabric.is_global_zero else ():
         print(f"phiseg: {note}", file=sys.stderr)
     failed = predict_cohort(
@@ -123,6 +127,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     if fabric.is_global_zero:
         done = [job.name for job in jobs if job.name not in failed]
         page = write_prediction_report(command.out, done, failed, model=command.model)
-        print(f"written to {command.out}; look at {page}")
+        left_out = f" ({len(failed)} of {len(jobs)} cases failed, see failed.csv)" if failed else ""
+        print(f"written to {command.out}{left_out}; look at {page}")
         if failed:
             raise SystemExit(2)

@@ -154,9 +154,18 @@ class PreparedStack:
 
 
 def _unit_warnings(values: NDArray[Any], intensity: Intensity) -> tuple[str, ...]:
-    """Return a line where a window would clip nearly everything, such as Hounsfield units for one of 0 to 1."""
+    """Return a line where values do not look like those of the model's window.
+
+    Nearly everything would be clipped, such as Hounsfield units by a window of 0 to 1; or nothing is negative where
+    the window is, such as grey values for one of Hounsfield units.
+    """
     if intensity.low is None or intensity.high is None:
         return ()
+    if intensity.low < 0 <= values.min():
+        return (
+            f"none of its values, {values.min():g} to {values.max():g}, is below 0, and the model's window begins at "
+            f"{intensity.low:g}: a picture, or CT without its offset, makes the samples meaningless; check them",
+        )
     inside = float(np.mean((values > intensity.low) & (values < intensity.high)))
     if inside >= MIN_INSIDE:
         return ()
