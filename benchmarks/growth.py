@@ -81,18 +81,21 @@ AXES = (
     ),
 )
 STANDARD = {"batch_size": 4, "size": 64, "num_samples": 100, "chunk_size": 16}
+"""At most; a smaller scale is kept."""
 
 
 def run(scale: Scale, folder: Path) -> list[Section]:
     """Measure every axis, and draw `growth.png` into `folder`."""
+    scale = replace(scale, **{name: min(most, getattr(scale, name)) for name, most in STANDARD.items()})
     table = Section(
-        "Growth (phiseg-small, 64 x 64 pixels, batches of 4, where not said otherwise)",
+        f"Growth (phiseg-small, {scale.size} x {scale.size} pixels, batches of {scale.batch_size}, "
+        "where not said otherwise)",
         ("what", "at", "time", "MB beyond the start", "time grows with the power", "expected"),
     )
     curves = []
     for axis in AXES:
         values = [axis.first * 2**point for point in range(scale.growth)]
-        costs = [measure(axis, value) for value in values]
+        costs = [measure(axis, value, scale) for value in values]
         curves.append((axis, values, costs))
         power = exponent(values, [cost.seconds for cost in costs])
         table.rows.append(
@@ -111,14 +114,14 @@ def run(scale: Scale, folder: Path) -> list[Section]:
     return [table]
 
 
-def measure(axis: Axis, value: int) -> Cost:
+def measure(axis: Axis, value: int, scale: Scale) -> Cost:
     """Return the time and memory of one point, in a process of its own."""
 
     def filled(settings: dict[str, Any]) -> dict[str, Any]:
         return {key: value if setting is ... else setting for key, setting in settings.items()}
 
-    scale = asdict(replace(Scale(), **{**STANDARD, **filled(axis.scale)}))
-    return in_own_process(axis.task, scale=scale, **filled(axis.settings))
+    changed = replace(scale, **filled(axis.scale))
+    return in_own_process(axis.task, scale=asdict(changed), **filled(axis.settings))
 
 
 def exponent(values: Sequence[float], seconds: Sequence[float]) -> float:

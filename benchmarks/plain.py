@@ -73,7 +73,8 @@ class Level(nn.Module):
 
     def forward(self, features: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation given the features and the latent below."""
-        return self.head(self.merge(torch.cat([self.embed(double(below)), features], dim=1)))
+        mean, std = self.head(self.merge(torch.cat([self.embed(double(below)), features], dim=1)))
+        return mean, std
 
 
 class Encoder(nn.Module):
@@ -145,7 +146,7 @@ class Likelihood(nn.Module):
         contexts: list[Tensor] = []
         for level in reversed(range(len(latents))):
             x = self.embed[level](latents[level])
-            for up in self.ascend[level]:
+            for up in self.ascend[level].children():
                 x = up(double(x))
             if contexts:
                 x = self.merge[level](torch.cat([self.carry[level](double(contexts[0])), x], dim=1))
@@ -293,7 +294,7 @@ def s_ncc(probs: NDArray[np.float32], annotations: NDArray[np.int64]) -> float:
     """Return the mean correlation of the gamma map with each annotator's error map, sample by sample."""
 
     def cross_entropy(target: NDArray[np.float64], sample: NDArray[np.float64]) -> NDArray[np.float64]:
-        return -(target * np.log(sample + 1e-8)).sum(0)
+        return np.asarray(-(target * np.log(sample + 1e-8)).sum(0))
 
     samples = probs.astype(np.float64)
     mean = samples.mean(0)

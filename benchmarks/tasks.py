@@ -1,6 +1,6 @@
 """What is measured. A task prepares all it needs and returns the action that is timed; its data come from a seed.
 
-    python -m benchmarks.tasks sampling '{"way": "phiseg", "num_samples": 400}'
+    python -m benchmarks.tasks sampling '{"way": "phiseg", "scale": {"num_samples": 400}}'
 
 runs one in this process and prints what it took as JSON, which is how memory is measured.
 """
@@ -208,13 +208,19 @@ TASKS: dict[str, Callable[..., Action]] = {
 }
 
 
+def prepare(name: str, settings: dict[str, Any]) -> Action:
+    """Return the action of a task, from settings that JSON can hold."""
+    settings = {**settings, "scale": Scale(**settings.get("scale", {}))}
+    if settings.pop("small", False):
+        settings["config"] = small_model(settings.pop("num_classes", 2))
+    return TASKS[name](**settings)
+
+
 def main() -> None:
     """Run one task and print what it took."""
     name, settings = sys.argv[1], json.loads(sys.argv[2])
-    repeats, scale = settings.pop("repeats"), Scale(**settings.pop("scale", {}))
-    if settings.pop("small", False):
-        settings["config"] = small_model(settings.pop("num_classes", 2))
-    action = TASKS[name](scale=scale, **settings)
+    repeats = settings.pop("repeats", 1)
+    action = prepare(name, settings)
     before, seconds = resident("VmRSS"), 0.0
     for _ in range(1 + repeats):
         start = time.perf_counter()

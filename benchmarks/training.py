@@ -41,4 +41,4 @@ def step_flops(way: str, scale: Scale) -> float:
     action = training_step(way, replace(scale, batch_size=2))
     with FlopCounterMode(display=False) as counter:
         action()
-    return counter.get_total_flops() * scale.batch_size / 2
+    return float(counter.get_total_flops()) * scale.batch_size / 2

@@ -1,13 +1,17 @@
 """The plain baseline computes what phiseg computes: a ratio of their times compares like with like."""
 
 import doctest
+import json
+import shlex
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import growth, measuring, plain, tasks
+from benchmarks.__main__ import main
 from benchmarks.measuring import QUICK
 from phiseg.core.random import derive_seed
 from phiseg.data.augment import draw_augmentation
@@ -79,6 +83,7 @@ def test_a_plain_step_has_the_loss_the_gradients_and_the_weights_of_a_training_o
 
 def test_the_ways_to_take_a_step_that_are_timed_agree(monkeypatch):
     monkeypatch.setattr(setup, "WIDE", 1)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")  # else channels come last in all
     ways = {way: tasks.training_step(way, QUICK) for way in ("phiseg", "checkpointed", "channels_last")}
     losses = {way: [action(), action()] for way, action in ways.items()}
     assert losses["phiseg"] == losses["checkpointed"]
@@ -130,6 +135,40 @@ def test_actions_are_timed_in_turns_after_one_that_warms_up():
     timings = measuring.in_turns([lambda: calls.append("a"), lambda: calls.append("b")], 2)
     assert "".join(calls) == "ababab"
     assert [len(timing.seconds) for timing in timings] == [2, 2]
+
+
+def test_the_documented_command_names_a_task_and_its_settings():
+    (line,) = (line for line in tasks.__doc__.splitlines() if "python -m benchmarks.tasks" in line)
+    name, settings = shlex.split(line)[3:]
+    assert callable(tasks.prepare(name, json.loads(settings)))
+
+
+def test_growth_keeps_to_a_smaller_scale(monkeypatch, tmp_path):
+    scales = []
+
+    def in_own_process(task, *, scale, **settings):
+        scales.append(scale)
+        return measuring.Cost(1.0, 1.0, 2.0)
+
+    monkeypatch.setattr(growth, "in_own_process", in_own_process)
+    (section,) = growth.run(QUICK, tmp_path)
+    assert "32 x 32 pixels, batches of 2" in section.title
+    assert {scale["batch_size"] for scale in scales} == {2}
+    assert sorted({scale["size"] for scale in scales}) == [32, 64, 128]  # two points of the axis of sizes
+    scales.clear()
+    growth.run(replace(measuring.Scale(), growth=2), tmp_path)
+    assert {scale["batch_size"] for scale in scales} == {4}
+    assert sorted({scale["size"] for scale in scales}) == [64, 128]
+
+
+@pytest.mark.slow
+def test_the_benchmarks_run_at_toy_sizes(monkeypatch, capfd):
+    names = ["training", "loader", "memory"]
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--quick", *names])
+    main()
+    printed = capfd.readouterr().out
+    for title in ("Training step", "Loader", "Memory of a training step"):
+        assert f"## {title}" in printed
 
 
 @pytest.mark.parametrize("module", [measuring, growth])

@@ -211,13 +211,14 @@ class _Training:
 
     def _batches(self) -> Iterator[Batch]:
         """Yield the remaining batches. On a CPU the network needs every core, so there nothing is made ahead."""
-        if self.fabric.device.type == "cpu":
-            return map(self._load, range(self.step, self.settings.steps))
-        return prefetch(self.stream, self.step, self.settings.steps, device=self.fabric.device)
-
-    def _load(self, step: int) -> Batch:
-        with record_function("load the batch"):
-            return self.stream.batch(step)
+        steps = range(self.step, self.settings.steps)
+        batches: Iterator[Batch] = map(self.stream.batch, steps)
+        if self.fabric.device.type != "cpu":
+            batches = prefetch(self.stream, self.step, self.settings.steps, device=self.fabric.device)
+        for _ in steps:
+            with record_function("load the batch"):  # or wait for it, if it is made ahead
+                batch = next(batches)
+            yield batch
 
     def _optimise(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Take one step, unless its loss or gradient is not finite; return what is logged."""
@@ -266,6 +267,7 @@ class _Training:
                 f"{self.step + 1}; {CURE}, and train into a new folder"
             )
 
+    @record_function("validate")
     def _validate(self, bar: Any) -> None:
         self.validation_due = False
         if self.settings.norm_statistics == "recalibrated":

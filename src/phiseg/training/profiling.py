@@ -1,5 +1,6 @@
 """Where the time of a training step goes: a trace to look at, and a table."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,11 +8,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch.profiler import profile, schedule
+from tqdm import tqdm
 
+from phiseg.core.errors import OutputError
 from phiseg.core.files import atomic_file
 
-PARTS = ("load the batch", "forward", "backward", "optimise")
-"""What a step consists of, as `record_function` calls it in the training loop."""
+PARTS = ("load the batch", "forward", "backward", "optimise", "validate")
+"""What steps, and validations between them, consist of, as `record_function` calls it in the training loop."""
 NUM_STEPS = 4
 """Steps that are recorded, after two that are not."""
 
@@ -20,26 +23,32 @@ NUM_STEPS = 4
 def profiled(folder: Path, *, first_step: int, last_step: int) -> Iterator[Callable[[], None]]:
     """Record a few steps as `folder`/trace-N.json.gz, N the first of them, and print a table.
 
-    The trace opens in https://ui.perfetto.dev or chrome://tracing. Nothing that is computed changes.
+    The trace opens in https://ui.perfetto.dev or chrome://tracing. Nothing that is computed changes, and a trace
+    that cannot be written does not stop the training.
 
     Args:
         folder: is made.
         first_step: the step that comes next, counted from 0.
-        last_step: one after the last one of the training; a short training is recorded as far as it goes.
+        last_step: one after the last one of the training, and after `first_step`; a short training is recorded as
+            far as it goes.
 
     Yields:
         What to call after each step.
     """
-    waiting = max(0, min(2, last_step - first_step - 1))
-    number = max(1, min(NUM_STEPS, last_step - first_step - waiting))
+    waiting = min(2, last_step - first_step - 1)
+    number = min(NUM_STEPS, last_step - first_step - waiting)
 
     def finish(recorded: Any) -> None:
         path = folder / f"trace-{first_step + waiting + 1}.json.gz"
-        with TemporaryDirectory() as temporary, atomic_file(path) as file:
-            name = Path(temporary) / path.name
-            recorded.export_chrome_trace(str(name))
-            file.write(name.read_bytes())
-        print(f"{table(recorded.key_averages(), number)}\ntrace: {path} (open it in https://ui.perfetto.dev)")
+        print(table(recorded.key_averages(), number))
+        try:
+            with atomic_file(path) as file, TemporaryDirectory() as temporary:
+                name = Path(temporary) / path.name
+                recorded.export_chrome_trace(str(name))
+                file.write(name.read_bytes())
+            print(f"trace: {path} (open it in https://ui.perfetto.dev)")
+        except OutputError as error:
+            tqdm.write(f"phiseg: no trace: {error}", file=sys.stderr)
 
     plan = schedule(wait=0, warmup=waiting, active=number, repeat=1)
     with profile(schedule=plan, on_trace_ready=finish) as recorder:
@@ -47,17 +56,23 @@ def profiled(folder: Path, *, first_step: int, last_step: int) -> Iterator[Calla
 
 
 def table(events: Any, num_steps: int, *, num_operators: int = 12) -> str:
-    """Return the parts of a step and the operators that take most time themselves, in milliseconds a step."""
-    by_name = {event.key: event for event in events}
+    """Return the parts of a step and the operators that take most time themselves, in milliseconds a step.
+
+    The time of a part is the CPU's, which may run ahead of a GPU; that of an operator is the GPU's if there is one.
+    Percentages are of all parts, and of all operators.
+    """
+    by_name = {event.key: event for event in events if event.device_type.name == "CPU"}  # a GPU has its own twins
     parts = {name: by_name[name].cpu_time_total for name in PARTS if name in by_name}
-    whole = sum(parts.values())
-    on_device = any(event.self_device_time_total for event in events)
+    operators = {name: event for name, event in by_name.items() if name.startswith("aten::")}
+    on_device = any(event.self_device_time_total for event in operators.values())
     own = {
         name: event.self_device_time_total if on_device else event.self_cpu_time_total
-        for name, event in by_name.items()
-        if name.startswith("aten::")
+        for name, event in operators.items()
     }
     longest = sorted(own, key=lambda name: -own[name])[:num_operators]
-    rows = [*parts.items(), *((name, own[name]) for name in longest)]
-    lines = [f"  {name:<40} {time / num_steps / 1000:10.1f} ms {time / whole:7.1%}" for name, time in rows]
+    lines = [
+        f"  {name:<40} {times[name] / num_steps / 1000:10.1f} ms {times[name] / (sum(times.values()) or 1):7.1%}"
+        for times, names in ((parts, parts), (own, longest))
+        for name in names
+    ]
     return "\n".join([f"where the time of a step goes (mean of {num_steps} steps)", *lines])
