@@ -54,12 +54,13 @@ class Desk:
         loop, messages, gone = asyncio.get_running_loop(), asyncio.Queue[Message | None](), Event()
 
         def work() -> None:
+            self._served = gone
             with suppress(RuntimeError):  # of a loop that has ended: nobody listens any more
-                self._served = gone
                 for message in () if gone.is_set() else _without_errors(answer):
                     loop.call_soon_threadsafe(messages.put_nowait, message)
-                loop.call_soon_threadsafe(messages.put_nowait, None)
             self._served = None
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(messages.put_nowait, None)  # only now may the client go away
             self._leave(messages)
 
         with self._lock:
