@@ -163,8 +163,8 @@ def _unit_warnings(values: NDArray[Any], intensity: Intensity) -> tuple[str, ...
         return ()
     if intensity.low < 0 <= values.min():
         return (
-            f"none of its values, {values.min():g} to {values.max():g}, is below 0, and the model's window begins at "
-            f"{intensity.low:g}: a picture, or CT without its offset, makes the samples meaningless; check them",
+            f"none of its values, {values.min():g} to {values.max():g}, is below 0, and the model's window begins "
+            f"at {intensity.low:g}: a picture, or CT without its offset, makes the samples meaningless; check them",
         )
     inside = float(np.mean((values > intensity.low) & (values < intensity.high)))
     if inside >= MIN_INSIDE:
