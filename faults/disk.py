@@ -3,7 +3,6 @@
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -204,12 +203,11 @@ def _vanishing(scenario: Scenario, folder: Path, work: Path, rng: np.random.Gene
     command = scenario.start(folder)
     time.sleep(rng.uniform(0, duration))
     gone = folder.with_name("gone")
-    os.kill(command.pid, signal.SIGSTOP)  # so that it does not end between the look and the removal
-    was_whole = not differences(work / "undisturbed", folder)
-    with suppress(FileNotFoundError):  # it had written nothing yet
-        (folder if whole_folder else folder / "out").rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
-    os.kill(command.pid, signal.SIGCONT)
+    with command.paused():  # so that it does not end between the look and the removal
+        was_whole = not differences(work / "undisturbed", folder)
+        with suppress(FileNotFoundError):  # it had written nothing yet
+            (folder if whole_folder else folder / "out").rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
     command.wait(PATIENCE)
     losses = _judge(scenario.name, command)
     if command.poll() == 0 and (not was_whole or (folder / "out").exists()):
