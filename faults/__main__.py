@@ -10,6 +10,7 @@ instruction. `python -m faults.again` makes a damaged input once more.
 import argparse
 import os
 import platform
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -56,7 +57,13 @@ def main() -> None:
         (work / "good").mkdir()
         good = make_specimens(work / "good")
         parts = [_run(name, good, work / name, options, seconds[name]) for name in options.parts]
-    text = describe(parts, options.seed, _where())
+    text = describe(
+        parts,
+        command=_command(parser, options),
+        seed=options.seed,
+        where=_where(),
+        left_out=[name for name in SHARES if name not in options.parts],
+    )
     out = options.out or (REPORT if options.parts == list(SHARES) else None)
     if out:
         out.write_text(text, encoding="utf-8")
@@ -81,8 +88,17 @@ def _run(name: str, good: Specimens, work: Path, options: argparse.Namespace, se
     print(f"{name}: up to {seconds:.0f} s", file=sys.stderr, flush=True)
     work.mkdir()
     part = run[name]()
-    print(f"{name}: {sum(row.times for row in part.rows):,} tried, {len(part.losses)} lost", file=sys.stderr)
+    print(f"{name}: {sum(row.times for row in part.rows):,} tried, {part.lost:,} lost", file=sys.stderr)
     return part
+
+
+def _command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+    """Return the command that was given; where its report went does not matter."""
+    words = ["python", "-m", "faults"]
+    for name, value in vars(options).items():
+        if name != "out" and value != parser.get_default(name):
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)
 
 
 def _where() -> str:

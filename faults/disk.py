@@ -39,9 +39,10 @@ def disk(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float)
         for scenario in chosen:
             if time.monotonic() > end:
                 break
-            folder = work / scenario.name / f"round-{number}"
-            tried["full"].append(_full(scenario, folder / "full", sizes[scenario.name], rng, real=real))
-            tried["vanished"].append(_vanishing(scenario, folder / "vanished", work / scenario.name, rng))
+            place = work / scenario.name
+            folder = place / f"round-{number}"
+            tried["full"].append(_full(scenario, folder / "full", place, sizes[scenario.name], rng, real=real))
+            tried["vanished"].append(_vanishing(scenario, folder / "vanished", place, rng))
             if number == 0 and (real or os.geteuid() != 0):
                 tried["read-only"].append(_read_only(scenario, folder / "read-only"))
     rows = {
@@ -54,8 +55,7 @@ def disk(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float)
         "a folder that vanishes": ("vanished", "an error line each, or a whole result"),
     }
     for what, (key, seen) in rows.items():
-        losses = [loss for found in tried[key] for loss in found]
-        part.add(what, len(tried[key]), seen if tried[key] else "not tried", losses)
+        part.add(what, len(tried[key]), seen if tried[key] else "not tried", tried[key])
     return part
 
 
@@ -109,13 +109,15 @@ def _undisturbed(scenario: Scenario, work: Path) -> int:
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in work.rglob("*") if path.is_file())
 
 
-def _full(scenario: Scenario, folder: Path, size: int, rng: np.random.Generator, *, real: bool) -> list[str]:
+def _full(
+    scenario: Scenario, folder: Path, work: Path, size: int, rng: np.random.Generator, *, real: bool
+) -> list[str]:
     room = int(size * rng.uniform(0, 1.3)) // 4096 * 4096 + 4096
     if real:
         with small_disk(folder, room):
-            return _judge_full(scenario.name, _finished(scenario, folder), folder)
+            return _judge_full(scenario.name, _finished(scenario, folder), folder, work / "undisturbed")
     command = _finished(scenario, folder, limit=lambda: _limit_files(room // 3))
-    return _judge_full(scenario.name, command, folder)
+    return _judge_full(scenario.name, command, folder, work / "undisturbed")
 
 
 def _limit_files(size: int) -> None:
@@ -128,8 +130,10 @@ def _finished(scenario: Scenario, folder: Path, *, limit: Callable[[], None] = l
     return command
 
 
-def _judge_full(name: str, command: Command, folder: Path) -> list[str]:
+def _judge_full(name: str, command: Command, folder: Path, undisturbed: Path) -> list[str]:
     losses = _judge(name, command)
+    if command.poll() == 0:
+        return losses + [f"{name}: exit code 0, but {problem}" for problem in differences(undisturbed, folder)]
     if name != "predict":  # whose other cases stay
         left = [path.name for path in folder.rglob(".*") if not path.name.endswith(".work")]
         losses += [f"{name}: {path} is left over" for path in left]
@@ -199,15 +203,14 @@ def _vanishing(scenario: Scenario, folder: Path, work: Path, rng: np.random.Gene
     command = scenario.start(folder)
     time.sleep(rng.uniform(0, duration))
     gone = folder.with_name("gone")
-    try:
-        (folder if whole_folder else folder / "out").rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
-    except FileNotFoundError:  # it had written nothing yet
-        command.wait(PATIENCE)
-        return _judge(scenario.name, command)
+    with command.paused():  # so that it does not end between the look and the removal
+        was_whole = not differences(work / "undisturbed", folder)
+        with suppress(FileNotFoundError):  # it had written nothing yet
+            (folder if whole_folder else folder / "out").rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
     command.wait(PATIENCE)
     losses = _judge(scenario.name, command)
-    if command.poll() == 0 and (folder / "out").exists():
+    if command.poll() == 0 and (not was_whole or (folder / "out").exists()):
         losses += [
             f"{scenario.name}: exit code 0, but {problem}" for problem in differences(work / "undisturbed", folder)
         ]

@@ -1,4 +1,4 @@
-"""Bad bytes: thousands of damaged inputs, each read by the command that users would read it with.
+"""Bad bytes: damaged inputs, each read by the command that users would read it with.
 
 Every input must end with exit code 0 or 2 and, in the second case, one line that tells the cure: within bounded
 time and memory, without a traceback, without a crash, and without running what a file says. The inputs are read in
@@ -18,6 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import chdir
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,6 +42,10 @@ WALL_SECONDS = 300.0
 LONGEST_LINE = 3000
 """Characters of an error, which somebody has to read."""
 INPUTS_OF_A_WORKER = 400
+DEEP = Path("1", "2", "3")
+"""Where the inputs lie: as deep as the names that lead upwards, so that these end in a place that is looked at."""
+ROOT = Path("/")
+"""Where the names lead that begin with a slash."""
 PROGRESS = re.compile(r"\d+%\||[\d?](it|case|step|series|row)/s|[\[<]\d\d:\d\d")
 """What only a progress bar prints."""
 
@@ -68,12 +73,13 @@ def bad_bytes(good: Specimens, *, seed: int, inputs: int, seconds: float, worker
         "so that the damage is read. The command that users would give reads it, "
         f"with {MEMORY >> 20} MB of further address space and {CPU_SECONDS:.0f} s of processor time at most. It "
         "holds when the command ends with exit code 0, or with 2 and one line; no traceback, no crash, nothing "
-        "written elsewhere, and no trace of the file that a pickle's code would have made.",
+        "written where the names lead (the working folder, three folders above it, or `/evil`), and no trace of "
+        "the file that a pickle's code would have made.",
     )
     for kind in SHARES:
         of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
         seen = Counter(outcome.seen for outcome in of_kind)
-        losses = [f"input {outcome.number}: {outcome.loss}" for outcome in of_kind if outcome.loss]
+        losses = [[f"input {outcome.number}: {outcome.loss}"] for outcome in of_kind if outcome.loss]
         part.add(kind, len(of_kind), counted(dict(seen.most_common())), losses)
     return part
 
@@ -173,6 +179,9 @@ def _read_inputs(good: Specimens, tasks: list[tuple[str, int]], pipe: int, *, se
     code = 1
     base = Path(tempfile.mkdtemp(prefix="inputs-", dir=good.root.parent))
     try:
+        temporary = base / DEEP / "temporary"
+        temporary.mkdir(parents=True)
+        tempfile.tempdir = str(temporary)  # where the viewer puts what is dropped
         log = base.with_suffix(".log")
         speak_into(log)
         viewer: ViewerUnderFire | None = None
@@ -200,25 +209,35 @@ def read_one(
 ) -> Outcome:
     """Make one damaged input, let it be read, and judge what came of it."""
     rng = np.random.default_rng([seed, list(SHARES).index(kind), number])
-    bench = Bench(good, base / "input", base / "canary", rng)
-    bench.folder.mkdir()
+    bench = Bench(good, base / DEEP / "input", base / "canary", rng)
+    bench.folder.mkdir(parents=True)
+    in_root = set(ROOT.glob("evil*"))
     begun = time.process_time()
     try:
-        if kind in REQUESTS:
-            assert viewer is not None, "the reader has started one"
-            ask = dict(zip(REQUESTS, (viewer.request, viewer.upload, viewer.noise), strict=True))[kind]
-            seen, loss = "answered", ask(rng, bench.canary)
-            if "Traceback" in (said := log.read_text(errors="replace")):
-                loss = f"a traceback: {_last_error(said)}"
-        else:
-            seen, loss = _read_file(kind, bench, log)
-        strange = sorted({path.name for path in base.iterdir()} - {"input"})
+        with chdir(bench.folder.parent):
+            if kind in REQUESTS:
+                assert viewer is not None, "the reader has started one"
+                ask = dict(zip(REQUESTS, (viewer.request, viewer.upload, viewer.noise), strict=True))[kind]
+                seen, loss = "answered", ask(rng, bench.canary)
+                if "Traceback" in (said := log.read_text(errors="replace")):
+                    loss = f"a traceback: {_last_error(said)}"
+            else:
+                seen, loss = _read_file(kind, bench, log)
+        strange = [*strays(base), *(set(ROOT.glob("evil*")) - in_root)]
         if strange:
-            loss = f"{strange[0]} was written, or run"
+            loss = f"{strange[0].name} was written, or run"
     finally:
-        for path in base.iterdir():
+        for path in [bench.folder, *strays(base)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return Outcome(kind, number, "lost" if loss else seen, loss, time.process_time() - begun)
+
+
+def strays(base: Path) -> list[Path]:
+    """Return what lies beside the folder of the inputs and that of temporary files, or above them."""
+    deep = base / DEEP
+    expected = {deep / "input", deep / "temporary", deep, *deep.parents}
+    places = [deep, *deep.parents][: len(DEEP.parts) + 1]
+    return sorted(path for place in places for path in place.iterdir() if path not in expected)
 
 
 def _read_file(kind: str, bench: Bench, log: Path) -> tuple[str, str | None]:

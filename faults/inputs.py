@@ -116,7 +116,7 @@ def nifti_scan(bench: Bench) -> Words:
 
 
 _PREDICT = ["--num-samples", 1, "--level-draws", 0]
-_DICOM_VALUES = (
+_DICOM_VALUES: tuple[tuple[str, Any], ...] = (
     ("Rows", 65535),
     ("Columns", 0),
     ("BitsAllocated", 7),

@@ -26,7 +26,8 @@ class Tally:
     kills: int = 0
     lives: int = 0
     files_checked: int = 0
-    losses: list[str] = field(default_factory=list)
+    losses: list[list[str]] = field(default_factory=list)
+    """The problems of every kill that had some; those at the end of a life are of its last kill."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def live(
     """Kill a command up to some times, let it end, and compare its result."""
     tally.lives += 1
     done = False
+    found: list[list[str]] = []
     for number in range(min(most, KILLS_OF_A_LIFE)):
         command = scenario.start(folder, again=number > 0)
         if rng.random() < 0.25:
@@ -105,14 +107,16 @@ def live(
         command.kill()
         tally.kills += 1
         tally.files_checked += sum(1 for _ in visible_files(folder))
-        tally.losses += [f"life {tally.lives}, kill {number + 1}: {problem}" for problem in half_written(folder)]
+        found.append([f"life {tally.lives}, kill {number + 1}: {problem}" for problem in half_written(folder)])
     if not done:
         command = scenario.start(folder, again=True)
+    found = found or [[]]  # it may have ended before it could be killed
     code = command.wait(PATIENCE)
     if code != 0 and not is_there_already(command):
-        tally.losses.append(f"life {tally.lives}: exit code {code}: {command.last_line}")
+        found[-1].append(f"life {tally.lives}: exit code {code}: {command.last_line}")
     unlike = differences(expected.folder, folder, may_differ=tuple(f"out/{name}" for name in scenario.may_differ))
-    tally.losses += [f"life {tally.lives}: {problem}" for problem in unlike]
+    found[-1] += [f"life {tally.lives}: {problem}" for problem in unlike]
+    tally.losses += [problems for problems in found if problems]
 
 
 def _wait_for_change(command: Command, folder: Path) -> None:

@@ -159,14 +159,14 @@ def _flip_bits(content: bytes, rng: Rng) -> bytes:
     changed = bytearray(content)
     for _ in range(int(rng.integers(1, 17))):
         changed[_place(content, rng)] ^= 1 << int(rng.integers(8))
-    return changed
+    return bytes(changed)
 
 
 def _overwrite(content: bytes, rng: Rng) -> bytes:
     changed, place = bytearray(content), _place(content, rng)
     length = int(rng.integers(1, 65))
     changed[place : place + length] = pick(rng, (b"\0", b"\xff", b"\x7f", b" ")) * length
-    return changed
+    return bytes(changed)
 
 
 def _absurd_number(content: bytes, rng: Rng) -> bytes:
@@ -174,14 +174,14 @@ def _absurd_number(content: bytes, rng: Rng) -> bytes:
     size, order = pick(rng, (2, 4, 8)), pick(rng, ("little", "big"))
     number = pick(rng, NUMBERS) & (2 ** (8 * size) - 1)
     changed[place : place + size] = number.to_bytes(size, order)
-    return changed
+    return bytes(changed)
 
 
 def _absurd_float(content: bytes, rng: Rng) -> bytes:
     changed, place = bytearray(content), _place(content, rng)
     number = pick(rng, (float("nan"), float("inf"), -1e30, 3e38, 1e-40))
     changed[place : place + 4] = struct.pack(pick(rng, ("<f", ">f")), number)
-    return changed
+    return bytes(changed)
 
 
 def _truncate(content: bytes, rng: Rng) -> bytes:

@@ -53,7 +53,7 @@ def numbers(good: Specimens, work: Path, *, seed: int) -> Part:
         code = command.wait(PATIENCE)
         losses = _judge(case, code, command, folder)
         seen = "done, all numbers finite" if case.says is None else f'"{case.says}"'
-        part.add(case.name, 1, seen, losses)
+        part.add(case.name, 1, seen, [losses])
     return part
 
 
@@ -72,7 +72,8 @@ def _not_finite(path: Path) -> bool:
         values = np.load(path)
         return values.dtype.kind == "f" and not np.isfinite(values).all()
     if path.suffix in {".nii", ".gz"}:
-        return not np.isfinite(nibabel.load(path).get_fdata()).all()
+        image: Any = nibabel.load(path)
+        return not np.isfinite(image.get_fdata()).all()
     text = path.read_text() if path.suffix in {".json", ".jsonl", ".csv"} else ""
     return re.search(r"(^|[ ,:\[-])(NaN|nan|Infinity|inf)\s*([,\]}]|$)", text, re.MULTILINE) is not None
 

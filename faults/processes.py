@@ -9,7 +9,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -90,6 +91,17 @@ class Command:
             os.killpg(self.pid, signal.SIGKILL)
             while self.poll() is None:
                 time.sleep(0.001)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let it stand still while the block runs, unless it has ended."""
+        running = self.poll() is None
+        if running:
+            os.kill(self.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        yield
+        if running:
+            os.kill(self.pid, signal.SIGCONT)
 
     @property
     def said(self) -> str:

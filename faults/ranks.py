@@ -57,18 +57,19 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
     if _wait(_start([*train, undisturbed], work / "undisturbed.log")) != 0:
         raise RuntimeError((work / "undisturbed.log").read_text(errors="replace"))
     for role in ("first", "second"):
-        times, losses = [], []
+        times: list[float] = []
+        losses: list[list[str]] = []
         for number in range(rounds):
             if time.monotonic() > end:
                 break
             folder = work / f"{role}-{number}"
             took, found = _lose_one(train, folder, undisturbed, rng, role=role)
             times.append(took)
-            losses += found
+            losses.append(found)
         seen = f"the other ended after {max(times, default=0):.0f} s at most; resumed to the same bytes"
         part.add(f"the {role} of two training processes", len(times), seen, losses)
-    part.add("a worker process", 1, "one error line", _lose_worker())
-    part.add("the thread that loads ahead", 1, "its error is raised in its turn", _bad_batch(good))
+    part.add("a worker process", 1, "one error line", [_lose_worker()])
+    part.add("the thread that loads ahead", 1, "its error is raised in its turn", [_bad_batch(good)])
     return part
 
 

@@ -1,5 +1,6 @@
 """What a part of the campaign tried, and what it saw."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -11,7 +12,7 @@ class Row:
     times: int
     """How often it was tried."""
     seen: str
-    lost: int = 0
+    lost: int
     """How often it did not hold."""
 
 
@@ -22,20 +23,24 @@ class Part:
     title: str
     how: str
     """How it was tried, and what that does not show."""
+    of_faults: bool = True
+    """Whether what it tried were faults, rather than ordinary use."""
     rows: list[Row] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
     """One line for everything that did not hold, with what is needed to see it again."""
 
-    def add(self, what: str, times: int, seen: str, losses: list[str]) -> None:
-        """Note a row, and what was lost in it."""
-        self.rows.append(Row(what, times, seen, len(losses)))
-        self.losses += [f"{what}: {loss}" for loss in losses]
+    def add(self, what: str, times: int, seen: str, losses: Iterable[list[str]]) -> None:
+        """Note a row, and what was lost in it: a list for each time; those that held may be left out."""
+        lost = [problems for problems in losses if problems]
+        self.rows.append(Row(what, times, seen, len(lost)))
+        self.losses += [f"{what}: {problem}" for problems in lost for problem in problems]
+
+    @property
+    def lost(self) -> int:
+        """How often anything did not hold."""
+        return sum(row.lost for row in self.rows)
 
 
 def counted(values: dict[str, int]) -> str:
-    """Say how often each thing was seen.
-
-    >>> counted({"refused": 3, "read": 1, "left out": 0})
-    '3 refused, 1 read'
-    """
+    """Say how often each thing was seen."""
     return ", ".join(f"{number:,} {what}" for what, number in values.items() if number) or "nothing"

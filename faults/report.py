@@ -11,27 +11,33 @@ What happens to phiseg when processes are killed, disks fill up, files are damag
 out by a program (`faults/` in the repository), which wrote this page:
 
 ```sh
-make faults
+{command}
 ```
 
-Run on: {where}, seed {seed}. In all: **{tried:,} faults, {lost}**.
+Run on: {where}, seed {seed}. In all: **{tried:,} faults, {lost}**.{left_out}
 
 {parts}
 ## What this does not show
 
 Power cuts and network file systems, which may lose what was flushed; GPUs; several machines; faults of memory;
-Windows and macOS. Damage is drawn at random from good files: that none of thousands of inputs did harm does not
+Windows and macOS. Damage is drawn at random from good files: that none of these inputs did harm does not
 prove that none can. What is trusted and what is not:
 [the threat model](../SECURITY.md#what-is-trusted-and-what-is-not).
 """
 
 
-def describe(parts: Sequence[Part], seed: int, where: str) -> str:
-    """Return the page."""
-    tried = sum(row.times for part in parts for row in part.rows)
-    losses = sum(len(part.losses) for part in parts)
-    lost = f"{losses:,} lost" if losses else "nothing lost"
-    return PAGE.format(where=where, seed=seed, tried=tried, lost=lost, parts="\n".join(map(_describe, parts)))
+def describe(parts: Sequence[Part], *, command: str, seed: int, where: str, left_out: Sequence[str] = ()) -> str:
+    """Return the page; `left_out` are the parts that were not run."""
+    losses = sum(part.lost for part in parts)
+    return PAGE.format(
+        command=command,
+        where=where,
+        seed=seed,
+        tried=sum(row.times for part in parts if part.of_faults for row in part.rows),
+        lost=f"{losses:,} lost" if losses else "nothing lost",
+        left_out=f" Not run: {', '.join(left_out)}." if left_out else "",
+        parts="\n".join(map(_describe, parts)),
+    )
 
 
 def _describe(part: Part) -> str:

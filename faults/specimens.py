@@ -17,8 +17,8 @@ from .processes import run
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path += [str(TESTS / "data"), str(TESTS / "imaging")]  # where miniatures of DICOM scans are written
 
-from dicom_slices import write_scan  # noqa: E402
-from lidc_source import LidcSource, disc  # noqa: E402
+from dicom_slices import write_scan  # type: ignore[import-not-found]  # noqa: E402
+from lidc_source import LidcSource, disc  # type: ignore[import-not-found]  # noqa: E402
 
 RECIPE = """\
 name: tiny

@@ -1,11 +1,6 @@
-"""The fault campaign, importable, and its specimens."""
-
-import sys
-from pathlib import Path
+"""The specimens of the fault campaign."""
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2]))  # where the campaign lies: it is no part of the package
 
 
 @pytest.fixture(scope="session")

@@ -5,15 +5,16 @@ import io
 import struct
 import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from faults import fuzzing
-from faults.fuzzing import judge, read_one
+from faults.fuzzing import judge, read_one, strays
 from faults.mutations import damage_bytes, damage_tree, inside_gzip, inside_png, inside_zip
-from faults.record import Part
+from faults.record import Part, counted
 from faults.report import describe
 from faults.trees import differences, half_written
 
@@ -44,6 +45,10 @@ def test_an_end_is_judged_by_its_code_and_its_last_line(code, said, seen):
     [
         (lambda bench: (bench.canary.touch(), SystemExit(0))[1], "canary was written, or run"),
         (lambda bench: ((bench.folder.parent / "evil").mkdir(), SystemExit(0))[1], "evil was written, or run"),
+        (lambda bench: (_write(bench, "../../../evil"), SystemExit(0))[1], "evil was written, or run"),
+        (lambda bench: (Path("evil").touch(), SystemExit(0))[1], "evil was written, or run"),
+        (lambda bench: (Path("../../../evil").touch(), SystemExit(0))[1], "evil was written, or run"),
+        (lambda bench: ((fuzzing.ROOT / "evil.npy").touch(), SystemExit(0))[1], "evil.npy was written, or run"),
         (lambda bench: KeyError("x"), "KeyError"),
     ],
 )
@@ -59,12 +64,19 @@ def test_a_file_that_runs_code_or_breaks_a_command_is_lost(act, says, monkeypatc
 
     monkeypatch.setitem(fuzzing.FILES, "npz", (1, make))
     monkeypatch.setattr(fuzzing, "main", main)
+    monkeypatch.setattr(fuzzing, "ROOT", tmp_path)
     base = tmp_path / "base"
     base.mkdir()
     (tmp_path / "log").touch()
     outcome = read_one("npz", 0, None, base, tmp_path / "log", seed=0, viewer=None)
     assert says in outcome.loss
-    assert list(base.iterdir()) == []
+    assert strays(base) == []
+    assert not benches[0].folder.exists()
+
+
+def _write(bench, name):
+    bench.out.mkdir()
+    (bench.out / name).touch()
 
 
 def test_a_file_that_is_cut_short_is_not_whole_and_hidden_ones_are_not_looked_at(tmp_path):
@@ -127,9 +139,19 @@ def test_a_tree_is_damaged_in_one_place_and_stays_as_it_was():
 
 def test_the_page_tells_what_was_lost():
     part = Part("Bytes", "By hand.")
-    part.add("npz", 3, "2 refused", ["input 7: <a traceback>"])
-    page = describe([part], 5, "a day, a machine")
-    assert "**3 faults, 1 lost**" in page
+    part.add("npz", 3, "2 refused", [[], ["input 7: <a traceback>", "input 7: and a crash"]])
+    use = Part("Load", "By clients.", of_faults=False)
+    use.add("clicks", 50, "answered", [])
+    told = {"command": "python -m faults --seed 5", "seed": 5, "where": "a day, a machine"}
+    page = describe([part, use], **told, left_out=["kills", "disk"])
+    assert "\npython -m faults --seed 5\n" in page
+    assert "**3 faults, 1 lost**. Not run: kills, disk.\n" in page
     assert "| npz | 3 | 2 refused | 1 |" in page
     assert "- npz: input 7: \\<a traceback>" in page
-    assert "nothing lost" in describe([Part("Bytes", "By hand.")], 5, "a day")
+    assert "- npz: input 7: and a crash" in page
+    assert "**0 faults, nothing lost**.\n" in describe([Part("Bytes", "By hand.")], **told)
+
+
+def test_what_was_never_seen_is_not_counted():
+    assert counted({"refused": 3000, "read": 1, "left out": 0}) == "3,000 refused, 1 read"
+    assert counted({"read": 0}) == "nothing"
