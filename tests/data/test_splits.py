@@ -82,3 +82,9 @@ def test_a_split_can_be_held_out_as_test(lesions, copy):
         after.resplit(seed=1, fractions=(60, 20, 20), hold_out="val")
     with pytest.raises(DataError, match="no split 'vla'"):
         after.resplit(seed=1, fractions=(80, 20, 0), hold_out="vla")
+
+
+def test_a_split_has_a_short_name():
+    with pytest.raises(DataError, match="a name of 101 characters"):
+        check_splits({"x" * 101: ["a"]}, ["a"], where="splits.json")
+    check_splits({"x" * 100: ["a"]}, ["a"], where="splits.json")

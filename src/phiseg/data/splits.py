@@ -11,6 +11,8 @@ from phiseg.core.files import write_json
 from phiseg.core.random import derive_seed
 
 SPLIT_NAMES = ("train", "val", "test")
+MAX_NAME = 100
+"""Characters of a split's name."""
 
 
 def split_patients(
@@ -85,6 +87,8 @@ def check_splits(splits: Mapping[str, Sequence[str]], patients: Iterable[str], *
     known = set(patients)
     home: dict[str, str] = {}
     for name, members in splits.items():
+        if len(name) > MAX_NAME:
+            raise DataError(f"{where}: a split has a name of {len(name)} characters; give it a short one")
         for patient in members:
             if patient not in known:
                 raise DataError(f"{where}: split '{name}' names '{patient}', who has no case; remove that")
