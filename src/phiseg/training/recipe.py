@@ -66,7 +66,7 @@ class TrainConfig(StrictConfig):
     """Number format of the networks. The KL and the cross entropy are always float32."""
     checkpoint_activations: bool = False
     """Forget most activations and compute them anew in the backward pass: the same weights to the last bit, with
-    less memory, in more time: see benchmarks/results.md."""
+    less memory, in more time: `make bench` tells how much."""
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     """What to run on."""
     devices: int = Field(default=1, ge=1)
