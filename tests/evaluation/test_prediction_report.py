@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,3 +232,15 @@ def test_names_are_escaped(finished):
     page = write_report(out, "<b>&", model="<u>")
     assert not re.search(r"<b>|<i>|<u>", page)
     assert "&lt;b&gt;&amp;" in page
+
+
+def test_the_slice_of_the_point_is_shown_if_anything_is_in_it():
+    labels, mean_probs = np.zeros((3, 4, 2, 2), np.uint8), np.zeros((2, 4, 2, 2), np.float32)
+    prediction = SimpleNamespace(point=(11, 0, 0), box=(slice(10, 14),), labels=labels, mean_probs=mean_probs)
+    assert prediction_report._shown_slice(prediction) == 1  # nothing anywhere
+    labels[0, 3], mean_probs[1, 3] = 1, 0.3
+    assert prediction_report._shown_slice(prediction) == 3
+    assert prediction_report._number_of_samples(prediction, 3) == "3 samples, 2 empty here"
+    labels[:, 1] = 1
+    assert prediction_report._shown_slice(prediction) == 1
+    assert prediction_report._number_of_samples(prediction, 1) == "3 samples"

@@ -47,7 +47,7 @@ def case_picture(prediction: Prediction, measures: Measures, name: str) -> bytes
         first, outlines, mean, gamma, volumes = figure.subplots(1, 5)
         for axes, title in (
             (first, f"{plain(_shortened(name))}, {prediction.stack.plane} {_index_in_file(prediction, number)}"),
-            (outlines, f"{len(prediction.labels)} samples"),
+            (outlines, _number_of_samples(prediction, index)),
             (mean, "mean"),
         ):
             _show(axes, prediction, image, title)
@@ -136,10 +136,19 @@ def _index_in_file(prediction: Prediction, number: int) -> str:
 
 
 def _shown_slice(prediction: Prediction) -> int:
-    """Return the slice of the box that is shown: that of the point, or the one with the largest foreground."""
+    """Return the slice of the box that is shown: the point's if anything is in it, else the fullest."""
     if prediction.point is not None:
-        return int(prediction.point[0] - prediction.box[0].start)
+        at_point = int(prediction.point[0] - prediction.box[0].start)
+        if prediction.labels[:, at_point].any() or not prediction.labels.any():
+            return at_point
     return int(prediction.mean_probs[1:].sum((0, 2, 3)).argmax())
+
+
+def _number_of_samples(prediction: Prediction, index: int) -> str:
+    """Return how many samples there are, and how many of them have nothing in a slice of the box."""
+    samples = prediction.labels[:, index]
+    empty = len(samples) - np.count_nonzero(samples.any((1, 2)))
+    return f"{len(samples)} samples" + (f", {empty} empty here" if empty else "")
 
 
 def _image(prediction: Prediction, number: int) -> NDArray[np.float32]:
@@ -159,7 +168,7 @@ def _histogram(axes: Axes, measures: Measures) -> None:
     for number, (name, found) in enumerate(measures.classes.items(), start=1):
         axes.hist(found.volume_ml.samples, bins=12, color=class_colour(number), alpha=0.8, label=plain(name))
         axes.axvline(found.volume_ml.median, color="#444444", linewidth=0.8)
-    axes.set_title("volume of the samples, ml", pad=2.5, fontsize=7, color="#444444")
+    axes.set_title("volume of the samples, ml (line: median)", pad=2.5, fontsize=7, color="#444444")
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     if len(measures.classes) > 1:
