@@ -178,6 +178,12 @@ def test_curves_of_a_very_short_training_are_drawn():
     assert to_png(training_curves([method]))
 
 
+def test_terms_that_only_validations_have_are_no_training_curves():
+    method = evaluation("a", num_levels=2, training=True)
+    method.training[:] = [{"step": 1, "kind": "val", "loss": 2.0, "cross_entropy/0": 1.0, "kl/0": 1.0}]
+    assert to_png(training_curves([method]))
+
+
 def test_scores_have_one_box_a_method_and_leave_out_what_nobody_has():
     cases = make_cases(0.5) | {"dice": [None] * 40, "hm_iou": [None] * 40}
     methods = [evaluation("a", cases=cases), evaluation("b", cases=cases, method=LONG)]

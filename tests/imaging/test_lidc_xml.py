@@ -95,6 +95,7 @@ OUTSIDE = (
         (message([roi([("one", 1), (2, 2)])]), "damaged"),
         (message([roi([(1, 1), (2, 2)], z="nan")]), "damaged"),
         (message([roi([(1, 1), (2, 2)], z="high")]), "damaged"),
+        (message([roi([(1, 1), (2, 2)], z="[" * 5000)]), "damaged"),
         (message([roi([(1, 1), (2, 2)], inclusion="MAYBE")]), "damaged"),
         (message([roi([(1, 1), (10**9, 2)])]), "far outside"),
         (message(["<roi><inclusion>TRUE</inclusion></roi>"]), "without <imageZposition>"),
@@ -106,6 +107,7 @@ def test_bad_files_are_refused_by_name(xml, text, reason):
         read_lidc_xml(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < len(str(path)) + 200
 
 
 def test_a_file_that_is_far_too_large_is_not_read(tmp_path):

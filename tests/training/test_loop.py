@@ -354,6 +354,15 @@ def test_a_training_whose_other_process_died_says_so(devices, raised, monkeypatc
         train(make_recipe(devices=devices), lesions, tmp_path / "run", progress=False)
 
 
+def test_too_little_memory_for_a_step_is_told_with_its_cure(monkeypatch, make_recipe, lesions, tmp_path):
+    def run(_):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(loop._Training, "run", run)
+    with pytest.raises(TrainingError, match=r"not enough memory for a step; use a smaller train\.batch_size"):
+        train(make_recipe(), lesions, tmp_path / "run", progress=False)
+
+
 def test_an_error_of_another_kind_is_not_taken_for_a_process_that_died(monkeypatch, make_recipe, lesions, tmp_path):
     def run(_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

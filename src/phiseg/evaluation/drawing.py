@@ -125,7 +125,8 @@ def level_curves(axes: Axes, log: list[dict[str, Any]], term: str, title: str) -
 
     The figure counts as the paper does: level 1 is the finest.
     """
-    names = sorted({key for record in log for key in record if key.startswith(f"{term}/")}, key=_level)
+    steps_taken = [record for record in log if record["kind"] == "train"]
+    names = sorted({key for record in steps_taken for key in record if key.startswith(f"{term}/")}, key=_level)
     if not names:
         axes.text(
             0.5, 0.5, f"no {title} terms", ha="center", va="center", transform=axes.transAxes, color="#888888"

@@ -11,6 +11,7 @@ Sessions have no reader's name: session 0 of one scan and of another need not be
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,6 +145,7 @@ def _reading(path: Path) -> Iterator[None]:
             f"{path} declares a document type or entities, which the archive's XML never does; refused"
         ) from None
     except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise DataError(f"{path} is damaged ({error}); fetch it again") from None
+        reason = shorten(str(error), 100, placeholder="...")
+        raise DataError(f"{path} is damaged ({reason}); fetch it again") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None

@@ -69,6 +69,11 @@ def train(
     try:
         return training.run()
     except RuntimeError as error:
+        if "memory" in str(error):  # torch has no type of its own for a CPU's
+            raise TrainingError(
+                "there is not enough memory for a step; use a smaller train.batch_size, "
+                "train.checkpoint_activations or a smaller model"
+            ) from None
         if training.fabric.world_size == 1 or not _tells_of_a_lost_process(error):
             raise
         raise TrainingError(
