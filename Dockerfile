@@ -9,7 +9,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/phiseg/bin:$PAT
 WORKDIR /source
 RUN python3 -m venv /opt/phiseg
 COPY constraints.txt ./
-RUN test -z "${TORCH_INDEX}" || pip install -c constraints.txt --no-deps --index-url "${TORCH_INDEX}" torch
+RUN test -z "${TORCH_INDEX}" || PIP_INDEX_URL="${TORCH_INDEX}" pip install -c constraints.txt --no-deps torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
