@@ -88,7 +88,10 @@ class Command:
     def kill(self) -> None:
         """End it and all that it started, as `kill -9` does."""
         if self.poll() is None:
-            os.killpg(self.pid, signal.SIGKILL)
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has just begun, and is no group of its own yet
+                os.kill(self.pid, signal.SIGKILL)
             while self.poll() is None:
                 time.sleep(0.001)
 

@@ -19,7 +19,6 @@ from phiseg.models import load_model
 from phiseg.models.pretrained import bundled_models
 
 NAMES = ("lesion-phantom", "lidc-nodule")
-pytestmark = pytest.mark.filterwarnings("error")
 
 
 def mean_scores(model, dataset, rows, *, num_samples=16):
