@@ -258,7 +258,7 @@ class PlainTraining:
         return value
 
 
-def scores(probs: NDArray[np.float32], annotations: NDArray[np.int64]) -> dict[str, float]:
+def scores(probs: NDArray[np.float32], annotations: NDArray[np.uint8]) -> dict[str, float]:
     """Return GED, S_NCC and HM-IoU of softmax samples (S, K, H, W) against annotations (A, H, W), pair by pair."""
     num_classes = probs.shape[1]
     labels = probs.argmax(1)
@@ -269,7 +269,7 @@ def scores(probs: NDArray[np.float32], annotations: NDArray[np.int64]) -> dict[s
     }
 
 
-def iou(first: NDArray[np.int64], second: NDArray[np.int64], num_classes: int) -> float:
+def iou(first: NDArray[np.integer], second: NDArray[np.integer], num_classes: int) -> float:
     """Return the mean IoU of two masks (H, W) over the foreground labels; 1 where both lack a label."""
     values = []
     for label in range(1, num_classes):
@@ -279,10 +279,10 @@ def iou(first: NDArray[np.int64], second: NDArray[np.int64], num_classes: int) -
     return float(sum(values) / len(values))
 
 
-def ged(samples: NDArray[np.int64], annotations: NDArray[np.int64], num_classes: int) -> float:
+def ged(samples: NDArray[np.integer], annotations: NDArray[np.integer], num_classes: int) -> float:
     """Return the squared GED, every ordered pair on its own, i = j and both orders included."""
 
-    def mean_distance(first: NDArray[np.int64], second: NDArray[np.int64]) -> float:
+    def mean_distance(first: NDArray[np.integer], second: NDArray[np.integer]) -> float:
         distances = [1 - iou(a, b, num_classes) for a in first for b in second]
         return sum(distances) / len(distances)
 
@@ -290,7 +290,7 @@ def ged(samples: NDArray[np.int64], annotations: NDArray[np.int64], num_classes:
     return 2 * mean_distance(samples, annotations) - within
 
 
-def s_ncc(probs: NDArray[np.float32], annotations: NDArray[np.int64]) -> float:
+def s_ncc(probs: NDArray[np.float32], annotations: NDArray[np.integer]) -> float:
     """Return the mean correlation of the gamma map with each annotator's error map, sample by sample."""
 
     def cross_entropy(target: NDArray[np.float64], sample: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -306,7 +306,7 @@ def s_ncc(probs: NDArray[np.float32], annotations: NDArray[np.int64]) -> float:
     return float(np.mean(correlations))
 
 
-def hm_iou(samples: NDArray[np.int64], annotations: NDArray[np.int64], num_classes: int) -> float:
+def hm_iou(samples: NDArray[np.integer], annotations: NDArray[np.integer], num_classes: int) -> float:
     """Return the Hungarian-matched IoU: IoU of each pair, then both sets repeated to their common multiple."""
     similarity = np.array([[iou(a, b, num_classes) for b in annotations] for a in samples])
     size = math.lcm(*similarity.shape)
@@ -316,7 +316,7 @@ def hm_iou(samples: NDArray[np.int64], annotations: NDArray[np.int64], num_class
 
 
 def augmented_batch(
-    dataset: Dataset, rows: NDArray[np.int64], annotators: NDArray[np.int64], matrices: Tensor
+    dataset: Dataset, rows: NDArray[np.integer], annotators: NDArray[np.integer], matrices: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return what the loader makes of the same cases and the same draws, image by image.
 

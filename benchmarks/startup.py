@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +101,11 @@ def _profiled(words: Sequence[str]) -> dict[str, float]:
     profiler = cProfile.Profile()
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        with suppress(SystemExit), profiler:
-            phiseg([*words, "--out", f"{folder}/out"])
+        try:
+            profiler.runcall(phiseg, [*words, "--out", f"{folder}/out"])
+        except SystemExit as ended:
+            if ended.code:
+                raise
         seconds = {"all": time.perf_counter() - start}
     functions = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
     for name, wanted in PARTS.items():

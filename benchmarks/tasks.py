@@ -22,7 +22,7 @@ from benchmarks.measuring import Scale, resident
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.inference.sampling import sample_cases
-from phiseg.inference.summary import summarise_samples
+from phiseg.inference.summary import summarise_probs, summarise_samples
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, build_model
 from phiseg.models.noise import draw_noise, seeded_generator
@@ -139,7 +139,7 @@ def soft_samples(scale: Scale, num_classes: int = 2) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     logits = torch.cat(list(blobs(scale.num_samples, scale.size, num_classes, generator=generator)))
     annotations = torch.cat(list(blobs(scale.num_annotators, scale.size, num_classes, generator=generator)))
-    return logits.softmax(1), annotations.argmax(1)
+    return logits.softmax(1), annotations.argmax(1).to(torch.uint8)  # as they are stored
 
 
 def blobs(number: int, size: int, num_classes: int, *, generator: torch.Generator) -> Iterator[Tensor]:
@@ -152,18 +152,19 @@ def blobs(number: int, size: int, num_classes: int, *, generator: torch.Generato
 
 
 def scoring(way: str, scale: Scale, num_classes: int = 2) -> Action:
-    """Compute GED, S_NCC and HM-IoU of one image's samples, pair by pair or phiseg's way."""
+    """Score one image's samples: GED, S_NCC and HM-IoU `plain`ly, pair by pair; these and fourteen more otherwise.
+
+    `phiseg` begins with the same softmax samples; `logits` with what a network gives, as `phiseg evaluate` does.
+    """
     probs, annotations = soft_samples(scale, num_classes)
     if way == "plain":
         arrays = probs.numpy(), annotations.numpy()
         return lambda: plain.scores(*arrays)
+    samples, summarise = (probs, summarise_probs) if way == "phiseg" else (probs.log(), summarise_samples)
 
-    logits = probs.log()[None]  # what a network gives; its softmax is part of the work
-
-    def score() -> dict[str, float]:
-        (summary,) = summarise_samples([logits])
-        found = score_case(*summary, annotations)  # these three and fourteen more
-        return {name: found[name] or 0.0 for name in ("ged", "s_ncc", "hm_iou")}
+    def score() -> dict[str, float | None]:
+        (summary,) = summarise(samples[None].split(scale.chunk_size, dim=1))
+        return score_case(*summary, annotations)
 
     return score
 

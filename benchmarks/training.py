@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.measuring import COMPARISON, Scale, Section, comparison, in_turns
+from benchmarks.measuring import COMPARISON, Scale, Section, comparison, in_turns, in_words
 from benchmarks.tasks import training_step
 
 
@@ -21,7 +22,7 @@ def run(scale: Scale) -> list[Section]:
     table = Section("Training step", COMPARISON)
     table.rows = [comparison(*row) for row in zip(what, [plain] * 3, ours, targets, strict=True)]
 
-    flops = {way: step_flops(way, scale) for way in ("plain", "phiseg")}
+    flops = {way: sum(step_flops(way, scale).values()) for way in ("plain", "phiseg")}
     peak = 2 * scale.matmul**3 / product.median
     share = Section(
         "Training step: share of the machine's peak", ("what", "GFLOP", "GFLOP/s", "of the peak", "wanted")
@@ -33,12 +34,46 @@ def run(scale: Scale) -> list[Section]:
         speed = work / timing.median
         share.rows.append([name, f"{work / 1e9:.0f}", f"{speed / 1e9:.0f}", f"**{speed / peak:.0%}**", target])
     share.notes.append("FLOPs by torch's counter: convolutions and their gradients, a multiply-add counts two.")
-    return [table, share]
+    return [table, share, where_the_time_goes(scale, peak)]
 
 
-def step_flops(way: str, scale: Scale) -> float:
-    """Return the FLOPs of a step, counted on two images: they grow with the batch in proportion."""
+def step_flops(way: str, scale: Scale) -> dict[str, float]:
+    """Return the FLOPs of a step by operator, counted on two images: they grow with the batch in proportion."""
     action = training_step(way, replace(scale, batch_size=2))
     with FlopCounterMode(display=False) as counter:
         action()
-    return float(counter.get_total_flops()) * scale.batch_size / 2
+    counts = counter.get_flop_counts()["Global"]
+    return {str(operator): flops * scale.batch_size / 2 for operator, flops in counts.items()}
+
+
+OPERATORS = {
+    "convolutions": ("aten::mkldnn_convolution",),
+    "- their gradients": ("aten::convolution_backward",),
+    "batch norm and its gradient": ("aten::native_batch_norm", "aten::native_batch_norm_backward"),
+    "ReLU and its gradient": ("aten::clamp_min_", "aten::threshold_backward"),
+    "halving, doubling and their gradients": (
+        *("aten::avg_pool2d", "aten::avg_pool2d_backward"),
+        *("aten::upsample_bilinear2d", "aten::upsample_bilinear2d_backward"),
+    ),
+}
+
+
+def where_the_time_goes(scale: Scale, peak: float) -> Section:
+    """Profile one step by operator, the speed of its convolutions beside that of the large product."""
+    action = training_step("phiseg", scale)
+    action()
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        action()
+    seconds = {event.key: event.self_cpu_time_total / 1e6 for event in trace.key_averages()}
+    total = sum(seconds.values())
+    flops = step_flops("phiseg", scale)
+    work = {"convolutions": flops["aten.convolution"], "- their gradients": flops["aten.convolution_backward"]}
+    section = Section("Training step: where the time goes", ("what", "time", "of the step", "of the peak"))
+    for what, operators in OPERATORS.items():
+        spent = sum(seconds.pop(operator, 0.0) for operator in operators)
+        speed = f"{work[what] / spent / peak:.0%}" if what in work else ""
+        section.rows.append([what, in_words(spent), f"{spent / total:.0%}", speed])
+    rest = sum(seconds.values())
+    section.rows.append(["all else: losses, latents, the optimiser", in_words(rest), f"{rest / total:.0%}", ""])
+    section.notes.append("One step, by torch's profiler.")
+    return section

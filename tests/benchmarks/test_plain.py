@@ -108,9 +108,9 @@ def test_plain_samples_are_phisegs_samples(size):
 
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_plain_scores_are_phisegs_scores(num_classes):
-    ways = [tasks.scoring(way, QUICK, num_classes) for way in ("plain", "phiseg")]
-    theirs, ours = (score() for score in ways)
-    assert theirs == pytest.approx(ours, abs=1e-6)
+    theirs, ours, of_logits = (tasks.scoring(way, QUICK, num_classes)() for way in ("plain", "phiseg", "logits"))
+    assert theirs == pytest.approx({name: ours[name] for name in theirs}, abs=1e-6)
+    assert of_logits == pytest.approx(ours, abs=1e-6)
     assert 0.01 < ours["ged"] < 1
     assert 0.1 < ours["hm_iou"] < 0.99
 

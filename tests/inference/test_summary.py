@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phiseg.inference.summary import most_probable, summarise_samples
+from phiseg.inference.summary import summarise_samples
 from phiseg.metrics import gamma_map, mean_log_probs
 
 B, S, K, H, W = 2, 7, 3, 4, 5
@@ -52,11 +52,3 @@ def test_half_precision_is_summed_in_float32(dtype, logits):
 def test_summaries_of_images_are_independent(logits):
     alone = summarise_samples([logits[1:]])[0]
     assert all(torch.equal(a, b) for a, b in zip(alone, summarise_samples([logits])[1], strict=True))
-
-
-def test_the_most_probable_class_is_argmax_also_among_equals():
-    values = torch.randint(3, (5, 4, 6, 7), generator=torch.Generator().manual_seed(0)).float()
-    for dim in range(4):
-        found = most_probable(values, dim)
-        assert found.dtype == torch.uint8
-        assert torch.equal(found.long(), values.argmax(dim))

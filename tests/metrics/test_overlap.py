@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phiseg.core.errors import DataError
-from phiseg.metrics import dice, iou, overlap, pairwise_iou
+from phiseg.metrics import dice, iou, most_probable, overlap, pairwise_iou
 
 EMPTY = torch.zeros(1, 3, 3, dtype=torch.long)
 FULL = torch.ones(1, 3, 3, dtype=torch.long)
@@ -74,8 +74,18 @@ def test_the_background_does_not_count():
 def test_the_chunks_of_pixels_leave_no_trace(monkeypatch):
     first, second = masks(3, 3, seed=0), masks(4, 3, seed=1)
     whole = pairwise_iou(first, second, num_classes=3)
-    monkeypatch.setattr(overlap, "_PIXELS_PER_CHUNK", 5)  # 12 pixels: the last chunk is short
+    monkeypatch.setattr(overlap, "_ELEMENTS_PER_CHUNK", 20)  # 5 of 12 pixels at a time: the last chunk is short
     torch.testing.assert_close(pairwise_iou(first, second, num_classes=3), whole, rtol=0, atol=0)
+
+
+def test_a_set_paired_with_itself_counts_as_with_a_copy():
+    found = masks(5, 4, seed=0)
+    for one, other in zip(
+        overlap.pairwise_counts(found, found, num_classes=4),
+        overlap.pairwise_counts(found, found.clone(), num_classes=4),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_counts_stay_exact_beyond_what_float32_counts():
@@ -137,3 +147,11 @@ def test_a_wrong_input_is_told_with_its_cure(score, first, second, num_classes, 
 def test_leading_dimensions_that_do_not_broadcast_are_told():
     with pytest.raises(DataError, match="broadcast"):
         iou(FULL.expand(2, 3, 3), FULL.expand(3, 3, 3), num_classes=2)
+
+
+def test_the_most_probable_class_is_argmax_also_among_equals():
+    values = torch.randint(3, (5, 4, 6, 7), generator=torch.Generator().manual_seed(0)).float()
+    for dim in range(4):
+        found = most_probable(values, dim)
+        assert found.dtype == torch.uint8
+        assert torch.equal(found.long(), values.argmax(dim))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phiseg.metrics import EPSILON, expected_cross_entropy
+from phiseg.metrics import EPSILON, expected_cross_entropy, most_probable
 
 
 class SampleSummary(NamedTuple):
@@ -31,33 +31,35 @@ class SampleSummary(NamedTuple):
         return expected_cross_entropy(self.mean_probs, self.mean_log_probs)
 
 
-def most_probable(probs: Tensor, dim: int) -> Tensor:
-    """Return `probs.argmax(dim)` as uint8, the first of equals: class by class, which is faster for a few."""
-    first, *others = probs.unbind(dim)
-    best, labels = first, torch.zeros_like(first, dtype=torch.uint8)
-    for number, candidate in enumerate(others, start=1):
-        labels.masked_fill_(candidate > best, number)
-        best = torch.maximum(best, candidate)
-    return labels
-
-
 def summarise_samples(chunks: Iterable[Tensor]) -> list[SampleSummary]:
-    """Reduce logits (B, s, K, H, W), chunk by chunk, to one summary per image.
+    """Reduce logits (B, s, K, H, W), chunk by chunk, to one summary per image; see `summarise_probs`."""
+    return summarise_probs(logits.float().softmax(2) for logits in chunks)
+
+
+def summarise_probs(chunks: Iterable[Tensor]) -> list[SampleSummary]:
+    """Reduce softmax samples (B, s, K, H, W), chunk by chunk, to one summary per image.
 
     The sums run sample by sample, so that the result does not depend on the chunks.
     """
     labels: list[Tensor] = []
     sum_probs = torch.zeros(())
     sum_log_probs = torch.zeros(())
-    for logits in chunks:
-        probs = logits.float().softmax(2)
+    for probs in chunks:
         labels.append(most_probable(probs, dim=2))
-        for sample in probs.unbind(1):  # (B, K, H, W)
-            sum_probs = sum_probs.to(sample) + sample
-            sum_log_probs = sum_log_probs.to(sample) + (sample + EPSILON).log()
+        sum_probs = _added(sum_probs, probs)
+        sum_log_probs = _added(sum_log_probs, (probs + EPSILON).log_())
     all_labels = torch.cat(labels, dim=1)  # (B, S, H, W)
     num_samples = all_labels.shape[1]
     return [
         SampleSummary(*summary)
         for summary in zip(all_labels, sum_probs / num_samples, sum_log_probs / num_samples, strict=True)
     ]
+
+
+def _added(total: Tensor, samples: Tensor) -> Tensor:
+    """Return the sum of `total`, (B, K, H, W) or a first 0, and of samples (B, s, K, H, W), one after the other."""
+    first, *others = samples.unbind(1)
+    total = total.to(first) + first
+    for sample in others:
+        total += sample
+    return total

@@ -16,7 +16,7 @@ from phiseg.metrics.ncc import (
     ncc,
     s_ncc,
 )
-from phiseg.metrics.overlap import dice, iou, pairwise_dice, pairwise_iou
+from phiseg.metrics.overlap import dice, iou, most_probable, pairwise_dice, pairwise_iou
 from phiseg.metrics.significance import PairedTest, bootstrap_interval, paired_t_test
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "iou",
     "matched_iou",
     "mean_log_probs",
+    "most_probable",
     "ncc",
     "paired_t_test",
     "pairwise_dice",

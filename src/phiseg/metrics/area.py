@@ -53,15 +53,30 @@ def area_scores(samples: Tensor, annotations: Tensor, *, num_classes: int, level
     >>> area_scores(samples, torch.tensor([[[0, 1, 0]], [[1, 1, 1]]]), num_classes=2, level=0.5)
     AreaScores(crps=0.6666666666666666, coverage=0.5, width=1.0)
     """
-    if not 0 < level < 1:
-        raise DataError(f"level = {level} must be between 0 and 1")
     if samples.shape[1:] != annotations.shape[1:]:
         raise DataError(
             f"samples {tuple(samples.shape)} and annotations {tuple(annotations.shape)} differ in size; "
             "pass (S, *spatial) and (A, *spatial)"
         )
-    drawn = foreground_areas(samples, num_classes=num_classes).double()  # (S, K-1)
-    observed = foreground_areas(annotations, num_classes=num_classes).double()  # (A, K-1)
+    drawn = foreground_areas(samples, num_classes=num_classes)
+    observed = foreground_areas(annotations, num_classes=num_classes)
+    return area_scores_from(drawn, observed, level=level)
+
+
+def area_scores_from(drawn: Tensor, observed: Tensor, *, level: float = 0.9) -> AreaScores:
+    """Return what `area_scores` does, of areas that are known already.
+
+    Args:
+        drawn: areas of the samples (S, K-1).
+        observed: areas of the annotations (A, K-1).
+        level: the share of the samples within the interval, between 0 and 1.
+
+    >>> area_scores_from(torch.tensor([[0], [1], [2]]), torch.tensor([[1], [3]]), level=0.5).width
+    1.0
+    """
+    if not 0 < level < 1:
+        raise DataError(f"level = {level} must be between 0 and 1")
+    drawn, observed = drawn.double(), observed.double()
     bounds = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=drawn.dtype, device=drawn.device)
     low, high = drawn.quantile(bounds, dim=0)  # (K-1,) each
     covered = (observed >= low - _ROUNDING) & (observed <= high + _ROUNDING)

@@ -1,13 +1,14 @@
 """The scores of one case: what `phiseg evaluate` writes a row of, and what validation averages."""
 
+import torch
 from torch import Tensor
 
-from phiseg.metrics.area import area_scores
+from phiseg.metrics.area import area_scores_from
 from phiseg.metrics.diversity import mean_distinct
 from phiseg.metrics.ged import energy_distance_from
-from phiseg.metrics.matching import best_dice, matched_mean
+from phiseg.metrics.matching import best_mean, matched_mean
 from phiseg.metrics.ncc import expected_cross_entropy, s_ncc
-from phiseg.metrics.overlap import dice, pairwise_iou
+from phiseg.metrics.overlap import dice, most_probable, pairwise_counts
 
 SCORES = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
 """The names of the paper's scores and of what they are read against."""
@@ -40,15 +41,17 @@ def score_case(
         All of `SCORES` and `FURTHER_SCORES`, the three terms of the GED, and how many annotators had a constant map
         in S_NCC. None where a score is undefined (fewer than two annotators or samples, no reference).
     """
-    num_classes = len(mean_probs)
-    iou_cross = pairwise_iou(labels, annotations, num_classes=num_classes)  # (S, A)
-    d_samples = 1 - pairwise_iou(labels, labels, num_classes=num_classes)  # (S, S)
-    d_annotations = 1 - pairwise_iou(annotations, annotations, num_classes=num_classes)  # (A, A)
+    num_classes, num_samples = len(mean_probs), len(labels)
+    masks = torch.cat([labels, annotations])  # (S + A, H, W): all pairs are counted at once
+    counts = pairwise_counts(masks, masks, num_classes=num_classes)
+    iou, areas = counts.iou(), counts.shared.diagonal(dim1=1, dim2=2).T  # (S + A, S + A), (S + A, K-1)
+    iou_cross = iou[:num_samples, num_samples:]  # (S, A)
+    d_samples, d_annotations = 1 - iou[:num_samples, :num_samples], 1 - iou[num_samples:, num_samples:]
     distance = energy_distance_from(1 - iou_cross, d_samples, d_annotations)
-    area = area_scores(labels, annotations, num_classes=num_classes)
+    area = area_scores_from(areas[:num_samples], areas[num_samples:])
     errors = -mean_log_probs.gather(0, annotations.long())  # (A, H, W): one-hot y picks one term of the sum
     correlation = s_ncc(expected_cross_entropy(mean_probs, mean_log_probs), errors)
-    prediction = mean_probs.argmax(0)
+    prediction = most_probable(mean_probs, dim=0)
     targets = annotations if reference is None else reference
     several = len(annotations) > 1  # one annotation is no distribution to compare with
     return {
@@ -58,7 +61,7 @@ def score_case(
         "s_ncc": correlation.value if several else None,
         "dice": float(dice(prediction, targets, num_classes=num_classes).mean()) if len(targets) else None,
         "hm_iou": matched_mean(iou_cross),
-        "best_dice": best_dice(labels, annotations, num_classes=num_classes),
+        "best_dice": best_mean(counts.dice()[:num_samples, num_samples:]),
         "diversity": mean_distinct(d_samples),
         "diversity_annotators": mean_distinct(d_annotations),
         "area_crps": area.crps,

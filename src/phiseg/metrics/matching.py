@@ -83,8 +83,19 @@ def best_dice(samples: Tensor, annotations: Tensor, *, num_classes: int, both_em
     >>> best_dice(masks[[0]], masks[[0, 2]], num_classes=2)
     0.5
     """
-    scores = pairwise_dice(samples, annotations, num_classes=num_classes, both_empty=both_empty)
-    return float(scores.amax(0).mean())
+    return best_mean(pairwise_dice(samples, annotations, num_classes=num_classes, both_empty=both_empty))
+
+
+def best_mean(similarity: Tensor) -> float:
+    """Return the mean over the columns of the largest similarity in each.
+
+    Args:
+        similarity: (N, M), such as the result of `pairwise_dice`.
+
+    >>> best_mean(Tensor([[0.25, 0.75], [0.5, 0.5]]))
+    0.625
+    """
+    return float(similarity.amax(0).mean())
 
 
 def _transported_mean(similarity: NDArray[np.float64]) -> float:

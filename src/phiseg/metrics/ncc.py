@@ -46,7 +46,7 @@ def mean_log_probs(probs: Tensor, *, eps: float = EPSILON) -> Tensor:
     >>> mean_log_probs(torch.full((3, 2, 1, 1), 0.5)).flatten()
     tensor([-0.6931, -0.6931])
     """
-    return torch.log(_checked(probs) + eps).mean(0)
+    return (_checked(probs) + eps).log_().mean(0)
 
 
 def expected_cross_entropy(target: Tensor, mean_log_probs: Tensor) -> Tensor:
@@ -196,12 +196,12 @@ def _correlate(first: Tensor, second: Tensor, constant: float) -> tuple[Tensor, 
 def _standardised(maps: Tensor) -> tuple[Tensor, Tensor]:
     """Return each map centred with unit norm (..., P), and whether its variance is only rounding (...)."""
     values = maps.flatten(-2).double()
-    largest = values.abs().amax(-1, keepdim=True)
+    largest = values.norm(torch.inf, dim=-1, keepdim=True)
     if not largest.isfinite().all():
         raise DataError("a map holds NaN or infinity; make it of softmax probabilities, not of logits")
     values = values / largest.clamp(min=_TINY)  # now squares neither overflow nor vanish
-    values = values - values.mean(-1, keepdim=True)
-    rounding = torch.finfo(maps.dtype if maps.is_floating_point() else torch.float64).eps
-    is_constant = values.square().mean(-1).sqrt() <= 8 * rounding
+    values -= values.mean(-1, keepdim=True)
     norm = values.norm(dim=-1, keepdim=True)
-    return values / norm.clamp(min=_TINY), is_constant
+    rounding = torch.finfo(maps.dtype if maps.is_floating_point() else torch.float64).eps
+    is_constant = norm.squeeze(-1) <= 8 * rounding * values.shape[-1] ** 0.5  # as the standard deviation
+    return values.div_(norm.clamp_(min=_TINY)), is_constant
