@@ -4,6 +4,7 @@ import naive_metrics as naive
 import pytest
 import torch
 
+from phiseg.core.errors import DataError
 from phiseg.metrics import mean_log_probs
 from phiseg.metrics.case import FURTHER_SCORES, SCORES, score_case
 
@@ -97,3 +98,25 @@ def test_the_prediction_is_the_argmax_of_the_mean_not_the_majority_of_samples():
     # two of three samples say background, barely; the third says foreground, firmly
     probs = torch.tensor([[0.55, 0.45], [0.55, 0.45], [0.0, 1.0]]).reshape(3, 2, 1, 1).expand(3, 2, 2, 2)
     assert score(probs, torch.ones(1, 2, 2, dtype=torch.uint8))["dice"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda labels, annotations: (labels, annotations[:, 1:]), "labels .* and annotations .* do not fit"),
+        (lambda labels, annotations: (labels[:0], annotations), "labels has shape .* no mask"),
+        (lambda labels, annotations: (labels, annotations[:0]), "annotations has shape .* no mask"),
+        (lambda labels, annotations: (labels, annotations + 200), "annotations holds labels .* missing"),
+        (lambda labels, annotations: (labels.float(), annotations), "labels holds torch.float32"),
+    ],
+)
+def test_what_cannot_be_scored_is_named(change, message):
+    probs, annotations = make_case(3)
+    labels, annotations = change(probs.argmax(1), annotations)
+    with pytest.raises(DataError, match=message):
+        score_case(labels, probs.mean(0), mean_log_probs(probs), annotations)
+
+
+def test_labels_of_other_types_score_the_same():
+    probs, annotations = make_case(3)
+    assert score(probs, annotations.long()) == score(probs, annotations)

@@ -78,7 +78,9 @@ def test_the_chunks_of_pixels_leave_no_trace(monkeypatch):
     torch.testing.assert_close(pairwise_iou(first, second, num_classes=3), whole, rtol=0, atol=0)
 
 
-def test_a_set_paired_with_itself_counts_as_with_a_copy():
+@pytest.mark.parametrize("elements", [1, 15, 2**22])
+def test_a_set_paired_with_itself_counts_as_with_a_copy(monkeypatch, elements):
+    monkeypatch.setattr(overlap, "_ELEMENTS_PER_CHUNK", elements)
     found = masks(5, 4, seed=0)
     for one, other in zip(
         overlap.pairwise_counts(found, found, num_classes=4),
@@ -94,6 +96,16 @@ def test_counts_stay_exact_beyond_what_float32_counts():
     second = first.clone()
     second[0, 0] = 0
     assert pairwise_iou(first, second, num_classes=2).item() == (size - 1) / size
+
+
+def test_counts_do_not_depend_on_the_default_type():
+    first = masks(3, 2, seed=0, size=(40, 41))
+    expected = pairwise_iou(first, first, num_classes=2)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        torch.testing.assert_close(pairwise_iou(first, first, num_classes=2), expected, rtol=0, atol=0)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_counts_stay_exact_under_autocast():

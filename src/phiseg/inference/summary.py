@@ -37,7 +37,7 @@ def summarise_samples(chunks: Iterable[Tensor]) -> list[SampleSummary]:
 
 
 def summarise_probs(chunks: Iterable[Tensor]) -> list[SampleSummary]:
-    """Reduce softmax samples (B, s, K, H, W), chunk by chunk, to one summary per image.
+    """Reduce softmax samples (B, s, K, H, W) in float32, chunk by chunk, to one summary per image.
 
     The sums run sample by sample, so that the result does not depend on the chunks.
     """

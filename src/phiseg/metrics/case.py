@@ -8,7 +8,7 @@ from phiseg.metrics.diversity import mean_distinct
 from phiseg.metrics.ged import energy_distance_from
 from phiseg.metrics.matching import best_mean, matched_mean
 from phiseg.metrics.ncc import expected_cross_entropy, s_ncc
-from phiseg.metrics.overlap import dice, most_probable, pairwise_counts
+from phiseg.metrics.overlap import check_pairs, checked_labels, dice, most_probable, pairwise_counts
 
 SCORES = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice")
 """The names of the paper's scores and of what they are read against."""
@@ -40,11 +40,17 @@ def score_case(
     Returns:
         All of `SCORES` and `FURTHER_SCORES`, the three terms of the GED, and how many annotators had a constant map
         in S_NCC. None where a score is undefined (fewer than two annotators or samples, no reference).
+
+    Raises:
+        DataError: labels are not integers in 0..K-1, there is no sample or no annotation, or they differ in size.
     """
     num_classes, num_samples = len(mean_probs), len(labels)
+    for name, masks in (("labels", labels), ("annotations", annotations)):
+        checked_labels(name, masks, num_classes)
+    check_pairs("labels", labels[0], "annotations", annotations[0])
     masks = torch.cat([labels, annotations])  # (S + A, H, W): all pairs are counted at once
     counts = pairwise_counts(masks, masks, num_classes=num_classes)
-    iou, areas = counts.iou(), counts.shared.diagonal(dim1=1, dim2=2).T  # (S + A, S + A), (S + A, K-1)
+    iou, areas = counts.iou(), counts.first.T  # (S + A, S + A), (S + A, K-1)
     iou_cross = iou[:num_samples, num_samples:]  # (S, A)
     d_samples, d_annotations = 1 - iou[:num_samples, :num_samples], 1 - iou[num_samples:, num_samples:]
     distance = energy_distance_from(1 - iou_cross, d_samples, d_annotations)

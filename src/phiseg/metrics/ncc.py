@@ -204,4 +204,4 @@ def _standardised(maps: Tensor) -> tuple[Tensor, Tensor]:
     norm = values.norm(dim=-1, keepdim=True)
     rounding = torch.finfo(maps.dtype if maps.is_floating_point() else torch.float64).eps
     is_constant = norm.squeeze(-1) <= 8 * rounding * values.shape[-1] ** 0.5  # as the standard deviation
-    return values.div_(norm.clamp_(min=_TINY)), is_constant
+    return values / norm.clamp(min=_TINY), is_constant

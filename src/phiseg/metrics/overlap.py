@@ -21,7 +21,7 @@ _ELEMENTS_PER_CHUNK = 2**22  # 16 MB: 4194 pixels of 1000 masks
 
 
 def most_probable(probs: Tensor, dim: int) -> Tensor:
-    """Return `probs.argmax(dim)` as uint8, the first of equals: class by class, which is faster for a few.
+    """Return `probs.argmax(dim)` of 2 to 256 classes as uint8, the first of equals; for a few it is faster.
 
     >>> most_probable(torch.tensor([[0.25, 0.75], [0.5, 0.5]]), dim=1)
     tensor([1, 0], dtype=torch.uint8)
@@ -36,31 +36,37 @@ def most_probable(probs: Tensor, dim: int) -> Tensor:
 
 
 class PairCounts(NamedTuple):
-    """The pixels of each foreground label that the masks of a pair share, and that they have: (K-1, N, M) each."""
+    """How many pixels of each foreground label the masks of two sets have, and every pair shares."""
 
     shared: Tensor
-    """|a & b|."""
-    total: Tensor
-    """|a| + |b|."""
+    """|a & b|, float64 (K-1, N, M)."""
+    first: Tensor
+    """|a|, float64 (K-1, N)."""
+    second: Tensor
+    """|b|, float64 (K-1, M)."""
 
     def iou(self, *, both_empty: float = 1.0) -> Tensor:
         """Return the IoU of every pair, the mean over the foreground labels, float64 (N, M)."""
-        return _ratio(self.shared, self.total - self.shared, both_empty).mean(0)
+        return _ratio(self.shared, self._total - self.shared, both_empty).mean(0)
 
     def dice(self, *, both_empty: float = 1.0) -> Tensor:
         """Return the Dice score of every pair, the mean over the foreground labels, float64 (N, M)."""
-        return _ratio(2 * self.shared, self.total, both_empty).mean(0)
+        return _ratio(2 * self.shared, self._total, both_empty).mean(0)
+
+    @property
+    def _total(self) -> Tensor:
+        return self.first[:, :, None] + self.second[:, None, :]
 
 
 def pairwise_counts(first: Tensor, second: Tensor, *, num_classes: int) -> PairCounts:
     """Count what every mask of one set has in common with every mask of another; IoU and Dice follow from it.
 
-    The counts are exact for masks of any size. In memory it holds them and a fixed number of pixels of each mask,
-    so 1000 x 1000 masks are no trouble.
+    The counts are exact for masks of any size. Beside them it holds a fixed number of pixels of each mask, so
+    1000 x 1000 masks are no trouble.
 
     Args:
         first: integer labels (N, *spatial).
-        second: integer labels (M, *spatial); where it is `first` itself, half of the work is saved.
+        second: integer labels (M, *spatial); it may be `first` itself, which is then looked at once.
         num_classes: K, the background included.
 
     Raises:
@@ -80,21 +86,22 @@ def pairwise_counts(first: Tensor, second: Tensor, *, num_classes: int) -> PairC
             "pass (N, *spatial) and (M, *spatial) of one size"
         )
     first, second = first.flatten(1), second.flatten(1)  # (N, P), (M, P)
-    foreground = (first.amax(0) > 0) | (second.amax(0) > 0)  # (P,): no label to count where all see background
-    first = first[:, foreground]
-    second = first if with_itself else second[:, foreground]
     shared = torch.zeros(num_classes - 1, len(first), len(second), dtype=torch.float64, device=first.device)
-    total = torch.zeros_like(shared)
+    in_first, in_second = torch.zeros_like(shared[:, :, 0]), torch.zeros_like(shared[:, 0])
     pixels_per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(len(first), len(second)))
     with torch.autocast(first.device.type, enabled=False):  # half precision counts only up to 2^11 or 2^8
         for start in range(0, first.shape[1], pixels_per_chunk):
-            chunk = slice(start, start + pixels_per_chunk)
+            one, other = (masks[:, start : start + pixels_per_chunk] for masks in (first, second))
+            foreground = (one.amax(0) > 0) | (other.amax(0) > 0)  # no label to count where all see background
+            one = one[:, foreground]
+            other = one if with_itself else other[:, foreground]
             for label in range(1, num_classes):
-                a, size_a = _marked(first[:, chunk], label)
-                b, size_b = (a, size_a) if with_itself else _marked(second[:, chunk], label)
+                a = _marked(one, label)
+                b = a if with_itself else _marked(other, label)
                 shared[label - 1] += a @ b.T
-                total[label - 1] += size_a[:, None] + size_b
-    return PairCounts(shared, total)
+                in_first[label - 1] += a.sum(1)
+                in_second[label - 1] += b.sum(1)
+    return PairCounts(shared, in_first, in_second)
 
 
 def pairwise_iou(first: Tensor, second: Tensor, *, num_classes: int, both_empty: float = 1.0) -> Tensor:
@@ -229,10 +236,9 @@ def check_pairs(first_name: str, first: Tensor, second_name: str, second: Tensor
         )
 
 
-def _marked(masks: Tensor, label: int) -> tuple[Tensor, Tensor]:
-    """Return 1.0 where masks (N, P) have the label and 0.0 elsewhere, and how many pixels that are, (N,)."""
-    marked = torch.eq(masks, label, out=torch.empty(masks.shape, device=masks.device))
-    return marked, marked.sum(1)
+def _marked(masks: Tensor, label: int) -> Tensor:
+    """Return 1.0 where the masks have the label and 0.0 elsewhere, in one pass."""
+    return torch.eq(masks, label, out=torch.empty(masks.shape, dtype=torch.float32, device=masks.device))
 
 
 def _paired_counts(prediction: Tensor, target: Tensor, num_classes: int) -> list[tuple[Tensor, Tensor]]:
