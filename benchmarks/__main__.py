@@ -49,11 +49,16 @@ def main() -> None:
     names = options.names or list(BENCHMARKS)
     writes = not options.quick and names == list(BENCHMARKS)
     sections: list[Section] = []
+    failed: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         for number, name in enumerate(names, start=1):
             start = time.perf_counter()
             print(f"[{number}/{len(names)}] {name} ...", file=sys.stderr, flush=True)
-            found = BENCHMARKS[name](scale, FOLDER if writes else Path(temporary))
+            try:
+                found = BENCHMARKS[name](scale, FOLDER if writes else Path(temporary))
+            except Exception as error:  # what the others found is kept
+                failed.append(name)
+                found = [Section(f"{name}: failed", ("error",), [[f"{type(error).__name__}: {error}"]])]
             print(f"    {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
             for section in found:
                 print(f"{section.markdown()}\n", flush=True)
@@ -62,6 +67,8 @@ def main() -> None:
         text = "\n\n".join([HEAD.format(machine=machine()).strip(), *(part.markdown() for part in sections)])
         (FOLDER / "results.md").write_text(f"{text}\n", encoding="utf-8")
         print(f"written to {FOLDER.name}/results.md", file=sys.stderr)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ AXES = (
         {"num_samples": ...},
     ),
     Axis(
-        "scoring by samples",
+        "scoring by samples, drawing blobs included",
         "streamed_scoring",
         64,
         "1, then 2: every pair of samples is compared",
@@ -68,14 +68,14 @@ AXES = (
         {"num_samples": ...},
     ),
     Axis(
-        "scoring by annotators",
+        "scoring by annotators, drawing blobs included",
         "streamed_scoring",
         2,
         "near 0: few pairs beside those of the samples",
         {},
         {"num_annotators": ...},
     ),
-    Axis("scoring by classes", "streamed_scoring", 2, "1", {"num_classes": ...}, {}),
+    Axis("scoring by classes, drawing blobs included", "streamed_scoring", 2, "1", {"num_classes": ...}, {}),
     Axis(
         "evaluation by cases", "evaluation", 8, "1; memory does not grow", {}, {"num_cases": ..., "num_samples": 16}
     ),
@@ -121,7 +121,7 @@ def measure(axis: Axis, value: int, scale: Scale) -> Cost:
         return {key: value if setting is ... else setting for key, setting in settings.items()}
 
     changed = replace(scale, **filled(axis.scale))
-    return in_own_process(axis.task, scale=asdict(changed), **filled(axis.settings))
+    return in_own_process(axis.task, repeats=2, scale=asdict(changed), **filled(axis.settings))
 
 
 def exponent(values: Sequence[float], seconds: Sequence[float]) -> float:

@@ -112,7 +112,7 @@ class Cost(NamedTuple):
     """What a task took in a process of its own."""
 
     seconds: float
-    """Of its second run."""
+    """Of the fastest run after the first."""
     before: float
     """MB resident before the first run: Python, torch, the weights, the data."""
     peak: float

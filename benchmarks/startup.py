@@ -1,14 +1,10 @@
 """How long the command line takes to begin, and where `phiseg predict` spends its time."""
 
-import cProfile
 import json
 import os
-import pstats
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +14,6 @@ from benchmarks.tasks import build, small_model
 from phiseg.imaging.nifti import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.models import save_model
-
-PARTS = {
-    "importing": (("<frozen importlib._bootstrap>", "_find_and_load"),),
-    "reading the model": (("models/pretrained.py", "load_model"),),
-    "the network": (
-        ("models/phiseg.py", "encode"),
-        ("models/phiseg.py", "sample_latents"),
-        ("models/phiseg.py", "decode"),
-    ),
-    "writing the case": (("inference/cohort.py", "_write_case"),),
-    "the report": (("evaluation/prediction_report.py", "write_prediction_report"),),
-}
-"""Where the time of a prediction goes, by file and function."""
 
 
 def run(scale: Scale) -> list[Section]:
@@ -70,7 +53,7 @@ def _prediction(folder: Path, scale: Scale) -> dict[str, float]:
     values = np.random.default_rng(0).integers(-1000, 400, shape).astype(np.int16)
     write_nifti(folder / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
     words = ["predict", folder / "model", folder / "scan.nii.gz", "--accelerator", "cpu"]
-    return dict(json.loads(_python("-m", "benchmarks.startup", *map(str, words)).splitlines()[-1]))
+    return dict(json.loads(_python("-m", "benchmarks.profiled", *map(str, words)).splitlines()[-1]))
 
 
 def _python(*words: str) -> str:
@@ -85,37 +68,3 @@ def _python(*words: str) -> str:
     if done.returncode:
         raise RuntimeError(f"{words} failed:\n{done.stderr}")
     return done.stdout
-
-
-def main() -> None:
-    """Run a phiseg command that has an --out twice, and print the seconds of its parts as JSON."""
-    first, second = (_profiled(sys.argv[1:]) for _ in range(2))
-    importing = first["importing"]
-    print(json.dumps({**second, "all": second["all"] - second["importing"] + importing, "importing": importing}))
-
-
-def _profiled(words: Sequence[str]) -> dict[str, float]:
-    """Run a phiseg command under the profiler and return the seconds of its parts."""
-    from phiseg.cli.main import main as phiseg
-
-    profiler = cProfile.Profile()
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        try:
-            profiler.runcall(phiseg, [*words, "--out", f"{folder}/out"])
-        except SystemExit as ended:
-            if ended.code:
-                raise
-        seconds = {"all": time.perf_counter() - start}
-    functions = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    for name, wanted in PARTS.items():
-        seconds[name] = sum(
-            cumulative
-            for (file, _, function), (_, _, _, cumulative, _) in functions.items()
-            if any(file.endswith(suffix) and function == called for suffix, called in wanted)
-        )
-    return seconds
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,7 @@ def run(scale: Scale) -> list[Section]:
     ways = ("plain", "phiseg", "channels_last", "checkpointed")
     actions = [*(training_step(way, scale) for way in ways), lambda: matrix @ matrix]
     *steps, product = in_turns(actions, scale.repeats)
+    del actions  # four networks, which the profile below should not share the memory with
     plain, *ours = steps
     what = ("a training step", "- with channels last in any case", "- with `train.checkpoint_activations`")
     targets = ("at least 2 x", "", "")
@@ -47,7 +48,7 @@ def step_flops(way: str, scale: Scale) -> dict[str, float]:
 
 
 OPERATORS = {
-    "convolutions": ("aten::mkldnn_convolution",),
+    "convolutions": ("aten::mkldnn_convolution", "aten::thnn_conv2d", "aten::_slow_conv2d_forward"),
     "- their gradients": ("aten::convolution_backward",),
     "batch norm and its gradient": ("aten::native_batch_norm", "aten::native_batch_norm_backward"),
     "ReLU and its gradient": ("aten::clamp_min_", "aten::threshold_backward"),
@@ -63,17 +64,21 @@ def where_the_time_goes(scale: Scale, peak: float) -> Section:
     action = training_step("phiseg", scale)
     action()
     with profile(activities=[ProfilerActivity.CPU]) as trace:
-        action()
-    seconds = {event.key: event.self_cpu_time_total / 1e6 for event in trace.key_averages()}
+        for _ in range(scale.repeats):
+            action()
+    events = trace.key_averages()
+    seconds = {event.key: event.self_cpu_time_total / 1e6 / scale.repeats for event in events}
     total = sum(seconds.values())
     flops = step_flops("phiseg", scale)
-    work = {"convolutions": flops["aten.convolution"], "- their gradients": flops["aten.convolution_backward"]}
+    work = {"convolutions": "aten.convolution", "- their gradients": "aten.convolution_backward"}
     section = Section("Training step: where the time goes", ("what", "time", "of the step", "of the peak"))
     for what, operators in OPERATORS.items():
         spent = sum(seconds.pop(operator, 0.0) for operator in operators)
-        speed = f"{work[what] / spent / peak:.0%}" if what in work else ""
+        speed = f"{flops[work[what]] / spent / peak:.0%}" if what in work and spent else ""
         section.rows.append([what, in_words(spent), f"{spent / total:.0%}", speed])
     rest = sum(seconds.values())
-    section.rows.append(["all else: losses, latents, the optimiser", in_words(rest), f"{rest / total:.0%}", ""])
-    section.notes.append("One step, by torch's profiler.")
+    section.rows.append(
+        ["all else: losses, latents, copies, the optimiser", in_words(rest), f"{rest / total:.0%}", ""]
+    )
+    section.notes.append(f"The mean of {scale.repeats} steps, by torch's profiler.")
     return section

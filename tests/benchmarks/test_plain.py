@@ -163,11 +163,18 @@ def test_growth_keeps_to_a_smaller_scale(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_the_benchmarks_run_at_toy_sizes(monkeypatch, capfd):
-    names = ["training", "loader", "memory"]
-    monkeypatch.setattr("sys.argv", ["benchmarks", "--quick", *names])
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--quick"])
     main()
     printed = capfd.readouterr().out
-    for title in ("Training step", "Loader", "Memory of a training step"):
+    for title in (
+        "Training step",
+        "Sampling",
+        "Scoring",
+        "Loader",
+        "Memory of a training step",
+        "Start-up",
+        "Growth",
+    ):
         assert f"## {title}" in printed
 
 
