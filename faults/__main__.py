@@ -52,9 +52,11 @@ def main() -> None:
     import_all()
     whole = sum(SHARES[name] for name in options.parts)
     seconds = {name: 60 * options.minutes * SHARES[name] / whole for name in options.parts}
-    with tempfile.TemporaryDirectory(prefix="phiseg-faults-") as folder:
+    with tempfile.TemporaryDirectory(prefix="phiseg-faults-", ignore_cleanup_errors=True) as folder:
         work = Path(folder)
-        (work / "good").mkdir()
+        for name in ("good", "temporary"):
+            (work / name).mkdir()
+        os.environ["TMPDIR"] = tempfile.tempdir = str(work / "temporary")  # for what killed commands leave there
         good = make_specimens(work / "good")
         parts = [_run(name, good, work / name, options, seconds[name]) for name in options.parts]
     text = describe(

@@ -5,9 +5,10 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,8 +103,8 @@ def small_disk(place: Path, size: int, options: str = "") -> Iterator[None]:
 
 def _undisturbed(scenario: Scenario, work: Path) -> int:
     """Run a scenario, and return the bytes of its result, each file rounded up to pages."""
-    command = scenario.start(work / "undisturbed")
-    if command.wait(PATIENCE) != 0:
+    command = _finished(scenario, work / "undisturbed")
+    if command.poll() != 0:
         raise RuntimeError(f"{scenario.name}: {command.said}")
     (work / "seconds").write_text(str(time.monotonic() - command.begun))
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in work.rglob("*") if path.is_file())
@@ -124,9 +125,9 @@ def _limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def _finished(scenario: Scenario, folder: Path, *, limit: Callable[[], None] = lambda: None) -> Command:
-    command = scenario.start(folder, limit=limit)
-    command.wait(PATIENCE)
+def _finished(scenario: Scenario, folder: Path, **options: Any) -> Command:
+    with scenario.start(folder, **options) as command:
+        command.wait(PATIENCE)
     return command
 
 
@@ -158,10 +159,10 @@ def _fills_up(train: Scenario, folder: Path, work: Path, rng: np.random.Generato
         return losses + _resumed(train, folder, undisturbed)
     duration = float((work / "train" / "seconds").read_text())
     with small_disk(folder, 4 << 20):
-        command = train.start(folder)
-        time.sleep(rng.uniform(0, duration))
-        _fill(folder / "filler")
-        command.wait(PATIENCE)
+        with train.start(folder) as command:
+            time.sleep(rng.uniform(0, duration))
+            _fill(folder / "filler")
+            command.wait(PATIENCE)
         losses = _judge("train", command) + half_written(folder)
         (folder / "filler").unlink()
         return losses + _resumed(train, folder, undisturbed)
@@ -175,11 +176,8 @@ def _fill(path: Path) -> None:
 
 
 def _resumed(train: Scenario, folder: Path, undisturbed: Path) -> list[str]:
-    again = train.start(folder, again=True)
-    again.wait(PATIENCE)
-    return _judge("train --resume", again) + [
-        f"after it, {problem}" for problem in differences(undisturbed, folder)
-    ]
+    losses = _judge("train --resume", _finished(train, folder, again=True))
+    return losses + [f"after it, {problem}" for problem in differences(undisturbed, folder)]
 
 
 def _read_only(scenario: Scenario, folder: Path) -> list[str]:
@@ -200,15 +198,15 @@ def _vanishing(scenario: Scenario, folder: Path, work: Path, rng: np.random.Gene
     """Take the folder away in which a command works, or its result, at a random moment."""
     duration = float((work / "seconds").read_text())
     whole_folder = rng.random() < 0.5
-    command = scenario.start(folder)
-    time.sleep(rng.uniform(0, duration))
     gone = folder.with_name("gone")
-    with command.paused():  # so that it does not end between the look and the removal
-        was_whole = not differences(work / "undisturbed", folder)
-        with suppress(FileNotFoundError):  # it had written nothing yet
-            (folder if whole_folder else folder / "out").rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
-    command.wait(PATIENCE)
+    with scenario.start(folder) as command:
+        time.sleep(rng.uniform(0, duration))
+        with command.paused():  # so that it does not end between the look and the removal
+            was_whole = not differences(work / "undisturbed", folder)
+            with suppress(FileNotFoundError):  # it had written nothing yet
+                (folder if whole_folder else folder / "out").rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+        command.wait(PATIENCE)
     losses = _judge(scenario.name, command)
     if command.poll() == 0 and (not was_whole or (folder / "out").exists()):
         losses += [

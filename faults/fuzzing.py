@@ -177,30 +177,32 @@ class _Reader:
 
 def _read_inputs(good: Specimens, tasks: list[tuple[str, int]], pipe: int, *, seed: int, end: float) -> None:
     code = 1
-    base = Path(tempfile.mkdtemp(prefix="inputs-", dir=good.root.parent))
     try:
-        temporary = base / DEEP / "temporary"
-        temporary.mkdir(parents=True)
-        tempfile.tempdir = str(temporary)  # where the viewer puts what is dropped
-        log = base.with_suffix(".log")
-        speak_into(log)
-        viewer: ViewerUnderFire | None = None
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for kind, number in tasks:
-            if time.monotonic() > end:
-                break
-            if kind in REQUESTS:
-                viewer = viewer or ViewerUnderFire(good)
-            os.truncate(log, 0)
-            outcome = read_one(kind, number, good, base, log, seed=seed, viewer=viewer)
-            os.write(pipe, json.dumps(asdict(outcome)).encode() + b"\n")
+        with tempfile.TemporaryDirectory(
+            prefix="inputs-", dir=good.root.parent, ignore_cleanup_errors=True
+        ) as folder:
+            base = Path(folder)
+            temporary = base / DEEP / "temporary"
+            temporary.mkdir(parents=True)
+            tempfile.tempdir = str(temporary)  # where the viewer puts what is dropped
+            log = base.with_suffix(".log")
+            speak_into(log)
+            viewer: ViewerUnderFire | None = None
+            size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            for kind, number in tasks:
+                if time.monotonic() > end:
+                    break
+                if kind in REQUESTS:
+                    viewer = viewer or ViewerUnderFire(good)
+                os.truncate(log, 0)
+                outcome = read_one(kind, number, good, base, log, seed=seed, viewer=viewer)
+                os.write(pipe, json.dumps(asdict(outcome)).encode() + b"\n")
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        shutil.rmtree(base, ignore_errors=True)
         os._exit(code)
 
 

@@ -78,11 +78,11 @@ def _how(chosen: list[Scenario]) -> str:
 
 def _undisturbed(scenario: Scenario, work: Path) -> Undisturbed:
     folder = work / "undisturbed"
-    command = scenario.start(folder)
-    _wait_for_change(command, folder)
-    first = time.monotonic()
-    if command.wait(PATIENCE) != 0:
-        raise RuntimeError(f"{scenario.name}: {command.said}")
+    with scenario.start(folder) as command:
+        _wait_for_change(command, folder)
+        first = time.monotonic()
+        if command.wait(PATIENCE) != 0:
+            raise RuntimeError(f"{scenario.name}: {command.said}")
     return Undisturbed(folder, first - command.begun, time.monotonic() - first)
 
 
@@ -91,27 +91,26 @@ def live(
 ) -> None:
     """Kill a command up to some times, let it end, and compare its result."""
     tally.lives += 1
-    done = False
     found: list[list[str]] = []
     for number in range(min(most, KILLS_OF_A_LIFE)):
-        command = scenario.start(folder, again=number > 0)
-        if rng.random() < 0.25:
-            pause = rng.uniform(0, expected.before_writing)
-        else:
-            _wait_for_change(command, folder)
-            pause = rng.uniform(0, expected.writing)
-        _pause(command, pause)
-        if command.poll() is not None:
-            done = True
-            break
-        command.kill()
+        with scenario.start(folder, again=number > 0) as command:
+            if rng.random() < 0.25:
+                pause = rng.uniform(0, expected.before_writing)
+            else:
+                _wait_for_change(command, folder)
+                pause = rng.uniform(0, expected.writing)
+            _pause(command, pause)
+            if command.poll() is not None:
+                break
+            command.kill()
         tally.kills += 1
         tally.files_checked += sum(1 for _ in visible_files(folder))
         found.append([f"life {tally.lives}, kill {number + 1}: {problem}" for problem in half_written(folder)])
-    if not done:
+    else:
         command = scenario.start(folder, again=True)
+    with command:
+        code = command.wait(PATIENCE)
     found = found or [[]]  # it may have ended before it could be killed
-    code = command.wait(PATIENCE)
     if code != 0 and not is_there_already(command):
         found[-1].append(f"life {tally.lives}: exit code {code}: {command.last_line}")
     unlike = differences(expected.folder, folder, may_differ=tuple(f"out/{name}" for name in scenario.may_differ))

@@ -49,8 +49,8 @@ def numbers(good: Specimens, work: Path, *, seed: int) -> Part:
     for number, case in enumerate(_cases(good, work, rng)):
         folder = work / f"case-{number}"
         folder.mkdir(parents=True)
-        command = Command(case.words, folder, folder.with_suffix(".log"), case.limit)
-        code = command.wait(PATIENCE)
+        with Command(case.words, folder, folder.with_suffix(".log"), case.limit) as command:
+            code = command.wait(PATIENCE)
         losses = _judge(case, code, command, folder)
         seen = "done, all numbers finite" if case.says is None else f'"{case.says}"'
         part.add(case.name, 1, seen, [losses])

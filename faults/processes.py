@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from phiseg.cli.main import COMMANDS, main
 
@@ -43,10 +44,11 @@ def import_all() -> None:
     import torch
 
     torch.set_num_threads(1)  # threads do not survive a fork
+    resource_tracker.ensure_running()  # outlives the commands, and removes the semaphores of those that are killed
 
 
 class Command:
-    """`phiseg WORDS` in a process group of its own.
+    """`phiseg WORDS` in a process group of its own; as a context, it does not outlive its block.
 
     Args:
         words: what follows `phiseg`.
@@ -66,6 +68,12 @@ class Command:
         if self.pid == 0:
             _run([str(word) for word in words], folder, log, limit)
         self._code: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
@@ -102,9 +110,11 @@ class Command:
         if running:
             os.kill(self.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        yield
-        if running:
-            os.kill(self.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            if running:
+                os.kill(self.pid, signal.SIGCONT)
 
     @property
     def said(self) -> str:
@@ -155,9 +165,9 @@ def run(words: Sequence[object], folder: Path, *, seconds: float = 600) -> Comma
     Raises:
         RuntimeError: it failed, which it must not here.
     """
-    command = Command(words, folder, folder / "log.txt")
-    if command.wait(seconds) != 0:
-        raise RuntimeError(f"phiseg {' '.join(map(str, words))}\n{command.said}")
+    with Command(words, folder, folder / "log.txt") as command:
+        if command.wait(seconds) != 0:
+            raise RuntimeError(f"phiseg {' '.join(map(str, words))}\n{command.said}")
     return command
 
 

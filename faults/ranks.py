@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
         "--out",
     ]
     undisturbed = work / "undisturbed"
-    if _wait(_start([*train, undisturbed], work / "undisturbed.log")) != 0:
+    if _finish([*train, undisturbed], work / "undisturbed.log") != 0:
         raise RuntimeError((work / "undisturbed.log").read_text(errors="replace"))
     for role in ("first", "second"):
         times: list[float] = []
@@ -73,58 +73,61 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
     return part
 
 
-def _start(words: list[Any], log: Path) -> subprocess.Popen[bytes]:
-    """Start the real command: a training starts its further processes by the command line."""
+@contextmanager
+def _started(words: list[Any], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the real command, as a training starts its further processes by it; end what is left of them."""
     with log.open("wb") as file:
-        return subprocess.Popen(  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "phiseg", *map(str, words)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code; a command that takes too long is killed."""
     try:
-        return process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        _end(process)
-        return process.returncode
+        yield process
+    finally:
+        with suppress(ProcessLookupError):  # nothing is left of its group
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _finish(words: list[Any], log: Path) -> int:
+    """Run a command and return its exit code; one that takes too long is killed."""
+    with _started(words, log) as process, suppress(subprocess.TimeoutExpired):
+        process.wait(PATIENCE)
+    return process.returncode
 
 
 def _lose_one(
     train: list[Any], folder: Path, undisturbed: Path, rng: np.random.Generator, *, role: str
 ) -> tuple[float, list[str]]:
     log = folder.with_suffix(".log")
-    first = _start([*train, folder], log)
     metrics = folder / "metrics.jsonl"
-    begun = time.monotonic()
     lines = int(rng.integers(1, STEPS - 4))
-    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
-        if first.poll() is not None or time.monotonic() > begun + PATIENCE:
-            _end(first)
-            return 0.0, [f"it ended before it could be disturbed: {log.read_text()[-200:]}"]
-        time.sleep(0.005)
-    (second,) = _children(first.pid)
-    victim, survivor = (first.pid, second) if role == "first" else (second, first.pid)
-    os.kill(victim, signal.SIGKILL)
-    killed = time.monotonic()
-    if role == "first":
-        first.wait()
-    while _is_alive(survivor) and time.monotonic() < killed + BOUND:
-        first.poll()
-        time.sleep(0.02)
-    took, losses = time.monotonic() - killed, []
-    if _is_alive(survivor):
-        losses.append(f"the other process was still there after {BOUND:.0f} s")
-    _end(first)
+    with _started([*train, folder], log) as first:
+        begun = time.monotonic()
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
+            if first.poll() is not None or time.monotonic() > begun + PATIENCE:
+                return 0.0, [f"it ended before it could be disturbed: {log.read_text()[-200:]}"]
+            time.sleep(0.005)
+        (second,) = _children(first.pid)
+        victim, survivor = (first.pid, second) if role == "first" else (second, first.pid)
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        if role == "first":
+            first.wait()
+        while _is_alive(survivor) and time.monotonic() < killed + BOUND:
+            first.poll()
+            time.sleep(0.02)
+        took, losses = time.monotonic() - killed, []
+        if _is_alive(survivor):
+            losses.append(f"the other process was still there after {BOUND:.0f} s")
     said = log.read_text(errors="replace")
     if "Traceback" in said or "phiseg: error: " not in said:
         losses.append(f"the other process said: {said[-300:]!r}")
     log = folder.with_suffix(".resumed.log")
-    code = _wait(_start([*train, folder, "--resume"], log))
+    code = _finish([*train, folder, "--resume"], log)
     if code != 0:
         losses.append(f"--resume ended with exit code {code}: {log.read_text()[-300:]!r}")
     return took, losses + [f"resumed, {problem}" for problem in differences(undisturbed, folder)]
@@ -143,13 +146,6 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a group that we started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _lose_worker() -> list[str]:
