@@ -13,6 +13,7 @@ import platform
 import shlex
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -88,8 +89,14 @@ def _run(name: str, good: Specimens, work: Path, options: argparse.Namespace, se
         "load": lambda: load(good, work, seed=seed, seconds=seconds),
     }
     print(f"{name}: up to {seconds:.0f} s", file=sys.stderr, flush=True)
-    work.mkdir()
-    part = run[name]()
+    try:
+        work.mkdir()
+        part = run[name]()
+    except Exception as error:  # what the other parts saw is worth a page all the same
+        traceback.print_exc()
+        part = Part(name.capitalize(), "This part broke off; what it saw until then is not known.", of_faults=False)
+        told = "".join(traceback.format_exception_only(error)).split("\n")
+        part.add("the part itself", 1, "see below", [[next(line for line in reversed(told) if line.strip())]])
     print(f"{name}: {sum(row.times for row in part.rows):,} tried, {part.lost:,} lost", file=sys.stderr)
     return part
 

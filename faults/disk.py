@@ -105,7 +105,7 @@ def _undisturbed(scenario: Scenario, work: Path) -> int:
     """Run a scenario, and return the bytes of its result, each file rounded up to pages."""
     command = _finished(scenario, work / "undisturbed")
     if command.poll() != 0:
-        raise RuntimeError(f"{scenario.name}: {command.said}")
+        raise RuntimeError(f"{scenario.name}, undisturbed: {command.last_line}")
     (work / "seconds").write_text(str(time.monotonic() - command.begun))
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in work.rglob("*") if path.is_file())
 

@@ -118,7 +118,7 @@ class _Reader:
     """A process that reads inputs one after another, and tells about each."""
 
     def __init__(self, good: Specimens, tasks: list[tuple[str, int]], *, seed: int, end: float) -> None:
-        self.left = list(tasks)
+        self.left, self._last = list(tasks), tasks[-1]
         self.ended = False
         self.pipe, write = os.pipe()
         sys.stdout.flush()
@@ -164,7 +164,7 @@ class _Reader:
         self.ended = True
 
     def _lost(self, reason: str) -> Outcome:
-        kind, number = self.left.pop(0)
+        kind, number = self.left.pop(0) if self.left else self._last  # which it survived only for a moment
         return Outcome(kind, number, "lost", reason)
 
     def _cpu(self) -> float:

@@ -49,14 +49,19 @@ def kills(good: Specimens, work: Path, *, seed: int, number: int, seconds: float
     tallies = {scenario.name: Tally() for scenario in chosen}
     undisturbed: dict[str, Undisturbed] = {}
     each = -(-number // len(chosen))
-    while any(tally.kills < each for tally in tallies.values()) and time.monotonic() < end:
-        for scenario in chosen:
-            tally = tallies[scenario.name]
-            if tally.kills < each and time.monotonic() < end:
-                if scenario.name not in undisturbed:
-                    undisturbed[scenario.name] = _undisturbed(scenario, work / scenario.name)
-                folder = work / scenario.name / f"life-{tally.lives}"
-                live(scenario, folder, undisturbed[scenario.name], tally, rng, most=each - tally.kills)
+    left = list(chosen)
+    while left and time.monotonic() < end:
+        scenario = left.pop(0)
+        name, tally = scenario.name, tallies[scenario.name]
+        try:
+            if name not in undisturbed:
+                undisturbed[name] = _undisturbed(scenario, work / name)
+            folder = work / name / f"life-{tally.lives}"
+            live(scenario, folder, undisturbed[name], tally, rng, most=each - tally.kills)
+        except Exception as error:  # it is left out from here on
+            tally.losses.append([f"life {tally.lives}: {type(error).__name__}: {error}"])
+        else:
+            left += [scenario] if tally.kills < each else []
     part = Part("Kill -9", _how(chosen))
     for name, tally in tallies.items():
         same = f"{tally.lives} results the same, byte for byte; {tally.files_checked:,} files whole after a kill"
@@ -82,7 +87,7 @@ def _undisturbed(scenario: Scenario, work: Path) -> Undisturbed:
         _wait_for_change(command, folder)
         first = time.monotonic()
         if command.wait(PATIENCE) != 0:
-            raise RuntimeError(f"{scenario.name}: {command.said}")
+            raise RuntimeError(f"undisturbed: {command.last_line}")
     return Undisturbed(folder, first - command.begun, time.monotonic() - first)
 
 

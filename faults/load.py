@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,8 @@ CLIENTS = 20
 MAY_GROW = 0.1
 """Share by which the memory of the last third of the time may exceed that of the second."""
 PATIENCE = 120.0
+TO_END = 30.0
+"""Seconds that the viewer may take for what was begun when the time is over, and to end."""
 
 
 @dataclass
@@ -61,11 +64,26 @@ def load(good: Specimens, work: Path, *, seed: int, seconds: float, clients: int
         if process.poll() is not None:
             log.losses["viewer"].append(f"it ended with exit code {process.returncode}")
     finally:
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(30)
+        if not _stop(process):
+            log.losses["viewer"].append(f"it was still there {TO_END:.0f} s after Ctrl-C")
     if "Traceback" in (said := (work / "log.txt").read_text(errors="replace")):
         log.losses["viewer"].append(f"it printed a traceback: {said[-300:]!r}")
     return _report(log, memory, clients, seconds)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> bool:
+    """End the viewer, and tell whether Ctrl-C was enough."""
+    try:
+        with suppress(ProcessLookupError):  # it has ended
+            os.killpg(process.pid, signal.SIGINT)
+        process.wait(TO_END)
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return True
 
 
 def _report(log: Log, memory: list[tuple[float, float]], clients: int, seconds: float) -> Part:
@@ -138,7 +156,7 @@ def _client(port: int, good: Specimens, log: Log, seed: int, end: float) -> None
             elif what == "slice":
                 loss = _expect(port, "GET", f"/api/scans/example/slices/{rng.randrange(4)}")
             elif what == "drop":
-                loss = _drop(port, scan)
+                loss = _drop(port, scan, end + TO_END)
             elif what == "export":
                 loss = _expect(
                     port, "GET", f"/api/predictions/{prediction}/export?what=mean&kind=nifti", or_gone=True
@@ -182,12 +200,12 @@ def _click(port: int, seed: int) -> tuple[str | None, str | None]:
     return str(last["id"]), None
 
 
-def _drop(port: int, scan: bytes) -> str | None:
+def _drop(port: int, scan: bytes, end: float) -> str | None:
     head = b'--b\r\nContent-Disposition: form-data; name="files"; filename="scan.nii"\r\n\r\n'
     body = head + scan + b"\r\n--b--\r\n"
     while True:
         status, content = _ask(port, "POST", "/api/scans", body, "multipart/form-data; boundary=b")
-        if status != 503:  # others are dropping files: as the page says, try again in a moment
+        if status != 503 or time.monotonic() > end:  # others drop files: as the page says, try again in a moment
             return None if status == 200 else f"status {status}: {content[:200]!r}"
         time.sleep(0.2)
 

@@ -55,7 +55,7 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
     ]
     undisturbed = work / "undisturbed"
     if _finish([*train, undisturbed], work / "undisturbed.log") != 0:
-        raise RuntimeError((work / "undisturbed.log").read_text(errors="replace"))
+        raise RuntimeError(f"undisturbed: {(work / 'undisturbed.log').read_text(errors='replace')[-300:]!r}")
     for role in ("first", "second"):
         times: list[float] = []
         losses: list[list[str]] = []
@@ -63,9 +63,9 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
             if time.monotonic() > end:
                 break
             folder = work / f"{role}-{number}"
-            took, found = _lose_one(train, folder, undisturbed, rng, role=role)
-            times.append(took)
-            losses.append(found)
+            if outcome := _lose_one(train, folder, undisturbed, rng, role=role):
+                times.append(outcome[0])
+                losses.append(outcome[1])
         seen = f"the other ended after {max(times, default=0):.0f} s at most; resumed to the same bytes"
         part.add(f"the {role} of two training processes", len(times), seen, losses)
     part.add("a worker process", 1, "one error line", [_lose_worker()])
@@ -101,7 +101,8 @@ def _finish(words: list[Any], log: Path) -> int:
 
 def _lose_one(
     train: list[Any], folder: Path, undisturbed: Path, rng: np.random.Generator, *, role: str
-) -> tuple[float, list[str]]:
+) -> tuple[float, list[str]] | None:
+    """Return how long the other process lived on, and what was lost; None if the training was too fast for us."""
     log = folder.with_suffix(".log")
     metrics = folder / "metrics.jsonl"
     lines = int(rng.integers(1, STEPS - 4))
@@ -109,11 +110,15 @@ def _lose_one(
         begun = time.monotonic()
         while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
             if first.poll() is not None or time.monotonic() > begun + PATIENCE:
-                return 0.0, [f"it ended before it could be disturbed: {log.read_text()[-200:]}"]
+                break
             time.sleep(0.005)
-        (second,) = _children(first.pid)
+        second = _child(first.pid)
+        if second is None or time.monotonic() > begun + PATIENCE:
+            said = log.read_text(errors="replace")
+            return None if first.poll() == 0 else (0.0, [f"it could not be disturbed: {said[-200:]!r}"])
         victim, survivor = (first.pid, second) if role == "first" else (second, first.pid)
-        os.kill(victim, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
         if role == "first":
             first.wait()
@@ -133,12 +138,13 @@ def _lose_one(
     return took, losses + [f"resumed, {problem}" for problem in differences(undisturbed, folder)]
 
 
-def _children(pid: int) -> list[int]:
-    """Return the processes that a process started and that still run a command of ours."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+def _child(pid: int) -> int | None:
+    """Return the process that a process started, if both are still there."""
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                return int(child)
+    return None
 
 
 def _is_alive(pid: int) -> bool:
