@@ -1,5 +1,6 @@
 """Kill -9 at random moments: every restart goes on, and the result is that of a run that nobody disturbed."""
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ class Tally:
     kills: int = 0
     lives: int = 0
     files_checked: int = 0
+    writing: float = math.inf
+    """Seconds that it wrote when it last ended before its first kill; the undisturbed run may have been slower."""
     losses: list[list[str]] = field(default_factory=list)
     """The problems of every kill that had some; those at the end of a life are of its last kill."""
 
@@ -100,11 +103,12 @@ def live(
     for number in range(min(most, KILLS_OF_A_LIFE)):
         with scenario.start(folder, again=number > 0) as command:
             if rng.random() < 0.25:
-                pause = rng.uniform(0, expected.before_writing)
+                _pause(command, rng.uniform(0, expected.before_writing))
             else:
                 _wait_for_change(command, folder)
-                pause = rng.uniform(0, expected.writing)
-            _pause(command, pause)
+                paused = _pause(command, rng.uniform(0, min(expected.writing, tally.writing)))
+                if number == 0 and command.poll() is not None:
+                    tally.writing = max(paused, expected.writing / 4)  # we may have seen its first file late
             if command.poll() is not None:
                 break
             command.kill()
@@ -140,7 +144,9 @@ def _names_and_times(folder: Path) -> Counter[tuple[str, int]]:
     return found
 
 
-def _pause(command: Command, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while command.poll() is None and time.monotonic() < end:
+def _pause(command: Command, seconds: float) -> float:
+    """Wait for so long, or until a command ends; return the seconds."""
+    begun = time.monotonic()
+    while command.poll() is None and time.monotonic() < begun + seconds:
         time.sleep(0.001)
+    return time.monotonic() - begun

@@ -5,7 +5,9 @@ import tempfile
 
 import pytest
 
+from faults import kills
 from faults.record import Part
+from faults.scenarios import Scenario
 
 
 @pytest.fixture
@@ -40,3 +42,36 @@ def test_a_part_that_breaks_is_told_and_the_others_are_not_lost(campaign, monkey
     text = page.read_text()
     assert "**1 faults, 1 lost**" in text
     assert text.index("## Ranks") < text.index("- the part itself: no memory") < text.index("| NaN voxel | 1 |")
+
+
+def test_a_command_that_ended_before_its_kill_is_killed_earlier_from_then_on(monkeypatch, tmp_path):
+    class Ended:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def poll(self):
+            return 0
+
+        def wait(self, seconds):
+            return 0
+
+    class WhileItWrites:
+        def random(self):
+            return 1.0
+
+        def uniform(self, low, high):
+            spans.append(high)
+            return high
+
+    spans = []
+    monkeypatch.setattr(kills, "_wait_for_change", lambda command, folder: None)
+    monkeypatch.setattr(kills, "_pause", lambda command, seconds: 7.0)
+    monkeypatch.setattr(Scenario, "start", lambda *_, **__: Ended())
+    tally = kills.Tally()
+    expected = kills.Undisturbed(tmp_path, before_writing=1, writing=20)
+    for _ in range(2):
+        kills.live(Scenario("train", []), tmp_path, expected, tally, WhileItWrites(), most=1)
+    assert spans == [20, 7]
