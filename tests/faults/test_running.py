@@ -75,3 +75,34 @@ def test_a_command_that_ended_before_its_kill_is_killed_earlier_from_then_on(mon
     for _ in range(2):
         kills.live(Scenario("train", []), tmp_path, expected, tally, WhileItWrites(), most=1)
     assert spans == [20, 7]
+
+
+def test_parts_share_the_time_that_is_left(campaign):
+    assert set(campaign.ORDER) == set(campaign.SHARES)
+    assert campaign.share(campaign.ORDER, 1200) == campaign.LOAD_SECONDS
+    assert campaign.share(campaign.ORDER, 60) == 10
+    assert campaign.share(["kills", "bytes"], 820) == pytest.approx(400)
+    assert campaign.share(["bytes"], 420) == pytest.approx(420)
+    assert campaign.share(["kills", "bytes"], -1) == 0
+
+
+def test_a_part_that_ends_early_leaves_its_time_to_the_next_and_the_page_keeps_its_order(campaign, monkeypatch):
+    clock, given, pages = [0.0], {}, []
+
+    def part(name, takes):
+        def run(*_, seconds, **__):
+            given[name] = seconds
+            clock[0] += takes
+            return Part(name, "By hand.")
+
+        return run
+
+    monkeypatch.setattr(campaign.time, "monotonic", lambda: clock[0])
+    for name, takes in {"disk": 1, "bad_bytes": 5, "kills": 19}.items():
+        monkeypatch.setattr(campaign, name, part(name, takes))
+    monkeypatch.setattr(campaign, "describe", lambda parts, **_: pages.append([part.title for part in parts]))
+    monkeypatch.setattr(sys, "argv", ["faults", "--minutes", "1", "--parts", "kills", "bytes", "disk"])
+    with pytest.raises(SystemExit):
+        campaign.main()
+    assert given == pytest.approx({"disk": 60 * 6 / 88, "kills": 59 * 40 / 82, "bad_bytes": 40})
+    assert pages == [["kills", "bad_bytes", "disk"]]
