@@ -113,7 +113,7 @@ def _run(name: str, good: Specimens, work: Path, options: argparse.Namespace, se
         part = Part(name.capitalize(), "This part broke off; what it saw until then is not known.", of_faults=False)
         told = "".join(traceback.format_exception_only(error)).split("\n")
         part.add("the part itself", 1, "see below", [[next(line for line in reversed(told) if line.strip())]])
-    print(f"{name}: {sum(row.times for row in part.rows):,} tried, {part.lost:,} lost", file=sys.stderr)
+    print(f"{name}: {part.tried:,} tried, {part.lost:,} lost", file=sys.stderr)
     return part
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .processes import Command
-from .record import Part
+from .record import Part, always
 from .scenarios import Scenario, scenarios
 from .specimens import Specimens
 from .trees import differences, half_written
@@ -27,8 +27,10 @@ def disk(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float)
     end = time.monotonic() + seconds
     work.mkdir(parents=True, exist_ok=True)
     real = can_mount(work)
-    part = Part("Disk", _how(real=real))
+    locked = real or os.geteuid() != 0  # a folder that we cannot write can be had
     chosen = [scenario for scenario in scenarios(good, workers=1) if scenario.name != "experiment"]
+    asked = rounds * (2 * len(chosen) + 1) + locked * len(chosen)
+    part = Part("Disk", _how(real=real), asked=asked)
     sizes = {scenario.name: _undisturbed(scenario, work / scenario.name) for scenario in chosen}
     tried: dict[str, list[list[str]]] = {"full": [], "resumed": [], "read-only": [], "vanished": []}
     train = next(scenario for scenario in chosen if scenario.name == "train")
@@ -44,7 +46,7 @@ def disk(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float)
             folder = place / f"round-{number}"
             tried["full"].append(_full(scenario, folder / "full", place, sizes[scenario.name], rng, real=real))
             tried["vanished"].append(_vanishing(scenario, folder / "vanished", place, rng))
-            if number == 0 and (real or os.geteuid() != 0):
+            if number == 0 and locked:
                 tried["read-only"].append(_read_only(scenario, folder / "read-only"))
     rows = {
         "a disk too small for the result": ("full", "an error line each, and no file left over, or it fitted"),
@@ -56,7 +58,7 @@ def disk(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float)
         "a folder that vanishes": ("vanished", "an error line each, or a whole result"),
     }
     for what, (key, seen) in rows.items():
-        part.add(what, len(tried[key]), seen if tried[key] else "not tried", tried[key])
+        part.add(what, len(tried[key]), always(seen, tried[key]), tried[key])
     return part
 
 

@@ -75,6 +75,7 @@ def bad_bytes(good: Specimens, *, seed: int, inputs: int, seconds: float, worker
         "holds when the command ends with exit code 0, or with 2 and one line; no traceback, no crash, nothing "
         "written where the names lead (the working folder, three folders above it, or `/evil`), and no trace of "
         "the file that a pickle's code would have made.",
+        asked=len(tasks),
     )
     for kind in SHARES:
         of_kind = [outcome for outcome in outcomes if outcome.kind == kind]

@@ -65,7 +65,7 @@ def kills(good: Specimens, work: Path, *, seed: int, number: int, seconds: float
             tally.losses.append([f"life {tally.lives}: {type(error).__name__}: {error}"])
         else:
             left += [scenario] if tally.kills < each else []
-    part = Part("Kill -9", _how(chosen))
+    part = Part("Kill -9", _how(chosen), asked=each * len(chosen))
     for name, tally in tallies.items():
         same = f"{tally.lives} results the same, byte for byte; {tally.files_checked:,} files whole after a kill"
         part.add(f"`phiseg {name}`", tally.kills, "see below" if tally.losses else same, tally.losses)

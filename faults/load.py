@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from threading import Lock
 
-from .record import Part
+from .record import Part, always
 from .specimens import Specimens
 
 CLIENTS = 20
@@ -109,7 +109,8 @@ def _report(log: Log, memory: list[tuple[float, float]], clients: int, seconds: 
     }
     for what, (name, seen) in rows.items():
         part.add(name, log.asked[what], seen, [[loss] for loss in log.losses[what]])
-    part.add("the viewer", 1, "it served to the end", [log.losses["viewer"]])
+    viewer = [log.losses["viewer"]]
+    part.add("the viewer", 1, always("it served to the end", viewer), viewer)
     end = memory[-1][0] if memory else 0
     middle = [mb for when, mb in memory if end / 3 <= when < 2 * end / 3] or [0.0]
     last = [mb for when, mb in memory if when >= 2 * end / 3] or [0.0]

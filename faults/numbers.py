@@ -16,7 +16,7 @@ from phiseg.imaging.volume import Volume
 from phiseg.training import loop
 
 from .processes import Command
-from .record import Part
+from .record import Part, always
 from .specimens import SIZE, Specimens
 from .trees import visible_files
 
@@ -53,7 +53,7 @@ def numbers(good: Specimens, work: Path, *, seed: int) -> Part:
             code = command.wait(PATIENCE)
         losses = _judge(case, code, command, folder)
         seen = "done, all numbers finite" if case.says is None else f'"{case.says}"'
-        part.add(case.name, 1, seen, [losses])
+        part.add(case.name, 1, always(seen, [losses]), [losses])
     return part
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from phiseg.data.loader import TrainingStream, prefetch
 from phiseg.data.store import Dataset
 
 from .processes import die
-from .record import Part
+from .record import Part, always
 from .specimens import Specimens
 from .trees import differences
 
@@ -41,6 +42,7 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
         f"must end within {BOUND:.0f} s with an error line, and `--resume` must come to the very files of an "
         "undisturbed training on two processes. A worker that prepares data dies in the same way; a thread that "
         "loads batches ahead meets a bad image.",
+        asked=2 * rounds + 2,
     )
     train = [
         "train",
@@ -56,20 +58,22 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
     undisturbed = work / "undisturbed"
     if _finish([*train, undisturbed], work / "undisturbed.log") != 0:
         raise RuntimeError(f"undisturbed: {(work / 'undisturbed.log').read_text(errors='replace')[-300:]!r}")
-    for role in ("first", "second"):
-        times: list[float] = []
-        losses: list[list[str]] = []
-        for number in range(rounds):
-            if time.monotonic() > end:
-                break
-            folder = work / f"{role}-{number}"
-            if outcome := _lose_one(train, folder, undisturbed, rng, role=role):
-                times.append(outcome[0])
-                losses.append(outcome[1])
-        seen = f"the other ended after {max(times, default=0):.0f} s at most; resumed to the same bytes"
-        part.add(f"the {role} of two training processes", len(times), seen, losses)
-    part.add("a worker process", 1, "one error line", [_lose_worker()])
-    part.add("the thread that loads ahead", 1, "its error is raised in its turn", [_bad_batch(good)])
+    outcomes: dict[str, list[tuple[float, list[str]]]] = {"first": [], "second": []}
+    for number, role in product(range(rounds), outcomes):
+        if time.monotonic() < end and (
+            outcome := _lose_one(train, work / f"{role}-{number}", undisturbed, rng, role=role)
+        ):
+            outcomes[role].append(outcome)
+    for role, found in outcomes.items():
+        tried = [losses for _, losses in found]
+        longest = max((took for took, _ in found), default=0)
+        seen = always(f"the other ended after {longest:.0f} s at most; resumed to the same bytes", tried)
+        part.add(f"the {role} of two training processes", len(tried), seen, tried)
+    for what, seen, losses in (
+        ("a worker process", "one error line", _lose_worker()),
+        ("the thread that loads ahead", "its error is raised in its turn", _bad_batch(good)),
+    ):
+        part.add(what, 1, always(seen, [losses]), [losses])
     return part
 
 

@@ -33,7 +33,7 @@ def describe(parts: Sequence[Part], *, command: str, seed: int, where: str, left
         command=command,
         where=where,
         seed=seed,
-        tried=sum(row.times for part in parts if part.of_faults for row in part.rows),
+        tried=sum(part.tried for part in parts if part.of_faults),
         lost=f"{losses:,} lost" if losses else "nothing lost",
         left_out=f" Not run: {', '.join(left_out)}." if left_out else "",
         parts="\n".join(map(_describe, parts)),
@@ -43,6 +43,8 @@ def describe(parts: Sequence[Part], *, command: str, seed: int, where: str, left
 def _describe(part: Part) -> str:
     lines = [f"## {part.title}", "", part.how, "", "| what | times | seen | lost |", "|---|---|---|---|"]
     lines += [f"| {row.what} | {row.times:,} | {row.seen} | {row.lost} |" for row in part.rows]
+    if part.tried < part.asked:
+        lines += ["", f"It was to try {part.asked:,}; there was time for {part.tried:,}."]
     if part.losses:
         lines += [
             "",

@@ -14,7 +14,7 @@ from PIL import Image
 from faults import fuzzing
 from faults.fuzzing import judge, read_one, strays
 from faults.mutations import damage_bytes, damage_tree, inside_gzip, inside_png, inside_zip
-from faults.record import Part, counted
+from faults.record import Part, always, counted
 from faults.report import describe
 from faults.trees import differences, half_written
 
@@ -138,7 +138,7 @@ def test_a_tree_is_damaged_in_one_place_and_stays_as_it_was():
 
 
 def test_the_page_tells_what_was_lost():
-    part = Part("Bytes", "By hand.")
+    part = Part("Bytes", "By hand.", asked=4)
     part.add("npz", 3, "2 refused", [[], ["input 7: <a traceback>", "input 7: and a crash"]])
     use = Part("Load", "By clients.", of_faults=False)
     use.add("clicks", 50, "answered", [])
@@ -149,9 +149,16 @@ def test_the_page_tells_what_was_lost():
     assert "| npz | 3 | 2 refused | 1 |" in page
     assert "- npz: input 7: \\<a traceback>" in page
     assert "- npz: input 7: and a crash" in page
+    assert page.count("It was to try") == page.count("It was to try 4; there was time for 3.") == 1
     assert "**0 faults, nothing lost**.\n" in describe([Part("Bytes", "By hand.")], **told)
 
 
 def test_what_was_never_seen_is_not_counted():
     assert counted({"refused": 3000, "read": 1, "left out": 0}) == "3,000 refused, 1 read"
     assert counted({"read": 0}) == "nothing"
+
+
+def test_only_what_was_tried_and_always_held_is_said_to_hold():
+    assert always("the same bytes", [[], []]) == "the same bytes"
+    assert always("the same bytes", [[], ["a.npy differs"]]) == "see below"
+    assert always("the same bytes", []) == "not tried"
