@@ -134,6 +134,7 @@ def test_it_refers_to_the_patient_the_frame_and_every_image(tmp_path):
     }
     assert derived == {uid for k, uid in enumerate(uids) if k != 3}
     assert data.SeriesDescription == ("two lines " + "long " * 20)[:64].strip()
+    assert data.ContentDescription == "Research only. Not a medical device."
 
 
 def test_segments_are_coded_and_say_who_made_them(tmp_path):

@@ -32,6 +32,7 @@ Kind = Literal["binary", "fractional"]
 
 _NAME = "PHiSeg"
 _VERSION = version("phiseg")
+_INTENDED_USE = "Research only. Not a medical device."
 _MAX_FRACTION = 255
 _SERIES_NUMBERS: dict[Kind, int] = {"binary": 9001, "fractional": 9002}
 """Far from those that scanners give."""
@@ -110,7 +111,7 @@ def write_seg(
             sop_instance_uid=_uid("instance", identity),
             instance_number=1,
             content_label=_NAME.upper(),
-            content_description=_long_string(description),
+            content_description=_long_string(_INTENDED_USE),
             manufacturer=_NAME,
             manufacturer_model_name=_NAME,
             device_serial_number=_VERSION,
