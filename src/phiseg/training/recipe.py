@@ -54,8 +54,8 @@ class TrainConfig(StrictConfig):
     """Steps between the training lines of metrics.jsonl."""
     select_by: Literal["loss", "elbo", "ged", "ged_unbiased", "s_ncc"] = "loss"
     """Which validation figure decides on the best model. The paper's: the lowest loss. With few samples take the
-    unbiased GED: the GED itself prefers samples that are all alike. The loss alone looks at no annotator but those
-    that are trained on."""
+    unbiased GED: the GED itself prefers samples that are all alike. Loss and elbo look at no annotator but those
+    that are trained on; the others look at all."""
     norm_statistics: Literal["recalibrated", "both", "running"] = "recalibrated"
     """Where batch norm's statistics for evaluation come from; see `phiseg.training.normalisation`."""
     recalibration_batches: int = Field(default=100, ge=2)
