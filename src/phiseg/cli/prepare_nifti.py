@@ -27,7 +27,7 @@ class PrepareNifti:
     A rater without a file for a case counts as missing there. Image and labels may have their axes in different
     orders, but must lie on one grid. A case that cannot be used is reported, left out and counted at the end.
 
-    Example, the protocol of the paper's prostate data:
+    Example, at the spacing and size of the paper's prostate data:
     phiseg prepare nifti SRC OUT --spacing 0.6 --size 192 --merge 3:0 --classes background tz pz
     """
 
