@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ import yaml
 
 from phiseg.cli.main import COMMANDS, main
 from phiseg.cli.train import split_overrides
+from phiseg.data.store import Dataset
 from phiseg.imaging.nifti import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.models import MODELS, Segmenter, build_model, save_model
@@ -354,8 +356,11 @@ def test_the_model_of_the_how_to_fulfils_the_contract(workplace):
     assert not torch.equal(again[:, 0], again[:, 1])
     (recipe,) = blocks((ROOT / "docs/how-to/new-model.md").read_text(encoding="utf-8"), "yaml")
     values = yaml.safe_load(recipe)
-    type(model.config).parse(values["model"], where="the page")
-    Recipe.model_fields["train"].annotation.parse(values["train"], where="the page")
+    config, small = type(model.config).parse(values["model"], where="the page"), load_recipe("phiseg-small")
+    assert (config.channels, config.blocks_per_level) == (small.model.channels, small.model.blocks_per_level)
+    for section in ("augment", "train"):
+        found = Recipe.model_fields[section].annotation.parse(values[section], where="the page")
+        assert found == getattr(small, section), "what every small recipe has"
 
 
 def test_levels_are_redrawn_one_by_one(workplace, capsys):
@@ -389,16 +394,141 @@ def test_an_onnx_file_is_used_as_the_how_to_does(workplace, cli, capfd):
     assert len(np.unique(names["probs"], axis=0)) == 16
 
 
-@pytest.mark.slow
-def test_the_commands_of_the_tutorial_run_in_their_order(tmp_path, monkeypatch, cli):
+TOY = {"--size": "64", "--num-cases": "30", "--num-samples": "4", "--train.steps": "2", "--steps": "2"}
+TOY_TRAINING = {
+    "--train.steps": "2",
+    "--train.validate_every": "2",
+    "--train.batch_size": "4",
+    "--train.recalibration_batches": "2",
+    "--train.validation_samples": "2",
+}
+APPENDED = {
+    "train": TOY_TRAINING,
+    "calibrate": {"--num-samples": "4"},
+    "evaluate": {"--num-samples": "4"},
+    "predict": {"--num-samples": "4", "--level-draws": "0"},
+}
+
+
+@pytest.fixture
+def run_small(tmp_path, monkeypatch, cli):
+    """Return a function that runs a page's command in a folder of its own, with fewer cases, steps and samples."""
     monkeypatch.chdir(tmp_path)
-    small = {"--size": "64", "--num-cases": "30", "--num-samples": "4", "--train.steps": "2"}
-    pages = ("tutorial.md", "how-to/combine-and-calibrate.md", "explanation/levels.md")
-    for words in (words for page in pages for words in command_lines_of(page) if words[0] == "phiseg"):
-        given = [small.get(before, word) for before, word in zip(["", *words], words, strict=False)]
-        if given[1] == "train":
-            given += ["--train.steps", "2", "--train.validate_every", "2", "--train.batch_size", "4"]
-            given += ["--train.recalibration_batches", "2", "--train.validation_samples", "2"]
-        done = cli(*given[1:])
-        assert done.code == 0, f"{' '.join(given)}\n{done.err}"
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # for rows
+
+    def run(words, *options):
+        given = [TOY.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+        for option, value in APPENDED.get(given[1], {}).items():
+            given += [] if option in given and not option.startswith("--train.") else [option, value]
+        done = cli(*given[1:], *options)
+        assert done.code == 0, f"{' '.join([*given, *options])}\n{done.err}"
+
+    return run
+
+
+def phiseg_lines(page, *, section=None):
+    """Return the words of the lines of a page, or of a section of it, that run phiseg."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if section:
+        text = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return [words for words in command_lines(text) if words[0] == "phiseg"]
+
+
+def write_volumes(folder, dataset, *, num_cases=6):
+    """Write images of a dataset as NIfTI with one label file per rater, two slices a case."""
+    images, labels = np.asarray(dataset.images, dtype=np.float32)[:, 0], np.asarray(dataset.labels)
+    affine = np.diag([0.6, 0.6, 3.3, 1.0])
+    for number in range(num_cases):
+        case, rows = folder / f"case{number}", [number, (number + 1) % len(images)]
+        case.mkdir(parents=True)
+        write_nifti(case / "image.nii.gz", Volume(np.moveaxis(images[rows], 0, 2), affine))
+        for rater in range(labels.shape[1]):
+            write_nifti(case / f"rater-{rater}.nii.gz", Volume(np.moveaxis(labels[rows, rater], 0, 2), affine))
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_tutorial_run_in_their_order(tmp_path, run_small):
+    for page in ("docs/tutorial.md", "docs/how-to/combine-and-calibrate.md", "docs/explanation/levels.md"):
+        for words in phiseg_lines(page):
+            run_small(words)
     assert (tmp_path / "report" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_package_of_the_readme_runs_in_its_order(tmp_path, run_small):
+    for words in phiseg_lines("README.md", section="As a package"):
+        if words[1] == "combine":
+            for seed in "01":  # the readers' own runs
+                train = ["phiseg", "train", "phiseg-small", "--data", "data", "--out", f"runs/seed-{seed}"]
+                run_small(train, "--train.seed", seed)
+        few = (
+            "--methods",
+            "phiseg-small",
+            "unet-small",
+            "--rows",
+            "all/phiseg*",
+            "one/unet*",
+            "--num-samples",
+            "4",
+        )
+        training = (
+            word for option, value in TOY_TRAINING.items() if "steps" not in option for word in (option, value)
+        )
+        run_small(words, *((*few, *training) if words[1] == "experiment" else ()))
+    assert (tmp_path / "runs" / "report" / "report.html").is_file()
+    assert (tmp_path / "runs" / "table1" / "report.html").is_file()
+    assert np.load("runs/samples/labels.npy").shape == (6, 4, 64, 64)
+
+
+@pytest.mark.slow
+def test_the_readmes_ways_from_files_to_a_dataset_run(tmp_path, lesions, run_small):
+    source = Dataset.open(lesions)
+    images, masks = np.asarray(source.images)[:, 0], np.asarray(source.labels)
+    write_volumes(tmp_path / "SRC", source)
+    np.savez(tmp_path / "crops.npz", images=images, masks=masks)
+    with h5py.File(tmp_path / "data_lidc.hdf5", "w") as file:
+        for number, split in enumerate(("train", "val", "test")):
+            part = slice(5 * number, 5 * number + 5)
+            group = file.create_group(split)
+            group["images"] = images[part].astype(np.float32)
+            group["labels"] = np.moveaxis(masks[part], 1, 3)
+            group["uids"] = np.arange(5 * number, 5 * number + 5)
+    ran = []
+    for words in phiseg_lines("README.md", section="Your own data"):
+        if words[1:3] == ["prepare", "lidc"]:
+            continue  # needs the archive; tests/data/test_prepare_lidc.py has its like
+        options = ["--overwrite"] * (words[1] == "prepare") + ["--workers", "1"] * (words[2] == "nifti")
+        run_small(words, *options)
+        ran.append(" ".join(words[1:3]))
+    assert ran == [
+        *("prepare nifti", "prepare arrays", "prepare legacy"),
+        *("data check", "data show", "data split"),
+    ]
+    assert Dataset.open(tmp_path / "data").num_cases == 15
+
+
+@pytest.mark.slow
+def test_the_readmes_way_from_a_scan_to_a_result_runs(tmp_path, run_small):
+    pytest.importorskip("onnxscript")
+    values = np.random.default_rng(0).integers(-1000, 400, (128, 96, 44)).astype(np.int16)
+    write_nifti(tmp_path / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
+    view, predict, export = phiseg_lines("README.md", section="From a scan to a result")
+    assert view == ["phiseg", "view"]  # tests/viewer and tests/browser use it
+    run_small(predict)
+    run_small(export)
+    assert (tmp_path / "pred" / "report.html").is_file()
+    assert (tmp_path / "nodules.onnx").is_file()
+    assert (tmp_path / "bundle" / "configs" / "inference.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_prostate_how_to_run(tmp_path, zones, run_small):
+    write_volumes(tmp_path / "SRC", Dataset.open(zones))
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / "a.nii.gz").write_bytes((tmp_path / "SRC/case0/image.nii.gz").read_bytes())
+    for words in phiseg_lines("docs/how-to/prostate.md"):
+        if words[1] == "predict":  # with the reader's own training
+            run_small(["phiseg", "train", "phiseg-small", "--data", "data/prostate", "--out", "runs/prostate"])
+        run_small(words, *(["--workers", "1"] if words[2] == "nifti" else []))
+    assert (tmp_path / "runs" / "zones-report" / "report.html").is_file()
+    assert (tmp_path / "pred" / "report.html").is_file()
