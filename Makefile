@@ -29,7 +29,7 @@ coverage: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(BENCHMARKS)
 
-# Kills, full disks, damaged files and more, for about 20 minutes; writes docs/reliability.md.
+# Kills, full disks, damaged files and more, for about 25 minutes; writes docs/reliability.md.
 faults: $(VENV)/.installed-dev
 	$(BIN)/python -m faults
 
