@@ -7,7 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import multiprocessing, nn
 
-from phiseg.models.blocks import BatchNorm, Block, Blocks, Encoder, UNetBody, double, normalisation, output_layer
+from phiseg.models.blocks import (
+    BatchNorm,
+    Block,
+    Blocks,
+    Encoder,
+    UNetBody,
+    UpBlock,
+    double,
+    normalisation,
+    output_layer,
+)
 
 CHANNELS = 3
 MOMENTA = (0.01, None)
@@ -104,6 +114,27 @@ def test_a_block_is_a_zero_padded_convolution_a_norm_and_a_relu(norm):
     if norm == "group":
         result = F.group_norm(result, 8)
     torch.testing.assert_close(block(x), result.clamp(min=0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("kind", [Block, UpBlock])
+def test_batch_norm_folded_into_the_convolution_changes_nothing(kind, residual):
+    generator = torch.Generator().manual_seed(0)
+    block, x = kind(3, 3, norm="batch", residual=residual).eval(), torch.randn(2, 3, 5, 4, generator=generator)
+    convolution, norm, _ = block
+    for values in (norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var):
+        values.copy_(torch.rand(3, generator=generator) + 0.5)
+    entered = double(x) if kind is UpBlock else x
+    expected = norm(convolution(entered)).relu() + residual * entered
+    found = block(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    parameters = list(block.parameters())
+    for one, other in zip(
+        torch.autograd.grad(found.square().sum(), parameters),
+        torch.autograd.grad(expected.square().sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_convolutions_start_he_normal():

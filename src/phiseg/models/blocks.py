@@ -36,6 +36,13 @@ class BatchNorm(nn.BatchNorm2d):
             return self._normalised_again(input)
         return super().forward(input)
 
+    def folded_into(self, convolution: nn.Conv2d) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of the convolution that does what `convolution` and this do in evaluation."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        scale = self.weight * torch.rsqrt(self.running_var + self.eps)
+        return convolution.weight * scale[:, None, None, None], self.bias - self.running_mean * scale
+
     def _normalised_again(self, input: Tensor) -> Tensor:
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -101,7 +108,22 @@ def normalisation(kind: Norm, channels: int) -> nn.Module:
     return nn.Identity()
 
 
-class Block(nn.Sequential):
+class ConvNormReLU(nn.Sequential):
+    """Convolution, norm, ReLU. Batch norm whose statistics are known costs nothing: it goes into the weights."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (B, out, H, W)."""
+        convolution, norm, relu = self
+        if isinstance(norm, BatchNorm) and not norm.training:
+            assert isinstance(convolution, nn.Conv2d)
+            weight, bias = norm.folded_into(convolution)
+            output: Tensor = relu(F.conv2d(input, weight, bias, padding=convolution.padding))
+        else:
+            output = super().forward(input)  # type: ignore[no-untyped-call]
+        return output
+
+
+class Block(ConvNormReLU):
     """Convolution, norm, ReLU: (B, in, H, W) -> (B, out, H, W). No bias where a norm follows; He-normal init.
 
     With `residual`, and as many channels out as in, the input is added to what comes out.
@@ -119,7 +141,7 @@ class Block(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (B, out, H, W)."""
-        output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
+        output = super().forward(input)
         return input + output if self.residual else output
 
 
@@ -200,7 +222,7 @@ def double(features: Tensor) -> Tensor:
     return F.interpolate(features, scale_factor=2, mode="bilinear", align_corners=False)
 
 
-class UpBlock(Forgetful):
+class UpBlock(Forgetful, ConvNormReLU):
     """A block after an upsampling: (B, in, H, W) -> (B, out, 2H, 2W). It forgets what was upsampled, too."""
 
     def __init__(self, in_channels: int, out_channels: int, *, norm: Norm, residual: bool = False):
