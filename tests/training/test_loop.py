@@ -259,6 +259,17 @@ def test_it_trains_on_several_classes(zones, run):
     assert load_model(folder).config.num_classes == 3
 
 
+def test_a_folder_that_vanishes_before_the_last_state_is_not_begun_anew(monkeypatch, run, tmp_path):
+    def save_and_lose(folder, *args, **kwargs):
+        save_model(folder, *args, **kwargs)
+        folder.parent.rename(tmp_path / "gone")
+
+    monkeypatch.setattr("phiseg.training.loop.save_model", save_and_lose)
+    with pytest.raises(OutputError, match="has vanished; put the folder back"):
+        run(steps=2, validate_every=2, checkpoint_every=2)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_on_data_that_changed_is_refused(lesions, run, copy):
     data = copy(lesions)
     images = np.load(data / "images.npy")

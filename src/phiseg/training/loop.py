@@ -315,7 +315,12 @@ class _Training:
             self.fabric.strategy.precision.state_dict(),
             self.validation_due,
         )
-        self._write(lambda: save_state(self.state_file, state))
+
+        def save() -> None:
+            self.tracker.check()
+            save_state(self.state_file, state)
+
+        self._write(save)
 
     def _write(self, action: Callable[[], None]) -> None:
         """Let the first process write; if it cannot, all of them stop, and it says why."""

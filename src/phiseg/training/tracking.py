@@ -31,14 +31,18 @@ class Tracker:
             kept = [line for line in kept if (line["step"], line["kind"]) != (start, "val")]
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
+    def check(self) -> None:
+        """Raise an OutputError if the folder has vanished: what is written into it next would begin it anew."""
+        if not self.path.is_file():
+            raise OutputError(f"{self.path} has vanished; put the folder back and --resume")
+
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
         """Append one line."""
+        self.check()
         try:
             with self.path.open("r+", encoding="utf-8") as file:  # which makes no new file where ours has vanished
                 file.seek(0, SEEK_END)
                 file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
-        except FileNotFoundError:
-            raise OutputError(f"{self.path} has vanished; put the folder back and --resume") from None
         except OSError as error:
             raise OutputError(f"cannot write {self.path}: {error.strerror}; free space and --resume") from error
         if self._board is not None:
