@@ -30,11 +30,12 @@ def run(scale: Scale) -> list[Section]:
     with tempfile.TemporaryDirectory() as folder:
         shares = _prediction(Path(folder), scale)
     whole = shares["all"]
-    shares["the rest"] = 2 * whole - sum(shares.values())
+    shares["the rest"] = max(0.0, 2 * whole - sum(shares.values()))
     parts.rows = [[name, in_words(seconds), f"{seconds / whole:.0%}"] for name, seconds in shares.items()]
     parts.notes.append(
-        "Measured by Python's profiler, which slows Python down but not the network. Importing is that of a first "
-        "prediction; all else is of a second one in the same process, which has nothing left to import."
+        "All is that of the first of three predictions in one process; importing and warming up, what it took "
+        "longer than the second; the other parts are of the third, by Python's profiler, which slows Python down "
+        "but not the network."
     )
     return [table, parts]
 

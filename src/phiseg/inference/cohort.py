@@ -21,7 +21,6 @@ from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json
-from phiseg.imaging.dicom_seg import write_seg
 from phiseg.imaging.nifti import write_nifti, write_nifti_sequence
 from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import Volume
@@ -329,6 +328,8 @@ def _write_each(path: Path, prediction: Prediction, values: NDArray[Any]) -> Non
 
 def _write_segs(folder: Path, series: DicomSeries, classes: Sequence[str], labels: Volume, mean: Volume) -> None:
     """Write the most probable segmentation and the mean probabilities as DICOM SEG."""
+    from phiseg.imaging.dicom_seg import write_seg  # highdicom takes long to import
+
     words = "most probable segmentation"
     write_seg(folder / "labels.seg.dcm", labels.values, series, classes=classes, kind="binary", description=words)
     probs = mean.values.reshape(*mean.grid, -1)
