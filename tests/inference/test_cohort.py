@@ -366,7 +366,7 @@ def test_a_segmentation_that_dicom_cannot_hold_is_noted(tmp_path, capsys, monkey
     def write_seg(*_, **__):
         raise DataError("a header lacks a date; take the NIfTI output")
 
-    monkeypatch.setattr(cohort, "write_seg", write_seg)
+    monkeypatch.setattr("phiseg.imaging.dicom_seg.write_seg", write_seg)
     write_scan(tmp_path / "in" / "d")
     assert run(tmp_path / "in", tmp_path / "out") == (["d"], {})
     warning = "no DICOM SEG: a header lacks a date; take the NIfTI output"
