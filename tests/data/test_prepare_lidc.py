@@ -480,6 +480,16 @@ def test_a_killed_preparation_leaves_no_dataset_and_goes_on(lidc_source, phiseg,
     assert Dataset.open(tmp_path / "data").num_cases == 6
 
 
+def test_what_a_run_killed_at_its_very_end_left_behind_is_cleared_away(good, prepare, tmp_path):
+    prepare()
+    work = tmp_path / ".data.work"
+    work.mkdir()
+    (work / "done.json").write_text("{}")
+    with pytest.raises(OutputError, match="--overwrite"):
+        prepare()
+    assert not work.exists()
+
+
 def test_an_existing_folder_is_never_overwritten_unasked(lidc_source, good, prepare, tmp_path):
     prepare()
     with pytest.raises(OutputError, match="--overwrite"):

@@ -128,11 +128,13 @@ def prepare_lidc(
     check_spacing(options.spacing_mm)
     check_window(window)
     split_patients([], seed=seed, fractions=fractions)  # complains now, not after the last series
+    place = Path(os.path.realpath(out))
+    work = place.with_name(f".{place.name}.work")
+    if not overwrite and (place / "dataset.json").is_file():
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed when only this was left to do
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     left_out = LeftOut()
     found = _find(src, left_out)
-    place = Path(os.path.realpath(out))
-    work = place.with_name(f".{place.name}.work")
     outcomes = _run(list(_jobs(found, options, work)), workers, left_out, progress=progress)
     series, counts = _gather(found, list(outcomes))
     if not series:
