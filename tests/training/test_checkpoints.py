@@ -149,6 +149,14 @@ def test_another_programs_file_is_refused(content, path):
         load_state(path)
 
 
+@pytest.mark.parametrize("change", [{"step": -1}, {"step": 2.5}, {"skipped": "none"}, {"best": torch.ones(2)}])
+def test_a_state_whose_numbers_make_no_sense_is_refused(change, path):
+    path.parent.mkdir()
+    torch.save({"format": "phiseg-state", **vars(make_state()), **change}, path)
+    with pytest.raises(TrainingError, match="is damaged; restore the file"):
+        load_state(path)
+
+
 @pytest.mark.parametrize("change", [{"epoch": 3}, {"weights": None}])
 def test_a_state_of_another_version_is_refused(change, path):
     stored = {"format": "phiseg-state", **vars(make_state()), **change}

@@ -34,6 +34,12 @@ def test_every_model_has_a_small_recipe():
     assert {f"{name}-small" for name in MODELS} <= set(recipe_names())
 
 
+@pytest.mark.parametrize("key", ["batch_size", "validation_samples"])
+def test_numbers_that_no_machine_holds_are_refused(key):
+    with pytest.raises(ConfigError, match=key):
+        load_recipe("phiseg-small", [f"--train.{key}", str(2**63)])
+
+
 def test_a_training_follows_the_paper_where_it_says_anything():
     train = TrainConfig()
     assert (train.batch_size, train.learning_rate, train.annotator, train.select_by) == (12, 1e-3, "random", "loss")

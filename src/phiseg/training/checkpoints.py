@@ -77,6 +77,13 @@ def load_state(path: Path) -> TrainingState:
     if not isinstance(stored, dict) or stored.pop("format", None) != FORMAT:
         raise TrainingError(f"{path} is not a phiseg training state; restore it, or train into a new folder")
     try:
-        return TrainingState(**stored)
+        state = TrainingState(**stored)
     except TypeError:
         raise TrainingError(f"{path} is of another version of phiseg; train into a new folder") from None
+    if not (_is_count(state.step) and _is_count(state.skipped) and isinstance(state.best, float | None)):
+        raise TrainingError(f"{path} is damaged; restore the file, or train into a new folder")
+    return state
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0

@@ -138,7 +138,7 @@ class _Training:
         self._write(self._open_folder)
         bar = tqdm(
             total=self.settings.steps,
-            initial=self.step,
+            initial=min(self.step, self.settings.steps),
             desc=self.out.name,
             unit="step",
             disable=not (self.progress and self.fabric.is_global_zero),

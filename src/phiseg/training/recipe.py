@@ -26,7 +26,7 @@ class TrainConfig(StrictConfig):
 
     steps: int = Field(default=100_000, ge=1)
     """Optimisation steps."""
-    batch_size: int = Field(default=12, ge=1)
+    batch_size: int = Field(default=12, ge=1, le=2**20)
     """Images a step, over all processes together."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Of Adam."""
@@ -46,7 +46,7 @@ class TrainConfig(StrictConfig):
     paper's one-expert experiment)."""
     validate_every: int = Field(default=1000, ge=1)
     """Steps between validations on the whole validation split."""
-    validation_samples: int = Field(default=16, ge=2)
+    validation_samples: int = Field(default=16, ge=2, le=2**20)
     """Samples per validation case, for GED and S_NCC."""
     checkpoint_every: int = Field(default=500, ge=1)
     """Steps between the states that `--resume` starts from."""
