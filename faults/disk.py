@@ -204,7 +204,7 @@ def _vanishing(scenario: Scenario, folder: Path, work: Path, rng: np.random.Gene
     with scenario.start(folder) as command:
         time.sleep(rng.uniform(0, duration))
         with command.paused():  # so that it does not end between the look and the removal
-            was_whole = not differences(work / "undisturbed", folder)
+            was_whole = not differences(work / "undisturbed" / "out", folder / "out")
             with suppress(FileNotFoundError):  # it had written nothing yet
                 (folder if whole_folder else folder / "out").rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)

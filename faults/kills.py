@@ -1,6 +1,7 @@
 """Kill -9 at random moments: every restart goes on, and the result is that of a run that nobody disturbed."""
 
 import math
+import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -136,11 +137,12 @@ def _wait_for_change(command: Command, folder: Path) -> None:
 
 def _names_and_times(folder: Path) -> Counter[tuple[str, int]]:
     found: Counter[tuple[str, int]] = Counter()
-    for path in folder.rglob("*"):
-        try:
-            found[str(path), path.stat().st_mtime_ns] += 1
-        except FileNotFoundError:  # it was a temporary one
-            found[str(path), 0] += 1
+    for parent, folders, files in os.walk(folder):  # which minds no folder that vanishes
+        for path in (os.path.join(parent, name) for name in (*folders, *files)):  # noqa: PTH118
+            try:
+                found[path, os.stat(path).st_mtime_ns] += 1  # noqa: PTH116
+            except FileNotFoundError:  # it was a temporary one
+                found[path, 0] += 1
     return found
 
 
