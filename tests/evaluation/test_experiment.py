@@ -217,6 +217,14 @@ def test_other_data_or_another_plan_needs_another_folder(done, lesions, zones, t
         open_experiment(tmp_path / "new", PLAN.model_copy(update={"expert": 4}), lesions)
 
 
+def test_an_experiment_killed_in_its_first_file_begins_again(lesions, tmp_path):
+    left = tmp_path / "out" / ".experiment.json.999999999.tmp"
+    left.parent.mkdir()
+    left.write_text('{"plan"')
+    open_experiment(tmp_path / "out", PLAN, lesions)
+    assert [path.name for path in left.parent.iterdir()] == ["experiment.json"]
+
+
 # All rows --------------------------------------------------------------------------------------------
 
 

@@ -162,7 +162,7 @@ def open_experiment(out: Path, plan: Plan, data: Path) -> None:
     }
     path = out / "experiment.json"
     if not path.exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if out.is_file() or any(out.glob("[!.]*")):  # a hidden file is what a killed process left unfinished
             raise OutputError(f"{out} holds something else than an experiment; choose another --out")
         write_json(path, noted)
     elif (before := read_json(path)) != noted:
