@@ -4,6 +4,7 @@ Shapes: S samples, n slices of h x w pixels, K classes.
 """
 
 from dataclasses import dataclass
+from math import hypot
 from typing import Any, Self
 
 import numpy as np
@@ -100,6 +101,9 @@ def longest_diameter(mask: NDArray[np.bool_], spacing_mm: tuple[float, float]) -
     for image in mask[mask.any((1, 2))]:
         pieces, _ = ndimage.label(image, np.ones((3, 3), dtype=bool))
         for number, place in enumerate(ndimage.find_objects(pieces), start=1):
+            sides = [(side.stop - side.start - 1) * step for side, step in zip(place, spacing_mm, strict=True)]
+            if hypot(*sides) + pixel <= longest:  # not even its corners are that far apart
+                continue
             piece = pieces[place] == number
             rows = np.flatnonzero(piece.any(1))
             first = piece[rows].argmax(1)
