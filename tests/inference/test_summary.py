@@ -1,5 +1,7 @@
 """The summary of samples: the same as from all their probabilities at once, whatever the chunks."""
 
+import math
+
 import pytest
 import torch
 
@@ -36,9 +38,11 @@ def test_a_generator_of_chunks_is_enough(logits):
     assert len(summarise_samples(chunk for chunk in logits.split(2, dim=1))) == B
 
 
-def test_certain_logits_stay_finite():
-    (summary,) = summarise_samples([torch.tensor([1e4, -1e4]).reshape(1, 1, 2, 1, 1)])
-    assert summary.mean_log_probs.isfinite().all()
+@pytest.mark.parametrize("num_samples", [1, 9])
+def test_certain_logits_stay_finite(num_samples):
+    logits = torch.tensor([1e4, -1e4]).reshape(2, 1, 1).expand(1, num_samples, 2, 1, 1)
+    (summary,) = summarise_samples([logits])
+    torch.testing.assert_close(summary.mean_log_probs.flatten(), torch.tensor([0.0, math.log(1e-8)]))
     assert summary.gamma.item() == pytest.approx(0, abs=1e-6)
 
 

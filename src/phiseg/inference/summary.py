@@ -42,18 +42,15 @@ def summarise_probs(chunks: Iterable[Tensor]) -> list[SampleSummary]:
     The sums run sample by sample, so that the result does not depend on the chunks.
     """
     labels: list[Tensor] = []
-    sum_probs = torch.zeros(())
-    sum_log_probs = torch.zeros(())
+    sum_probs, sum_log_probs = torch.zeros(()), _SumOfLogs()
     for probs in chunks:
         labels.append(most_probable(probs, dim=2))
         sum_probs = _added(sum_probs, probs)
-        sum_log_probs = _added(sum_log_probs, (probs + EPSILON).log_())
+        sum_log_probs.add(probs + EPSILON)
     all_labels = torch.cat(labels, dim=1)  # (B, S, H, W)
     num_samples = all_labels.shape[1]
-    return [
-        SampleSummary(*summary)
-        for summary in zip(all_labels, sum_probs / num_samples, sum_log_probs / num_samples, strict=True)
-    ]
+    means = sum_probs / num_samples, sum_log_probs.value() / num_samples
+    return [SampleSummary(*summary) for summary in zip(all_labels, *means, strict=True)]
 
 
 def _added(total: Tensor, samples: Tensor) -> Tensor:
@@ -63,3 +60,22 @@ def _added(total: Tensor, samples: Tensor) -> Tensor:
     for sample in others:
         total += sample
     return total
+
+
+class _SumOfLogs:
+    """The sum of samples' logarithms, of the products of four: that costs less, and EPSILON^4 is not 0 yet."""
+
+    def __init__(self) -> None:
+        self._total, self._product, self._num_factors = torch.zeros(()), torch.ones(()), 0
+
+    def add(self, samples: Tensor) -> None:
+        """Take in (B, s, K, H, W), at least EPSILON and overwritten."""
+        for sample in samples.unbind(1):
+            self._product = sample.mul_(self._product.to(sample))
+            self._num_factors += 1
+            if self._num_factors == 4:
+                self._total, self._product, self._num_factors = self.value(), torch.ones(()), 0
+
+    def value(self) -> Tensor:
+        """Return (B, K, H, W)."""
+        return self._total.to(self._product) + self._product.log()

@@ -10,6 +10,7 @@ N, M masks of the two sets, P pixels, K classes.
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from phiseg.core.errors import DataError
@@ -91,10 +92,10 @@ def pairwise_counts(first: Tensor, second: Tensor, *, num_classes: int) -> PairC
     pixels_per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(len(first), len(second)))
     with torch.autocast(first.device.type, enabled=False):  # half precision counts only up to 2^11 or 2^8
         for start in range(0, first.shape[1], pixels_per_chunk):
-            one, other = (masks[:, start : start + pixels_per_chunk] for masks in (first, second))
-            foreground = (one.amax(0) > 0) | (other.amax(0) > 0)  # no label to count where all see background
-            one = one[:, foreground]
-            other = one if with_itself else other[:, foreground]
+            one, other = (_in_runs(masks[:, start : start + pixels_per_chunk]) for masks in (first, second))
+            seen = (one.any(0) | other.any(0)).any(1).nonzero()[:, 0]  # elsewhere all is background
+            one = one.index_select(1, seen).flatten(1)
+            other = one if with_itself else other.index_select(1, seen).flatten(1)
             for label in range(1, num_classes):
                 a = _marked(one, label)
                 b = a if with_itself else _marked(other, label)
@@ -234,6 +235,11 @@ def check_pairs(first_name: str, first: Tensor, second_name: str, second: Tensor
             f"{first_name} {one} and {second_name} {two} do not fit; "
             "pass (..., H, W) of one size whose leading dimensions broadcast"
         )
+
+
+def _in_runs(masks: Tensor) -> Tensor:
+    """Return (N, P) as runs of pixels (N, R, 8), the last one filled up with background."""
+    return F.pad(masks, (0, -masks.shape[1] % 8)).reshape(len(masks), -1, 8)
 
 
 def _marked(masks: Tensor, label: int) -> Tensor:
