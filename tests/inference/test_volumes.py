@@ -430,11 +430,11 @@ def looked_at(foregrounds, start, far):
 def pieces_nearest(mask, point, spacing):
     """The pieces of a mask (n, h, w) that are nearest to a point: one, or several where they are equally near.
 
-    Voxels hang together over a face, and over one empty voxel between two slices. None counts where every voxel is
-    two slices or more from the point's.
+    Voxels hang together over a face, and over one empty voxel between two slices. A piece does not count if every
+    voxel of it is two slices or more from the point's.
     """
     voxels = {tuple(voxel) for voxel in np.argwhere(mask)}
-    if all(abs(number - point[0]) > 1 for number, _, _ in voxels):
+    if not voxels:
         return [np.zeros(mask.shape, bool)]
     distance = {voxel: round(np.linalg.norm((np.array(voxel) - point) * spacing), 9) for voxel in voxels}
     found = []
@@ -449,8 +449,9 @@ def pieces_nearest(mask, point, spacing):
                     for step in (-1, 1):
                         queue.append(tuple(place + step * (number == axis) for number, place in enumerate(voxel)))
         kept = np.zeros(mask.shape, bool)
-        for voxel in piece & voxels:
-            kept[voxel] = True
+        if any(abs(number - point[0]) <= 1 for number, _, _ in piece & voxels):
+            for voxel in piece & voxels:
+                kept[voxel] = True
         found.append(kept)
     return found
 

@@ -62,14 +62,9 @@ class Prediction:
         i, j, k = (int(index) for index in np.rint(place[:3]))
         return i, j, k
 
-    def on_grid(self, values: NDArray[np.generic], *, outside: float = 0) -> Volume:
-        """Put values of the box, (n, h, w) or (n, h, w, C), onto the grid of the volume.
-
-        Args:
-            values: of the box.
-            outside: what the rest of the volume gets.
-        """
-        full = np.full((*self.stack.stack.grid, *values.shape[3:]), outside, dtype=values.dtype)
+    def on_grid(self, values: NDArray[np.generic]) -> Volume:
+        """Put values of the box, (n, h, w) or (n, h, w, C), onto the grid of the volume, which is 0 elsewhere."""
+        full = np.zeros((*self.stack.stack.grid, *values.shape[3:]), dtype=values.dtype)
         full[self.box] = values
         return from_slices(full, self.stack.plane, like=self.volume)
 
@@ -226,9 +221,9 @@ def _nearest_piece(
 ) -> NDArray[np.bool_]:
     """Return the piece of a mask (n, h, w) that is nearest to a place; an empty slice within does not divide it.
 
-    A mask that is empty in the slice of the place and in those beside it has no lesion there: nothing is returned.
+    A piece that is neither in the slice of the place nor in one beside it is another lesion: nothing is returned.
     """
-    if not mask[max(place[0] - 1, 0) : place[0] + 2].any():
+    if not mask.any():
         return np.zeros_like(mask)
     bridged = mask.copy()
     bridged[1:] |= mask[:-1]
@@ -236,7 +231,7 @@ def _nearest_piece(
     voxels = np.argwhere(mask)
     nearest = voxels[(((voxels - place) * spacing_mm) ** 2).sum(1).argmin()]
     piece: NDArray[np.bool_] = mask & (pieces == pieces[tuple(nearest)])
-    return piece
+    return piece & piece[max(place[0] - 1, 0) : place[0] + 2].any()
 
 
 def _touches(
