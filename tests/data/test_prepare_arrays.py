@@ -159,7 +159,7 @@ def test_zscore_gives_every_image_and_channel_mean_0_and_deviation_1(prepare):
     np.testing.assert_allclose(flat.mean(axis=1), 0, atol=1e-5)
     np.testing.assert_allclose(flat[:5].std(axis=1), 1, rtol=1e-5)
     assert (flat[5] == 0).all()
-    assert dataset.info.intensity.kind == "zscore"
+    assert dataset.info.intensity.kind == "image_zscore"
 
 
 @pytest.mark.parametrize("size", [4, 5, 12, 9])
@@ -180,7 +180,9 @@ def test_what_is_no_column_is_ignored_and_named(prepare, capfd):
     arrays = some_arrays() | {"volume": np.zeros((6, 8, 10)), "patient": np.arange(6), "note": np.array(["x"])}
     arrays["objects"] = np.array([{}] * 6, dtype=object)
     dataset = prepare(arrays, window=(0, 1))
-    assert "ignored 'note', 'objects', 'patient', 'volume'" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "ignored 'note', 'objects', 'volume': no column of one value a row" in said
+    assert "ignored 'patient': cases.csv has a column of that name already; patients are told by 'case_ids'" in said
     assert list(dataset.cases[0]) == ["case", "patient"]
 
 

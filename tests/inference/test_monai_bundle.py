@@ -139,8 +139,9 @@ def test_monais_command_writes_what_phiseg_computes_in_the_grid_of_the_scan(save
     assert len(np.unique(labels.get_fdata())) > 1
 
 
-def test_arrays_without_a_plane_are_taken_as_they_are(save, images, tmp_path):
-    folder = save(channels=2, intensity={"kind": "zscore"})
+@pytest.mark.parametrize("kind", ["zscore", "image_zscore"])
+def test_arrays_without_a_plane_are_taken_as_they_are(kind, save, images, tmp_path):
+    folder = save(channels=2, intensity={"kind": kind})
     array = np.random.default_rng(0).normal(40, 7, (2, 9, 14))
     np.save(images / "case.npy", array)
     write_monai_bundle(folder, tmp_path / "bundle")
@@ -170,6 +171,22 @@ def test_a_centred_model_sees_the_middle_of_a_flat_slice_and_the_rest_is_zero(sa
     found = np.squeeze(written["flat_mean.nii.gz"].get_fdata())
     np.testing.assert_allclose(found, np.moveaxis(whole, 0, 2).transpose(1, 0, 2)[::-1, ::-1], atol=1e-5)
     np.testing.assert_array_equal(np.squeeze(written["flat_labels.nii.gz"].get_fdata()), found.argmax(2))
+
+
+@pytest.mark.parametrize("centred_on", [None, "nodule"])
+def test_each_slice_has_a_z_score_of_its_own_if_the_training_images_had(centred_on, save, images, tmp_path):
+    folder = save(plane="axial", centred_on=centred_on, intensity={"kind": "image_zscore"})
+    volume = random_volume((15, 16, 3), np.diag([-1.0, -1, 2, 1]))
+    volume.values[..., 1] += 5000
+    write_nifti(images / "scan.nii.gz", volume)
+    write_monai_bundle(folder, tmp_path / "bundle")
+    stack = PreparedStack.of(volume, Preprocessing.of(phiseg.load(folder)), name="scan")
+    shown = prepared(tmp_path / "bundle", images)[0]
+    frame = Frame.centred((7.5, 7), (10, 8)) if centred_on else Frame((0, 0), (1, 1), (16, 15))
+    expected = stack.images(np.arange(3), frame)[:, 0]
+    assert shown.shape == expected.shape
+    np.testing.assert_allclose(shown.numpy(), expected, atol=2e-3)
+    assert abs(expected[1].mean() - expected[0].mean()) < 0.01
 
 
 def test_slices_are_resampled_to_the_spacing_of_training(save, images, tmp_path):

@@ -12,7 +12,8 @@ from phiseg.core.config import StrictConfig
 class Intensity(StrictConfig):
     """Either a fixed window (CT, phantoms) or values that were z-scored when they were prepared (MR)."""
 
-    kind: Literal["window", "zscore"]
+    kind: Literal["window", "zscore", "image_zscore"]
+    """`zscore`: with mean and deviation of the whole volume; `image_zscore`: of each image by itself."""
     low: float | None = None
     """Stored value that becomes -0.5; everything below is clipped. Only for a window."""
     high: float | None = None
@@ -20,8 +21,8 @@ class Intensity(StrictConfig):
 
     @model_validator(mode="after")
     def _bounds_fit_the_kind(self) -> Self:
-        if self.kind == "zscore" and (self.low is not None or self.high is not None):
-            raise ValueError("zscore takes neither 'low' nor 'high'; remove them or use kind: window")
+        if self.kind != "window" and (self.low is not None or self.high is not None):
+            raise ValueError(f"{self.kind} takes neither 'low' nor 'high'; remove them or use kind: window")
         if self.kind == "window" and not (
             self.low is not None
             and self.high is not None
@@ -50,3 +51,19 @@ def normalise(images: NDArray[Any], intensity: Intensity) -> NDArray[np.float32]
         return values
     scaled: NDArray[np.float32] = (values - intensity.low) / (intensity.high - intensity.low)
     return np.clip(scaled, 0.0, 1.0) - np.float32(0.5)
+
+
+def zscored(image: NDArray[Any]) -> NDArray[np.float32]:
+    """Return an image (C, H, W) whose channels have mean 0 and standard deviation 1, or are 0 if constant.
+
+    >>> zscored(np.array([[[1, 3]], [[5, 5]]]))
+    array([[[-1.,  1.]],
+    <BLANKLINE>
+           [[ 0.,  0.]]], dtype=float32)
+    """
+    values = image.astype(np.float64)
+    spread = values.std(axis=(1, 2), keepdims=True)
+    scaled: NDArray[np.float64] = (values - values.mean(axis=(1, 2), keepdims=True)) / np.where(
+        spread > 0, spread, 1
+    )
+    return scaled.astype(np.float32)

@@ -36,6 +36,10 @@ MARKER = "models/phiseg/config.json"
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 MONAI_VERSION = "1.6.1"
 """The version that the bundles are tested with."""
+_SLICE_ZSCORE = (
+    "$lambda image: (image - image.mean((-2, -1), keepdim=True))"
+    " / image.std((-2, -1), correction=0, keepdim=True).clamp(min=1e-6)"
+)
 
 
 class MeanPrediction(nn.Module):
@@ -246,7 +250,8 @@ def _inference(preprocessing: Preprocessing) -> dict[str, Any]:
 def _transforms(preprocessing: Preprocessing) -> list[dict[str, Any]]:
     """Return MONAI's transforms that do what `PreparedStack.images` does: spacing, crop, and the values.
 
-    As there, a window clips what was resampled; z-scores are those of the volume before it.
+    As there, a window clips what was resampled; z-scores are those of the volume or the slice before it, or of what
+    was cut out.
     """
 
     def transform(name: str, **options: Any) -> dict[str, Any]:
@@ -254,6 +259,12 @@ def _transforms(preprocessing: Preprocessing) -> list[dict[str, Any]]:
 
     intensity, plane, several = preprocessing.intensity, preprocessing.plane, preprocessing.image_channels > 1
     windowed = intensity.kind == "window"
+    zscore = {
+        "window": [],
+        "zscore": [transform("NormalizeIntensityd", channel_wise=True)],
+        "image_zscore": [transform("Lambdad", func=_SLICE_ZSCORE)],
+    }[intensity.kind]
+    of_the_cut = intensity.kind == "image_zscore" and preprocessing.centred_on is not None
     transforms = []
     if plane is None:  # arrays (H, W) or (C, H, W), as they are
         channel = 0 if several else "no_channel"
@@ -269,16 +280,17 @@ def _transforms(preprocessing: Preprocessing) -> list[dict[str, Any]]:
             transform("Lambdad", func="$lambda image: image if image.ndim == 4 else image[..., None]"),
             transform("Orientationd", axcodes=PLANES[plane]),
         ]
-    if not windowed:
-        transforms.append(transform("NormalizeIntensityd", channel_wise=True))
+    if not of_the_cut:
+        transforms += zscore
     if plane is not None and preprocessing.spacing_mm is not None:
         transforms.append(transform("Spacingd", pixdim=[-1.0, *preprocessing.spacing_mm], mode="bilinear"))
     if preprocessing.centred_on is not None:
         size = [*([-1] if plane is not None else []), *preprocessing.size]
         value = intensity.low if windowed else 0.0
-        transforms.append(
-            transform("ResizeWithPadOrCropd", spatial_size=size, mode="constant", constant_values=value)
-        )
+        padding = {"mode": "edge"} if of_the_cut else {"mode": "constant", "constant_values": value}
+        transforms.append(transform("ResizeWithPadOrCropd", spatial_size=size, **padding))
+    if of_the_cut:
+        transforms += zscore
     if windowed:
         limits = {"a_min": intensity.low, "a_max": intensity.high, "b_min": -0.5, "b_max": 0.5}
         transforms.append(transform("ScaleIntensityRanged", **limits, clip=True))
@@ -314,10 +326,11 @@ def _readme(model: Segmenter, preprocessing: Preprocessing) -> str:
     else:
         spacing = "resampled to {} x {} mm".format(*preprocessing.spacing_mm)
     intensity = preprocessing.intensity
+    whole = "file" if intensity.kind == "zscore" else "slice"
     values = (
         f"{intensity.low:g} to {intensity.high:g} is mapped to [-0.5, 0.5], what lies outside is clipped"
         if intensity.kind == "window"
-        else "minus the mean, divided by the standard deviation of the image, each channel on its own"
+        else f"minus the mean, divided by the standard deviation of the {whole}, each channel on its own"
     )
     part = (
         f"the middle {height} x {width} pixels. **The model was trained on images that are centred on a "

@@ -13,7 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, ModelError
-from phiseg.data.intensity import Intensity, normalise
+from phiseg.data.intensity import Intensity, normalise, zscored
 from phiseg.data.store import SlicePlane
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
@@ -80,9 +80,19 @@ class PreparedStack:
     name: str
     warnings: tuple[str, ...] = ()
     """What the user should know before believing a prediction; one line each."""
+    is_prepared: bool = False
+    """Whether the values are those of a prepared dataset, where z-scores are taken already."""
 
     @classmethod
-    def of(cls, volume: Volume, preprocessing: Preprocessing, *, name: str, modality: str | None = None) -> Self:
+    def of(
+        cls,
+        volume: Volume,
+        preprocessing: Preprocessing,
+        *,
+        name: str,
+        modality: str | None = None,
+        is_prepared: bool = False,
+    ) -> Self:
         """Slice a volume (I, J, K) or (I, J, K, C).
 
         Args:
@@ -90,6 +100,7 @@ class PreparedStack:
             preprocessing: of the model.
             name: of the scan, for messages.
             modality: of the scan, as DICOM names it; None where nothing tells.
+            is_prepared: the values are those of a prepared dataset.
 
         Raises:
             DataError: it is no volume, has not the model's modality or channels, or its voxels are not finite, all
@@ -107,14 +118,15 @@ class PreparedStack:
             )
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise DataError(f"{name} has NaN or infinite voxels; repair the image or leave it out")
-        if values.min() == values.max():
+        if values.min() == values.max() and not is_prepared:
             raise DataError(f"{name} is empty: every voxel is {float(values.flat[0]):g}; check the scan")
         if values.dtype.kind == "f" and np.abs(values).max() > np.finfo(np.float32).max:
             raise DataError(f"{name} has values beyond those of 32 bits; check its unit and scaling")
         plane = preprocessing.plane or "auto"
         chosen = coarsest_plane(volume) if plane == "auto" else plane
         stack = to_slices(Volume(values, volume.affine), chosen)
-        return cls(stack, chosen, preprocessing, name, _unit_warnings(values, preprocessing.intensity))
+        warnings = () if is_prepared else _unit_warnings(values, preprocessing.intensity)
+        return cls(stack, chosen, preprocessing, name, warnings, is_prepared)
 
     @property
     def step(self) -> tuple[float, float]:
@@ -127,7 +139,7 @@ class PreparedStack:
 
     @cached_property
     def _scale(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and standard deviation of each channel over the volume, as z-scored datasets are prepared."""
+        """Mean and standard deviation of each channel over the volume."""
         values = self.stack.values
         mean = values.mean(axis=(0, 1, 2), dtype=np.float64)
         deviation = values.std(axis=(0, 1, 2), dtype=np.float64)
@@ -135,22 +147,36 @@ class PreparedStack:
 
     def normalised(self, slices: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return some slices in the network's range, (len(slices), C, H, W)."""
-        values = np.moveaxis(self.stack.values[slices], 3, 1)
-        if self.preprocessing.intensity.kind == "zscore":
-            mean, deviation = (part[:, None, None] for part in self._scale)
-            return ((values - mean) / deviation).astype(np.float32)
-        return normalise(values, self.preprocessing.intensity)
+        values = self._values(slices)
+        intensity = self.preprocessing.intensity
+        if intensity.kind == "window" or self.is_prepared:
+            return normalise(values, intensity)
+        if intensity.kind == "image_zscore":
+            return np.stack([zscored(image) for image in values])
+        mean, deviation = (part[:, None, None] for part in self._scale)
+        return ((values - mean) / deviation).astype(np.float32)
 
     def images(self, slices: NDArray[np.int64], frame: Frame) -> NDArray[np.float32]:
         """Return what the network sees: a frame of some slices, (len(slices), C, h, w).
 
-        As in training, a window clips what was resampled; z-scores are those of the volume before it.
+        As in training, a window clips what was resampled; z-scores are those of the volume or the slice before it.
+        Where the training images were crops, each with a z-score of its own, so is what is cut out here.
         """
         intensity = self.preprocessing.intensity
-        if intensity.low is None:
+        if intensity.kind == "zscore":
             return cut(self.normalised(slices), frame, fill=0, interpolation="linear")
-        values = np.moveaxis(self.stack.values[slices], 3, 1).astype(np.float32)
+        if intensity.kind == "image_zscore":
+            of_the_cut = self.preprocessing.centred_on is not None and not self.is_prepared
+            images = self._values(slices).astype(np.float32) if of_the_cut else self.normalised(slices)
+            parts = [cut(image, frame, fill=float(image.min()), interpolation="linear") for image in images]
+            return np.stack([zscored(part) if of_the_cut else part for part in parts])
+        assert intensity.low is not None
+        values = self._values(slices).astype(np.float32)
         return normalise(cut(values, frame, fill=intensity.low, interpolation="linear"), intensity)
+
+    def _values(self, slices: NDArray[np.int64]) -> NDArray[Any]:
+        """Return some slices as they were read, (len(slices), C, H, W)."""
+        return np.moveaxis(self.stack.values[slices], 3, 1)
 
 
 def _unit_warnings(values: NDArray[Any], intensity: Intensity) -> tuple[str, ...]:

@@ -209,7 +209,7 @@ class Library:
         pixels = np.array(dataset.images[row])  # (C, H, W)
         volume = Volume(pixels.transpose(2, 1, 0)[:, :, None], affine)  # columns, rows, one slice, channels
         name = dataset.cases[row]["case"]
-        stack = PreparedStack.of(volume, self.preprocessing, name=name)
+        stack = PreparedStack.of(volume, self.preprocessing, name=name, is_prepared=True)
         looked = [who for who, valid in zip(dataset.annotator_names, dataset.valid[row], strict=True) if valid]
         return OpenScan(
             f"case-{row}",

@@ -200,8 +200,14 @@ class ArraysSource:
                 columns[key] = self._texts(key, values)
             else:
                 columns |= {f"{key}_{i}": self._texts(key, values[:, i]) for i in range(shape[1])}
-        if ignored:
-            names = ", ".join(f"'{key}'" if key.isprintable() else repr(key) for key in sorted(ignored))
+        for key in sorted(set(ignored) & set(_TAKEN)):
+            tell(
+                f"{self.path}: ignored '{key}': cases.csv has a column of that name already; patients are told by "
+                "'case_ids', spacing by 'pixel_spacing_mm'"
+            )
+        others = sorted(set(ignored) - set(_TAKEN))
+        if others:
+            names = ", ".join(f"'{key}'" if key.isprintable() else repr(key) for key in others)
             tell(f"{self.path}: ignored {names}: no column of one value a row")
         return columns
 

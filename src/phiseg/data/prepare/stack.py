@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.random import derive_seed
-from phiseg.data.intensity import Intensity
+from phiseg.data.intensity import Intensity, zscored
 from phiseg.data.prepare.options import check_size, check_window
 from phiseg.data.splits import SPLIT_NAMES, split_patients
 from phiseg.data.store import MISSING, Dataset, SlicePlane, check_classes
@@ -286,8 +286,8 @@ def _prepared(case: Case, intensity: Intensity, size: int | None, path: Path) ->
     image = _stored(case.image, where)
     labels = np.zeros(case.labels.shape, dtype=np.uint8)
     labels[case.valid] = _labels(case.labels[case.valid], where)
-    if intensity.kind == "zscore":
-        image = _zscored(image)
+    if intensity.kind == "image_zscore":
+        image = zscored(image)
     if size is not None:
         height, width = image.shape[1:]
         frame = Frame.centred(((height - 1) / 2, (width - 1) / 2), (size, size))
@@ -297,15 +297,6 @@ def _prepared(case: Case, intensity: Intensity, size: int | None, path: Path) ->
         row, column = map(int, frame.origin)
         case = case._replace(columns={**case.columns, "cut_row": row, "cut_column": column})
     return case._replace(image=image, labels=labels)
-
-
-def _zscored(image: NDArray[Any]) -> NDArray[np.float32]:
-    values = image.astype(np.float64)
-    spread = values.std(axis=(1, 2), keepdims=True)
-    scaled: NDArray[np.float64] = (values - values.mean(axis=(1, 2), keepdims=True)) / np.where(
-        spread > 0, spread, 1
-    )
-    return scaled.astype(np.float32)
 
 
 def _clipped(value: float, dtype: np.dtype[Any]) -> float:
@@ -322,7 +313,7 @@ def _default_classes(largest_label: int) -> tuple[str, ...]:
 def _intensity(survey: _Survey, options: StackOptions, path: Path) -> Intensity:
     """Return the rule the user chose, or that of the images' type and range."""
     if options.zscore:
-        return Intensity(kind="zscore")
+        return Intensity(kind="image_zscore")
     if options.window:
         low, high = options.window
     elif survey.image_dtype == np.uint8 and not survey.is_binary:
@@ -343,7 +334,7 @@ def _percentile_range(sample: Sequence[NDArray[Any]], path: Path) -> tuple[float
     if low >= high:
         high = low + max(1.0, abs(low))
     tell(
-        f"{path}: chose --window {low:g} {high:g}, percentiles {PERCENTILES[0]} and {PERCENTILES[1]} of the "
-        "training images; for CT pass a window of your own, such as --window -1000 400"
+        f"{path}: chose --window {low:g} {high:g}, percentiles {PERCENTILES[0]} and {PERCENTILES[1]} of the images "
+        "(of split 'train' if there are splits); for CT pass a window of your own, such as --window -1000 400"
     )
     return low, high
