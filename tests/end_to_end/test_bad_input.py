@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from phiseg.data.store import Dataset
+from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.volume import Volume
 from phiseg.training.checkpoints import load_state
 
 
@@ -121,8 +123,19 @@ def test_a_wrong_option_is_refused(command, option, value, says, refuses, traine
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused(refuses, train_words, trained, lesions, tmp_path):
     refuses("sample", trained(), "--data", lesions, "--out", tmp_path / "out", "--device", "cuda", says="use cpu")
+    scan = tmp_path / "scan.nii"
+    write_nifti(scan, Volume(np.arange(64.0).reshape(4, 4, 4), np.eye(4)))
     for accelerator in ("cuda", "gpu"):
-        refuses(*train_words("--train.accelerator", accelerator), says=f"train.accelerator {accelerator}")
+        says = f"cannot compute with accelerator {accelerator}, devices 1"
+        refuses(*train_words("--train.accelerator", accelerator), says=says)
+        refuses("predict", trained(), scan, "--accelerator", accelerator, "--out", tmp_path / "out", says=says)
+
+
+def test_one_device_for_several_processes_is_refused(refuses, trained, lesions, tmp_path):
+    words = ("evaluate", trained(), "--data", lesions, "--out", tmp_path / "out", "--devices", 2)
+    refuses(
+        *words, "--device", "cuda:1", says="--device cuda:1 is one device, for several processes; use --device cuda"
+    )
 
 
 def test_a_dice_annotator_who_does_not_exist_is_refused(refuses, trained, lesions, tmp_path):

@@ -197,4 +197,4 @@ def test_a_dataset_with_one_annotator_has_no_ged_and_says_why(tmp_path):
     table = comparison_table([alone])
     assert table.rows[0].ged is None
     assert table.rows[0].dice is not None
-    assert any("this dataset has one" in note for note in table.notes)
+    assert any("no case here has two" in note for note in table.notes)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from phiseg.cli.parsing import parse
+from phiseg.core.errors import ConfigError
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Evaluate:
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A model folder, or the run folder around it."""
+    """A model folder, the run folder around it, or the name of a bundled model."""
     data: Path
     """The prepared dataset."""
     out: Path
@@ -67,6 +68,11 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
     device, first = command.device, True
     if (command.devices, command.num_nodes) != (1, 1):
+        if ":" in command.device:
+            kind = command.device.partition(":")[0]
+            raise ConfigError(
+                f"--device {command.device} is one device, for several processes; use --device {kind}"
+            )
         machine = {"accelerator": command.device, "devices": command.devices, "num_nodes": command.num_nodes}
         fabric = make_fabric(TrainConfig.parse(machine, where="phiseg evaluate"), timeout=timedelta(days=14))
         fabric.launch()
@@ -96,5 +102,5 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
             spread = f"   95 % interval {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
             print(f"  {name:<21}{value:9.4f}{spread}")
     if summary.ged is None:
-        print("  no GED and S_NCC: they compare with several annotators, and this dataset has one")
+        print("  no GED and S_NCC: they compare with several annotators, and no case here has two")
     print(f"written to {command.out}; next: phiseg compare {command.out} ... --out report")

@@ -27,7 +27,7 @@ class Export:
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A model folder, or the run folder around it."""
+    """A model folder, the run folder around it, or the name of a bundled model."""
     onnx: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """ONNX file to write."""
     monai_bundle: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None

@@ -1,6 +1,7 @@
 """The command `phiseg`. Each command is a small typed object in a file of its own, imported when it is called.
 
-Exit codes: 0 success, 2 an error that the user can mend (one line on stderr), 130 interrupted.
+Exit codes: 0 success, 2 an error that the user can mend (one line on stderr), 130 interrupted, 141 nobody
+reads the output any more.
 """
 
 import os

@@ -35,4 +35,5 @@ def tell(dataset: "Dataset") -> None:
             )
     print(f"look:  phiseg data show {dataset.path} --out sheet.png")
     print(f"check: phiseg data check {dataset.path}")
-    print(f"next:  phiseg train phiseg --data {dataset.path} --out runs/phiseg")
+    recipe = "phiseg" if dataset.info.centred_on else "phiseg-small"  # the first one turns images by any angle
+    print(f"next:  phiseg train {recipe} --data {dataset.path} --out runs/{recipe}")

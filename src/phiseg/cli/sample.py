@@ -21,7 +21,7 @@ class Sample:
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A model folder, or the run folder around it."""
+    """A model folder, the run folder around it, or the name of a bundled model."""
     data: Path
     """The prepared dataset."""
     out: Path

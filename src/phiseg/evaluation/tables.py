@@ -168,7 +168,7 @@ def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
     if len(set(references)) == 1:
         notes.append(f"Dice is that of the mean prediction with {_dice_reference(references[0])}.")
     if all(max(evaluation.cases["num_annotators"]) == 1 for evaluation in evaluations):
-        notes.append("GED and S_NCC are not given: they compare with several annotators, and this dataset has one.")
+        notes.append("GED and S_NCC are not given: they compare with several annotators, and no case here has two.")
     if any(evaluation.num_trainings > 1 for evaluation in evaluations):
         numbers = ", ".join(f"{name} {own.num_trainings}" for name, own in zip(names, evaluations, strict=True))
         notes.append(f"±: standard deviation between trainings with different seeds ({numbers}).")

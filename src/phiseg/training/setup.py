@@ -80,8 +80,8 @@ def make_fabric(settings: TrainConfig, *, timeout: timedelta | None = None) -> F
     except (MisconfigurationException, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise ConfigError(
-            f"cannot train with train.accelerator {settings.accelerator}, train.devices {settings.devices} and "
-            f"train.precision {settings.precision} ({reason}); use what this machine has"
+            f"cannot compute with accelerator {settings.accelerator}, devices {settings.devices} and precision "
+            f"{settings.precision} ({reason}); use what this machine has"
         ) from None
     if settings.precision == "16-mixed" and fabric.device.type == "cpu":
         raise ConfigError("train.precision 16-mixed needs a GPU; use bf16-mixed or 32-true")

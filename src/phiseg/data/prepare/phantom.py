@@ -9,7 +9,6 @@ the zones of the prostate with 6. `scenes` says what annotators disagree about.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
@@ -24,8 +23,6 @@ from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 
 MIN_SIZE = 16
-
-PhantomKind = Literal["lesion", "zones"]
 
 
 @dataclass(frozen=True)
