@@ -359,6 +359,30 @@ def test_every_view_shows_another_picture(page, address):
     assert state_of(page)["sample"] == 1
 
 
+def test_no_slice_is_asked_for_again_and_again_however_many_are_shown(browser, tmp_path):
+    """More of them than a page keeps by itself; one that it drops would come again and again."""
+    number = 150
+    values = np.random.default_rng(0).normal(-500, 200, (16, 16, number)).astype(np.float32)
+    write_nifti(tmp_path / "long.nii.gz", Volume(values, np.diag([-1.0, -1, 1, 1])))
+    model = make_model(PHiSegConfig(channels=(4, 5, 6), num_levels=2, blocks_per_level=1, head_init=1.0))
+    model.preprocessing = {**model.preprocessing, "centred_on": None}
+    with serving(model, tmp_path / "long.nii.gz") as address:
+        page = browser.new_page()
+        asked = []
+        page.on("request", lambda request: asked.append(request.url) if "/slices/" in request.url else None)
+        open_page(page, address)
+        page.locator("#scans").select_option(label="long")
+        wait_until(page, "window.phiseg.scan.name === 'long' && !window.phiseg.busy")
+        click(page)
+        page.locator("#views button", has_text="Slices").click()
+        assert state_of(page)["view"] == "slices"
+        page.wait_for_timeout(3000)
+        long = [url for url in asked if url.split("/slices/")[0] == asked[-1].split("/slices/")[0]]
+        assert len(set(long)) == number
+        assert len(long) < number + 10  # some came twice: the scan was opened before and after the click
+        page.close()
+
+
 def test_a_sample_is_saved_as_it_is_shown(page, address, model, scan, tmp_path):
     open_noise(page, address)
     result = click(page)

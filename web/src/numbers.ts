@@ -37,7 +37,8 @@ export class NumbersPanel {
     const facts = [`agreement ${agreement.toFixed(2)}`, `mean γ ${gamma.toFixed(2)}`];
     if (scan!.num_slices === 1) facts.push(`slice of ${scan!.spacing_mm[0].toFixed(2)} mm`);
     const notes = [facts.join("  ·  ")];
-    if (!scan!.has_spacing) notes.push("The pixel size is not known: volumes and diameters assume 1 mm.");
+    const [, down, right] = scan!.spacing_mm;
+    if (!scan!.has_spacing) notes.push(`The pixel size is not known: volumes and diameters assume ${digits(down)} x ${digits(right)} mm.`);
     const cut = result!.numbers!.truncated;
     if (cut > 0) notes.push(`${percent(cut)} of the samples are cut off: they are larger than told.`);
     return [

@@ -4,13 +4,14 @@ import type { Pair, ScanInfo } from "./api";
 import { getSlice } from "./api";
 
 const KEPT = 128;
-const AHEAD = 3;
+const AHEAD = 3; // and as many behind
 
 export class Slices {
   readonly scan: ScanInfo;
   private readonly values = new Map<number, Float32Array>();
   private readonly pictures = new Map<string, HTMLCanvasElement>();
   private readonly asked = new Set<number>();
+  private kept = KEPT;
   private readonly onArrival: () => void;
   private readonly onError: (error: unknown) => void;
 
@@ -18,6 +19,11 @@ export class Slices {
     this.scan = scan;
     this.onArrival = onArrival;
     this.onError = onError;
+  }
+
+  /** Keep at least so many that are shown at once, and their neighbours: one that is dropped would be asked for again. */
+  reserve(number: number): void {
+    this.kept = Math.max(this.kept, Math.min(number * (1 + 2 * AHEAD), this.scan.num_slices));
   }
 
   /** Return a slice as a grey picture, or null while it is on its way. */
@@ -29,7 +35,7 @@ export class Slices {
     if (!picture) {
       picture = grey(values, this.scan.width, this.scan.height, window);
       this.pictures.set(key, picture);
-      if (this.pictures.size > KEPT / 2) forgetOldest(this.pictures);
+      if (this.pictures.size > this.kept) forgetOldest(this.pictures);
     }
     return picture;
   }
@@ -50,7 +56,7 @@ export class Slices {
     this.asked.add(number);
     try {
       this.values.set(number, await getSlice(this.scan.id, number));
-      if (this.values.size > KEPT) forgetOldest(this.values);
+      if (this.values.size > this.kept) forgetOldest(this.values);
       this.asked.delete(number);
       if (ahead === AHEAD) this.onArrival();
       for (let step = 1; ahead === AHEAD && step <= AHEAD; step++) {

@@ -162,7 +162,9 @@ export class Stage {
     const result = app.result!;
     if (view === "levels") return this.levelTiles();
     if (view === "slices") {
-      return result.drawnSlices().map((number) => ({
+      const drawn = result.drawnSlices();
+      app.slices!.reserve(drawn.length);
+      return drawn.map((number) => ({
         title: `Slice ${number + 1}`,
         short: String(number + 1),
         slice: number,
