@@ -249,6 +249,13 @@ def test_a_pickle_of_python_2_is_read(prepare, pickled):
     assert dataset.cases == [{"case": "key", "patient": "1.2"}]
 
 
+def test_one_plane_for_endless_readers_is_refused_before_it_is_copied(prepare, pickled):
+    plane = np.zeros((512, 512), np.uint8)
+    crops = {"a": {"image": plane, "masks": [plane] * 60_000, "series_uid": "1.2"}}
+    with pytest.raises(DataError, match="crop 'a' has 60000 masks, more than 64 readers"):
+        prepare(pickled(crops))
+
+
 def test_arrays_and_scalars_keep_type_order_and_value(pickled):
     values = {
         "fortran": np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
@@ -256,6 +263,7 @@ def test_arrays_and_scalars_keep_type_order_and_value(pickled):
         "bool": np.array([True, False]),
         "text": np.array(["ab", "c"]),
         "empty": np.zeros((0, 3)),
+        "permuted": np.moveaxis(np.arange(24, dtype=np.int16).reshape(2, 3, 4), 2, 0),
     }
     for protocol in range(6):
         loaded = safe_pickle.load(pickled(values | {"scalar": np.float32(0.5), "name": np.str_("x")}, protocol))

@@ -505,7 +505,7 @@ def test_channels_on_different_grids_are_an_error(nnunet):
         prepare(nnunet, strict=True)
 
 
-@pytest.mark.parametrize("text", ["{", '{"labels": {"whole": [1, 2]}}', "[]"])
+@pytest.mark.parametrize("text", ["{", '{"labels": {"whole": [1, 2]}}', "[]", '{"labels": {"a": 1, "b": 1}}'])
 def test_names_that_cannot_be_read_may_be_given_instead(nnunet, text):
     (nnunet / "dataset.json").write_text(text)
     with pytest.raises(DataError, match=r'dataset\.json: its "labels" are not such as .*pass --classes'):

@@ -481,3 +481,11 @@ def test_an_error_is_a_line_that_can_be_read_whatever_a_file_holds(cli, lesions,
         assert line.startswith(f"phiseg: error: {data}/splits.json: split 'val' names")
         assert line.isprintable()
         assert len(line) < 2100
+
+
+def test_memory_that_is_not_there_is_one_line(refuses, tmp_path, monkeypatch):
+    def run(words):
+        raise MemoryError(f"Unable to allocate 14.6 GiB for {words[0]}")
+
+    monkeypatch.setattr("phiseg.cli.main._run", run)
+    refuses("info", says="not enough memory: Unable to allocate 14.6 GiB for info")

@@ -143,7 +143,9 @@ def test_compare_again_needs_overwrite_and_removes_stale_pictures(evaluations, t
     assert (out / "samples-3.png").exists()
     with pytest.raises(OutputError, match="--overwrite"):
         compare(folders, out)
+    (out / "my-curves.png").write_bytes(b"somebody else's")
     compare(folders[1:], out, overwrite=True)
+    assert (out / "my-curves.png").exists()
     assert (out / "report.html").read_bytes() != before
     assert (out / "samples-2.png").exists()
     assert not (out / "samples-3.png").exists()

@@ -182,9 +182,10 @@ def test_text_is_aligned_and_marks_with_a_star():
 
 
 def test_numbers_of_parameters_are_readable():
-    table = [comparison_table([evaluation("a", num_parameters=n)]) for n in (None, 950, 12_345, 4_560_000)]
+    numbers = {None: "-", 950: "950", 12_345: "12.3 k", 999_700: "1 M", 4_560_000: "4.56 M", 999_900_000: "1,000 M"}
+    table = [comparison_table([evaluation("a", num_parameters=n)]) for n in numbers]
     shown = [to_text(each).splitlines()[2].split("  ")[1:] for each in table]
-    assert [next(cell.strip() for cell in row if cell.strip()) for row in shown] == ["-", "950", "12.3 k", "4.56 M"]
+    assert [next(cell.strip() for cell in row if cell.strip()) for row in shown] == [*numbers.values()]
 
 
 def test_a_dataset_with_one_annotator_has_no_ged_and_says_why(tmp_path):

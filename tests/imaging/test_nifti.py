@@ -67,6 +67,12 @@ def test_scaling_is_applied(tmp_path):
     assert read_nifti_header(path).values.dtype == np.float64
 
 
+def test_capitals_in_the_name_are_no_matter(tmp_path):
+    """Zeros, which are compressed to less than the header promises."""
+    save(tmp_path / "scan.nii.gz", np.zeros((20, 20, 20), np.int16)).rename(tmp_path / "SCAN.NII.GZ")
+    assert read_nifti(tmp_path / "SCAN.NII.GZ").values.shape == (20, 20, 20)
+
+
 def test_version_2_and_swapped_bytes_are_read(tmp_path):
     save(tmp_path / "two.nii.gz", ramp(), kind=nibabel.Nifti2Image)
     np.testing.assert_array_equal(read_nifti(tmp_path / "two.nii.gz").values, ramp())

@@ -111,9 +111,14 @@ def test_a_table_needs_no_units_and_may_come_from_a_spreadsheet(read):
     ],
 )
 def test_a_bad_line_is_named(read, tmp_path, line):
-    with pytest.raises(DataError, match="line 3: no point; give three numbers and the unit") as caught:
+    with pytest.raises(DataError, match="line 3: no point; give a case, three numbers and the unit") as caught:
         read(f"case,x,y,z,unit\nok,1,2,3,mm\n{line}\nok,1,2,3,mm\n")
     assert str(tmp_path / "points.csv") in str(caught.value)
+
+
+def test_a_line_without_its_case_is_named(read):
+    with pytest.raises(DataError, match="line 2: no point; give a case"):
+        read("x,y,z,case\n1,2,3\n")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         print(f"phiseg: error: {_in_one_line(reason)}", file=sys.stderr)
         sys.exit(2)
+    except MemoryError as error:
+        print(f"phiseg: error: not enough memory: {_in_one_line(str(error)) or 'none is left'}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("phiseg: interrupted", file=sys.stderr)
         sys.exit(130)

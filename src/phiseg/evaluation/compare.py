@@ -23,7 +23,7 @@ from phiseg.evaluation.tables import Table, comparison_table, excess_ged, to_csv
 
 _OWN = re.compile(
     r"table\.(csv|md|tex)|report\.html"
-    r"|([a-z]+-)?((samples|levels|scatter)(-\d+)?|curves|scores|terms|reliability)\.png"
+    r"|((all|one)-)?((samples|levels|scatter)(-\d+)?|curves|scores|terms|reliability)\.png"
 )
 
 

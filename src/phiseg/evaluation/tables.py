@@ -87,8 +87,9 @@ def _count(value: int | None) -> str:
     if value is None:
         return "-"
     for size, unit in ((1_000_000, " M"), (1_000, " k")):
-        if value >= size:
-            return f"{value / size:.3g}{unit}" if value < 1000 * size else f"{value / size:,.0f}{unit}"
+        scaled = value / size
+        if scaled >= 0.9995:  # what is rounded to 1000 of a unit is 1 of the next
+            return f"{scaled:.3g}{unit}" if scaled < 999.5 else f"{scaled:,.0f}{unit}"
     return str(value)
 
 

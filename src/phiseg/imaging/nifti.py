@@ -93,7 +93,7 @@ def read_nifti_header(path: Path, *, channels: bool = False) -> Volume:
     if stored.kind not in "iuf":
         raise DataError(f"{path} has voxels of type {stored}, not numbers; convert it to integers or floats")
     promised = max(offset, 0) + math.prod(shape) * stored.itemsize
-    if min(shape, default=0) < 1 or promised > size * (_MOST_COMPRESSION if path.suffix == ".gz" else 1):
+    if min(shape, default=0) < 1 or promised > size * (_MOST_COMPRESSION if _is_compressed(path) else 1):
         raise DataError(
             f"{path} is damaged: {size} bytes cannot hold the {shape} voxels of its header; copy it again"
         )
@@ -147,7 +147,7 @@ def _written(path: Path) -> Iterator[Any]:
     """
     assert path.name.endswith(SUFFIXES), path
     with atomic_file(path) as file:
-        if path.suffix == ".gz":
+        if _is_compressed(path):
             with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=1) as stream:
                 yield stream
         else:
@@ -166,7 +166,11 @@ def _fitted(shape: tuple[int, ...], path: Path, *, channels: bool) -> tuple[int,
 
 
 def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    return gzip.open(path, "rb") if _is_compressed(path) else path.open("rb")
+
+
+def _is_compressed(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
 
 
 @contextmanager

@@ -75,13 +75,20 @@ def read_points(path: Path) -> dict[str, list[Point]]:
                 unit = (row.get("unit") or "").strip() or "voxel"
                 try:
                     x, y, z = (float(row[axis]) for axis in "xyz")
-                    if unit not in get_args(Unit) or None in row or not np.isfinite([x, y, z]).all():
-                        raise ValueError  # None: more fields than columns, as of a decimal comma
+                    case = row["case"]
+                    if (
+                        case is None
+                        or unit not in get_args(Unit)
+                        or None in row
+                        or not np.isfinite([x, y, z]).all()
+                    ):
+                        raise ValueError  # None in row: more fields than columns, as of a decimal comma
                 except (TypeError, ValueError):
                     raise DataError(
-                        f"{path}, line {table.line_num}: no point; give three numbers and the unit voxel, mm or lps"
+                        f"{path}, line {table.line_num}: no point; give a case, three numbers and the unit, voxel, "
+                        "mm or lps"
                     ) from None
-                points.setdefault(row["case"].strip(), []).append(Point(x, y, z, unit))  # type: ignore[arg-type]
+                points.setdefault(case.strip(), []).append(Point(x, y, z, unit))  # type: ignore[arg-type]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; check the name") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -40,6 +40,8 @@ from phiseg.data.writer import Case
 
 CLASSES = ("background", "nodule")
 
+MAX_READERS = 64
+
 _FORMS = "PHiSeg's data_lidc.hdf5, Knegt's data_lidc.pickle or a folder of PNGs with images/ and gt/"
 _BLOCK_BYTES = 2**24
 _BEST_COMPRESSION = 1100
@@ -245,6 +247,8 @@ def _planes(value: Any, where: str) -> NDArray[Any]:
     """Return masks (A, H, W) that came as one array, or as one for each reader."""
     if isinstance(value, PickledArray) and value.values.ndim == 3 and value.values.size:
         return value.values
+    if isinstance(value, list | tuple) and len(value) > MAX_READERS:  # each of them may be the same one plane
+        raise DataError(f"{where} has {len(value)} masks, more than {MAX_READERS} readers; give {_FORMS}")
     planes = [_plane(plane, where) for plane in value] if isinstance(value, list | tuple) else []
     if not planes or len({plane.shape for plane in planes}) > 1 or any(p.dtype.kind not in "biuf" for p in planes):
         raise DataError(f"{where}: its masks are not one array (H, W) for each reader; give {_FORMS}")

@@ -106,7 +106,10 @@ def read_class_names(folder: Path) -> dict[int, str] | None:
         labels = json.loads(path.read_text(encoding="utf-8")).get("labels", {})
         newer = all(isinstance(value, int) for value in labels.values())
         pairs = [(value, name) if newer else (name, value) for name, value in labels.items()]
-        return {int(value): str(name) for value, name in pairs} or None
+        names = {int(value): str(name) for value, name in pairs}
+        if len(names) < len(pairs):
+            raise ValueError  # two names for one label
+        return names or None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         raise DataError(
             f'{path}: its "labels" are not such as {{"background": 0, "zone": 1}}; correct them or pass --classes'

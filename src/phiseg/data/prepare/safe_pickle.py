@@ -283,10 +283,14 @@ def _scalar(kind: Any, data: Any) -> Any:
     return _array(data, kind, (), "C").item()
 
 
-def _frombuffer(data: Any, kind: Any, shape: Any, order: Any) -> PickledArray:
-    """Stand in for numpy's `_frombuffer`, with which protocol 5 spells arrays."""
+def _frombuffer(data: Any, kind: Any, shape: Any, order: Any, axis_order: Any = None) -> PickledArray:
+    """Stand in for numpy's `_frombuffer`, with which protocol 5 spells arrays; numpy 2.4 on, with permuted axes."""
     array = PickledArray()
     array.values = _array(data, kind, shape, order)
+    if axis_order is not None:
+        fits = isinstance(axis_order, tuple) and all(type(axis) is int for axis in axis_order)
+        _demand(fits and sorted(axis_order) == [*range(array.values.ndim)], "an array whose axes are none")
+        array.values = array.values.transpose(axis_order)
     return array
 
 
