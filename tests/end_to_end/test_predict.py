@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 import phiseg as package
+from phiseg.evaluation import prediction_report
 from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.volumes import Sampling
@@ -295,6 +296,31 @@ def test_another_modality_is_left_out_and_values_of_another_unit_are_told(predic
     assert result.code == 0
     assert "phiseg: strange: " in result.err
     assert "unit" in result.err
+
+
+def test_a_result_that_somebody_removes_meanwhile_is_no_success(predict, model, tmp_path, monkeypatch):
+    scans = [nifti(tmp_path / f"{name}.nii.gz", seed=n) for n, name in enumerate("ab")]
+    folder = model()
+    predict(folder, *scans, out=tmp_path / "undisturbed")
+    draw = prediction_report.case_picture
+
+    def disturbed(prediction, measures, name):
+        if name == "b":
+            shutil.rmtree(tmp_path / "pred" / "a")
+        return draw(prediction, measures, name)
+
+    monkeypatch.setattr(prediction_report, "case_picture", disturbed)
+    result = predict(folder, *scans)
+    assert result.code == 2
+    assert (
+        "phiseg: a is left out: its folder was removed while others were predicted; run the command again"
+        in messages(result)
+    )
+    assert "1 of 2 cases failed" in result.out
+    monkeypatch.undo()
+    assert predict(folder, *scans).code == 0
+    for path in (tmp_path / "undisturbed").rglob("*.*"):
+        assert path.read_bytes() == (tmp_path / "pred" / path.relative_to(tmp_path / "undisturbed")).read_bytes()
 
 
 def test_one_series_of_a_folder_is_chosen_by_its_uid(predict, model, tmp_path):

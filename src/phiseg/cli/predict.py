@@ -71,7 +71,14 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Predict, arguments, prog=prog)
     from phiseg.evaluation.prediction_report import case_picture, write_prediction_report
-    from phiseg.inference.cohort import gather_failures, list_jobs, predict_cohort, share_jobs, unfinished
+    from phiseg.inference.cohort import (
+        find_vanished,
+        gather_failures,
+        list_jobs,
+        predict_cohort,
+        share_jobs,
+        unfinished,
+    )
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.scans import find_scans
     from phiseg.inference.volumes import Sampling
@@ -125,6 +132,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     )
     failed = gather_failures(failed)
     if fabric.is_global_zero:
+        failed |= find_vanished(jobs, command.out, failed)
         done = [job.name for job in jobs if job.name not in failed]
         page = write_prediction_report(command.out, done, failed, model=command.model)
         left_out = f" ({len(failed)} of {len(jobs)} cases failed, see failed.csv)" if failed else ""
