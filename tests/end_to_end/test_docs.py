@@ -3,8 +3,10 @@
 import ast
 import importlib.util
 import os
+import pickle
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from phiseg.cli.main import COMMANDS, main
 from phiseg.cli.train import split_overrides
@@ -23,6 +26,7 @@ from phiseg.imaging.nifti import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.models import MODELS, Segmenter, build_model, save_model
 from phiseg.models.phiseg import PHiSegConfig
+from phiseg.models.pretrained import find_model
 from phiseg.training.recipe import Recipe, load_recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
@@ -532,3 +536,81 @@ def test_the_commands_of_the_prostate_how_to_run(tmp_path, zones, run_small):
         run_small(words, *(["--workers", "1"] if words[2] == "nifti" else []))
     assert (tmp_path / "runs" / "zones-report" / "report.html").is_file()
     assert (tmp_path / "pred" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_pages_on_own_volumes_run(tmp_path, lesions, zones, run_small):
+    """One annotator or several, the samples of a model, and a recipe's keys; then volumes with labels to merge."""
+    write_volumes(tmp_path / "SRC", Dataset.open(lesions))
+    for page in ("docs/how-to/one-annotator.md", "docs/how-to/score-other-samples.md", "docs/reference/config.md"):
+        for words in phiseg_lines(page):
+            run_small(words, *(["--workers", "1"] if words[2] == "nifti" else []))
+    assert np.load("samples/labels.npy").shape[1:] == (4, 64, 64)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        "phiseg",
+        "phiseg-eval",
+        "one",
+        "one-eval",
+        "a",
+        "b",
+    }
+    shutil.rmtree(tmp_path / "SRC")
+    write_volumes(tmp_path / "SRC", Dataset.open(zones))
+    (prepare,) = phiseg_lines("docs/how-to/own-nifti-data.md")
+    run_small(prepare, "--workers", "1")
+    assert Dataset.open(tmp_path / "DATA").info.classes == ("background", "tz", "pz")
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_arrays_and_legacy_files_run(tmp_path, lesions, run_small):
+    source = Dataset.open(lesions)
+    images, masks = np.asarray(source.images, dtype=np.float32)[:, 0], np.asarray(source.labels)
+    np.savez(tmp_path / "crops.npz", images=images, masks=masks)
+    crops = {
+        f"c{n}": {"image": images[n], "masks": [*masks[n]], "series_uid": f"1.{n}"} for n in range(len(images))
+    }
+    (tmp_path / "data_lidc.pickle").write_bytes(pickle.dumps(crops))
+    for number, split in enumerate(("train", "train", "val", "test")):
+        for kind in ("images", "gt"):
+            (tmp_path / "lidc_crops" / split / kind / f"p{number}").mkdir(parents=True)
+        place = tmp_path / "lidc_crops" / split
+        Image.fromarray((255 * images[number]).astype(np.uint8)).save(place / "images" / f"p{number}" / "a.png")
+        for reader, mask in enumerate(masks[number]):
+            Image.fromarray(255 * mask).save(place / "gt" / f"p{number}" / f"a_l{reader}.png")
+    sizes = []
+    for words in phiseg_lines("docs/how-to/arrays-and-legacy-files.md"):
+        run_small(words, "--overwrite")
+        sizes.append((Dataset.open(tmp_path / "data").num_cases, Dataset.open(tmp_path / "data").info.size))
+    assert sizes == [(len(images), (16, 16)), (len(images), (16, 16)), (4, (64, 64))]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_experiments_run(tmp_path, lesions, run_small):
+    shutil.copytree(lesions, tmp_path / "data")
+    few = ("--methods", "phiseg-small", "unet-small", "--rows", "all/phiseg*", "--num-samples", "4")
+    training = [word for option, value in TOY_TRAINING.items() if "steps" not in option for word in (option, value)]
+    for words in phiseg_lines("docs/how-to/experiments.md"):
+        run_small(words, *few, *training)
+    assert (tmp_path / "table1" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_pages_on_lidc_prediction_and_deployment_run(tmp_path, shared_data, run_small):
+    (tmp_path / "LIDC-IDRI").symlink_to(shared_data("lidc_dicom"))
+    (tmp_path / "LIDC-IDRI-0003").symlink_to(shared_data("lidc_dicom/LIDC-IDRI-0003"))
+    for words in phiseg_lines("docs/how-to/lidc.md"):
+        run_small(words)
+    assert (tmp_path / "sheet.png").is_file()
+    shutil.copytree(find_model(Path("lidc-nodule")), tmp_path / "runs" / "nodules")
+    shutil.copytree(find_model(Path("lesion-phantom")), tmp_path / "runs" / "prostate")  # of whole slices, too
+    values = np.random.default_rng(0).integers(-1000, 400, (128, 96, 44)).astype(np.int16)
+    write_nifti(tmp_path / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
+    (tmp_path / "scans").mkdir()
+    shutil.copyfile("scan.nii.gz", "scans/scan.nii.gz")
+    (tmp_path / "nodules.csv").write_text("case,x,y,z\nscan,60,50,20\n")
+    for page in ("predict", "deploy"):
+        for words in phiseg_lines(f"docs/how-to/{page}.md"):
+            run_small(words)
+            shutil.rmtree("pred", ignore_errors=True)  # each of them is a page's first command
+    assert (tmp_path / "nodules.onnx").is_file()
+    assert (tmp_path / "nodules-bundle" / "configs" / "inference.json").is_file()
