@@ -7,7 +7,7 @@ PRED/  CASE/  samples.nii.gz  mean.nii.gz  labels.nii.gz  gamma.nii.gz  [levels.
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from math import isfinite
@@ -202,10 +202,10 @@ def gather_failures(failed: Mapping[str, str]) -> dict[str, str]:
     return {name: reason for part in gather(failed) for name, reason in part.items()}
 
 
-def find_vanished(jobs: Sequence[Job], out: Path, failed: Iterable[str]) -> dict[str, str]:
+def find_vanished(jobs: Sequence[Job], out: Path, failed: Container[str]) -> dict[str, str]:
     """Return a reason, and tell it, for every case that was written and is there no more: somebody removed it."""
     reason = "its folder was removed while others were predicted; run the command again"
-    written = [job.name for job in jobs if job.name not in set(failed)]
+    written = [job.name for job in jobs if job.name not in failed]
     vanished = {name: reason for name in written if read_summary(out / name) is None}
     for name in vanished:
         tqdm.write(f"phiseg: {name} is left out: {reason}", file=sys.stderr)
