@@ -48,7 +48,7 @@ def settled(name, **settings):
 
 def batch(model, size=(16, 16), number=4, *, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    image = torch.randn(number, model.config.image_channels, *size, generator=generator)
+    image = torch.randn(number, model.config.input_channels, *size, generator=generator)
     return image, torch.randint(model.config.num_classes, (number, *size), generator=generator)
 
 

@@ -37,6 +37,10 @@ class AugmentConfig(StrictConfig):
     """Each image's values are multiplied by a factor that is uniform between 1 minus and 1 plus this."""
     brightness: float = Field(default=0.0, ge=0)
     """To each image a value is added that is uniform between minus and plus this, in the network's units."""
+    hide_neighbours: float = Field(default=0.3, ge=0, le=1)
+    """Share of the images whose neighbouring slices are hidden; without effect where model.context is 0."""
+    flip_slices: bool = True
+    """Reverse the order of the slices, every other image; without effect where model.context is 0."""
 
 
 def draw_augmentation(
@@ -123,6 +127,19 @@ def apply_intensities(image: Tensor, intensities: Tensor) -> Tensor:
     """Return images (B, C, H, W) with the contrast and brightness (B, 2) of `draw_intensities`."""
     factor, shift = intensities.to(image).unbind(1)
     return image * factor[:, None, None, None] + shift[:, None, None, None]
+
+
+def draw_neighbours(config: AugmentConfig, batch_size: int, *, generator: torch.Generator) -> Tensor:
+    """Draw for each image whether its neighbours are hidden, and whether their order is reversed: (B, 2) bool."""
+    hide, flip = torch.rand(2, batch_size, generator=generator)
+    return torch.stack([hide < config.hide_neighbours, (flip < 0.5) & config.flip_slices], 1) & config.enabled
+
+
+def reverse_slices(image: Tensor, flipped: Tensor, *, context: int) -> Tensor:
+    """Exchange the slices before and after in images (B, C * (1 + 2c), H, W), where `flipped` (B,) says so."""
+    slices = image.unflatten(1, (1 + 2 * context, -1))  # (B, 1 + 2c, C, H, W): itself, then before and after in turn
+    order = [0, *(2 * distance + side for distance in range(context) for side in (2, 1))]
+    return torch.where(flipped[:, None, None, None, None], slices[:, order], slices).flatten(1, 2)
 
 
 def _rotation(radians: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ from phiseg.data.augment import (
     apply_intensities,
     draw_augmentation,
     draw_intensities,
+    draw_neighbours,
+    reverse_slices,
 )
 from phiseg.data.store import Dataset
 
@@ -45,7 +47,7 @@ class TrainingStream:
 
     Epoch e is the permutation of the cases drawn from (seed, "epoch", e); batch t takes the places t*B to
     (t+1)*B of all epochs laid end to end. Annotators come from (seed, "annotator", t), augmentations from
-    (seed, "augment", t) and (seed, "intensity", t). All are drawn for the whole batch, of which process `rank`
+    (seed, "augment", t), (seed, "intensity", t) and (seed, "neighbours", t). All are drawn for the whole batch, of which process `rank`
     takes its share.
 
     Args:
@@ -56,6 +58,7 @@ class TrainingStream:
         annotator: "random" draws one of the case's valid annotators; a number always takes this one, and
             leaves out the cases that this annotator did not see.
         augment: what is drawn.
+        context: neighbouring slices on each side that come with each image, as further channels.
         rank: this process.
         world_size: number of processes.
 
@@ -73,6 +76,7 @@ class TrainingStream:
         seed: int,
         annotator: int | Literal["random"] = "random",
         augment: AugmentConfig,
+        context: int = 0,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -91,6 +95,7 @@ class TrainingStream:
         self.seed = seed
         self.annotator = annotator
         self.augment = augment
+        self.context = context
         share = batch_size // world_size
         self._share = slice(rank * share, (rank + 1) * share)
         self.rows = dataset.rows(split)
@@ -114,7 +119,7 @@ class TrainingStream:
             generator=torch.Generator().manual_seed(derive_seed(self.seed, "augment", step)),
         )[self._share]
         rows = rows[self._share]
-        image = torch.from_numpy(np.stack([self.dataset.image(row) for row in rows])).to(device)
+        image = self._images(step, rows).to(device)
         labels = torch.from_numpy(self.dataset.labels[rows, annotators]).to(device).long()
         if self.augment.enabled:
             image, labels = apply_augmentation(
@@ -127,6 +132,18 @@ class TrainingStream:
             )[self._share]
             image = apply_intensities(image, intensities)
         return Batch(image, labels, rows)
+
+    def _images(self, step: int, rows: NDArray[np.int64]) -> Tensor:
+        """Return the images of this process's rows with their neighbours, (B, C * (1 + 2 * context), H, W)."""
+        if not self.context:
+            return torch.from_numpy(np.stack([self.dataset.image(row) for row in rows]))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "neighbours", step))
+        hidden, flipped = draw_neighbours(self.augment, self.batch_size, generator=generator)[self._share].T
+        images = [
+            self.dataset.image(row, context=self.context, hide_neighbours=bool(hide))
+            for row, hide in zip(rows, hidden, strict=True)
+        ]
+        return reverse_slices(torch.from_numpy(np.stack(images)), flipped, context=self.context)
 
     def _draw_rows(self, step: int) -> NDArray[np.int64]:
         places = np.arange(step * self.batch_size, (step + 1) * self.batch_size)

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, nearest
 from phiseg.data.intensity import Intensity, normalise
+from phiseg.data.neighbours import MISSING_ROW, find_neighbours
 from phiseg.data.npy import NPY_ERRORS, hash_array
 from phiseg.data.splits import check_splits, split_patients, write_splits
 
@@ -108,6 +109,8 @@ class Dataset:
     """The rows of cases.csv; every value is text."""
     splits: dict[str, list[str]] = field(repr=False)
     """Patients of each split."""
+    _found_neighbours: dict[int, NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
+    """By context, computed when first needed."""
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -193,17 +196,40 @@ class Dataset:
             raise DataError(f"{self.path / 'splits.json'}: split '{split}' has no case; use phiseg data split")
         return rows
 
-    def image(self, row: int) -> NDArray[np.float32]:
-        """Return the network's input of one row, (C, H, W).
+    def image(self, row: int, *, context: int = 0, hide_neighbours: bool = False) -> NDArray[np.float32]:
+        """Return the network's input of one row: the slice, and its neighbours as further channels.
+
+        Where any neighbour is missing or hidden, the slice itself stands in for all of them. A network that is shown
+        some neighbours but not others would learn that a stack ends there, which no scan tells.
+
+        Args:
+            row: of the dataset.
+            context: c, the number of neighbours on each side.
+            hide_neighbours: leave them out although the dataset has them.
+
+        Returns:
+            (C * (1 + 2c), H, W), in the order of `neighbour_offsets`.
 
         Raises:
             DataError: a pixel is NaN or infinite.
         """
-        image = normalise(self.images[row], self.info.intensity)
+        rows = np.full(1 + 2 * context, row)
+        if context and not hide_neighbours and self.has_neighbours(context)[row]:
+            rows = self._neighbours(context)[row]
+        image = normalise(np.concatenate([self.images[number] for number in rows]), self.info.intensity)
         if not np.isfinite(image).all():
-            case = self.cases[row]["case"]
-            raise DataError(f"{self.path / 'images.npy'}: case '{case}' has NaN or infinite pixels; {_CURE}")
+            names = ", ".join(dict.fromkeys(self.cases[number]["case"] for number in rows))
+            raise DataError(f"{self.path / 'images.npy'}: case '{names}' has NaN or infinite pixels; {_CURE}")
         return image
+
+    def has_neighbours(self, context: int) -> NDArray[np.bool_]:
+        """Return for each row whether the dataset holds all its neighbours up to this distance, (N,)."""
+        return (self._neighbours(context) != MISSING_ROW).all(1)
+
+    def _neighbours(self, context: int) -> NDArray[np.int64]:
+        if context not in self._found_neighbours:
+            self._found_neighbours[context] = find_neighbours(self.cases, context)
+        return self._found_neighbours[context]
 
     def spacing_mm(self, row: int) -> tuple[float, float] | None:
         """Return a case's millimetres per pixel (vertical, horizontal), or None where nothing tells."""

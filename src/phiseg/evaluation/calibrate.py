@@ -195,7 +195,7 @@ def _losses_by_temperature(
     device = next(model.parameters()).device
     losses = []
     for row in rows:
-        image = torch.from_numpy(dataset.image(row))[None].to(device)
+        image = torch.from_numpy(dataset.image(row, context=model.config.context))[None].to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
         logits = model.sample(image, num_samples, generator=generators, chunk_size=16)[0].float()  # (S, K, H, W)
         annotations = torch.from_numpy(dataset.annotations(row)).long().to(device)  # (A, H, W)

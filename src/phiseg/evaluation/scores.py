@@ -273,7 +273,7 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
     columns: dict[str, list[np.ndarray[Any, Any]]] = {}
     for row, summary, _ in cases:
         annotations = torch.from_numpy(dataset.annotations(row)).long()
-        image = torch.from_numpy(dataset.image(row))[None].to(device)
+        image = torch.from_numpy(dataset.image(row, context=model.config.context))[None].to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
         encoding = model.encode(image)
         noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]

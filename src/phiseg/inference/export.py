@@ -56,7 +56,7 @@ class OneSample(nn.Module):
             ModelError: the model computes something that a graph cannot hold.
         """
         batch = torch.export.Dim("batch")
-        image = torch.zeros(2, self.model.config.image_channels, *size)
+        image = torch.zeros(2, self.model.config.input_channels, *size)
         noise = [torch.zeros(2, *shape) for shape in self.model.noise_shapes(size)]
         shapes = {"image": {0: batch}} | ({"noise": tuple({0: batch} for _ in noise)} if noise else {})
         try:

@@ -14,6 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.data.intensity import Intensity, normalise, zscored
+from phiseg.data.neighbours import neighbour_offsets
 from phiseg.data.store import SlicePlane
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
@@ -156,8 +157,25 @@ class PreparedStack:
         mean, deviation = (part[:, None, None] for part in self._scale)
         return ((values - mean) / deviation).astype(np.float32)
 
-    def images(self, slices: NDArray[np.int64], frame: Frame) -> NDArray[np.float32]:
-        """Return what the network sees: a frame of some slices, (len(slices), C, h, w).
+    def images(self, slices: NDArray[np.int64], frame: Frame, *, context: int = 0) -> NDArray[np.float32]:
+        """Return what the network sees: a frame of some slices with their neighbours, (n, C * (1 + 2c), h, w).
+
+        Where a neighbour would lie outside the scan, the slice itself stands in for all of them, as in training.
+
+        Args:
+            slices: their numbers, n of them.
+            frame: what is cut out.
+            context: c, the number of neighbours on each side.
+        """
+        stacks = slices[:, None] + np.array(neighbour_offsets(context))  # (n, 1 + 2c)
+        outside = ((stacks < 0) | (stacks >= self.stack.grid[0])).any(1)
+        stacks[outside] = slices[outside, None]
+        needed, places = np.unique(stacks, return_inverse=True)
+        images = self._slice_images(needed, frame)[places.reshape(stacks.shape)]  # (n, 1 + 2c, C, h, w)
+        return images.reshape(len(slices), -1, *images.shape[3:])
+
+    def _slice_images(self, slices: NDArray[np.int64], frame: Frame) -> NDArray[np.float32]:
+        """Return a frame of some slices in the network's range, (n, C, h, w).
 
         As in training, a window clips what was resampled; z-scores are those of the volume or the slice before it.
         Where the training images were crops, each with a z-score of its own, so is what is cut out here.

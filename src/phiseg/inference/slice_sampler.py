@@ -161,7 +161,7 @@ class SliceSampler:
                 slice(h.start - b.start, h.stop - b.start) for h, b in zip(here, (rows, columns), strict=True)
             )
             weight[place] += cut(share, back, fill=0, interpolation="linear")
-            found = network(self.stack.images(batch, frame), frame)
+            found = network(self.stack.images(batch, frame, context=self.model.config.context), frame)
             sums = sums or [np.zeros((*values.shape[:-2], *size), np.float32) for values in found]
             for total, values in zip(sums, found, strict=True):
                 total[..., place[0], place[1]] += cut(share * values, back, fill=0, interpolation="linear")

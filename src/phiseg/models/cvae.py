@@ -46,14 +46,14 @@ class CVAE(Segmenter):
         super().__init__(config)
         width, latent = config.channels[0], config.latent_dimensions
         self.body = UNetBody(
-            config.image_channels,
+            config.input_channels,
             config.channels,
             num_blocks=config.blocks_per_level,
             norm=config.norm,
             joined={len(config.channels) - 1: latent},
         )
-        self.prior = VectorGaussian(config.image_channels, config)
-        self.posterior = VectorGaussian(config.image_channels + config.num_classes, config)
+        self.prior = VectorGaussian(config.input_channels, config)
+        self.posterior = VectorGaussian(config.input_channels + config.num_classes, config)
         joined = latent if len(config.channels) == 1 else 0  # there the coarsest features are the last ones
         self.combine = Blocks(3, width + joined, width, norm=config.norm, kernel_size=1)
         self.output = output_layer(width, config.num_classes)

@@ -160,8 +160,8 @@ class HProbUNet(Segmenter):
     def __init__(self, config: HProbUNetConfig):
         super().__init__(config)
         width = config.channels[0]
-        self.prior = LatentUNet(config.image_channels, config, finest=0)
-        self.posterior = LatentUNet(config.image_channels + config.num_classes, config, finest=self.prior.offset)
+        self.prior = LatentUNet(config.input_channels, config, finest=0)
+        self.posterior = LatentUNet(config.input_channels + config.num_classes, config, finest=self.prior.offset)
         self.combine = Blocks(3, width, width, norm=config.norm, kernel_size=1)
         self.output = output_layer(width, config.num_classes)
         self.geco = GECO(decay=config.geco_decay, rate=config.geco_rate, largest=config.max_multiplier)

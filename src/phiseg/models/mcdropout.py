@@ -59,7 +59,7 @@ class MCDropout(Segmenter):
     def __init__(self, config: MCDropoutConfig):
         super().__init__(config)
         self.body = UNetBody(
-            config.image_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+            config.input_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
         )
         self.combine = Blocks(3, config.channels[0], config.channels[0], norm=config.norm, kernel_size=1)
         self.output = output_layer(config.channels[0], config.num_classes)

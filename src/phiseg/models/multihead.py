@@ -43,7 +43,7 @@ class MultiHead(Mixture):
         super().__init__(config)
         width = config.channels[0]
         self.body = UNetBody(
-            config.image_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+            config.input_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
         )
         self.heads = nn.ModuleList(
             nn.Sequential(

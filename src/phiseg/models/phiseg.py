@@ -91,11 +91,11 @@ class PHiSeg(Segmenter):
                 residual=config.residual,
             )
 
-        self.prior = hierarchy(config.image_channels, config.blocks_per_level)
+        self.prior = hierarchy(config.input_channels, config.blocks_per_level)
         self.posterior = (
             hierarchy(config.num_classes, 1)
             if config.shared_encoder
-            else hierarchy(config.image_channels + config.num_classes, config.blocks_per_level)
+            else hierarchy(config.input_channels + config.num_classes, config.blocks_per_level)
         )
         self.likelihood = Likelihood(
             config.channels,
@@ -115,7 +115,7 @@ class PHiSeg(Segmenter):
         size = (image.shape[-2], image.shape[-1])
         noise = [fold_samples(level) for level in draw_noise(self.noise_shapes(size), len(image), 1, generator)]
         x = self.pad(with_labels(image, labels, self.config.num_classes))
-        image_features = self.prior.encode(x[:, : self.config.image_channels])
+        image_features = self.prior.encode(x[:, : self.config.input_channels])
         posteriors, latents = self.posterior.draw(self._encode_labels(x, image_features), noise)
         priors, _ = self.prior.draw(image_features, None, given=dict(enumerate(latents)))
         level_logits = [crop(logits, size) for logits in self.likelihood(latents)]
@@ -127,7 +127,7 @@ class PHiSeg(Segmenter):
         """Return the posterior's features of image and labels x (B, C + K, H, W), fine to coarse."""
         if not self.config.shared_encoder:
             return self.posterior.encode(x)
-        label_features = self.posterior.encode(x[:, self.config.image_channels :])
+        label_features = self.posterior.encode(x[:, self.config.input_channels :])
         return [ours + theirs for ours, theirs in zip(label_features, image_features, strict=True)]
 
     def encode(self, image: Tensor) -> Encoding:

@@ -67,10 +67,10 @@ class ProbUNet(Segmenter):
         super().__init__(config)
         width = config.channels[0]
         self.body = UNetBody(
-            config.image_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+            config.input_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
         )
-        self.prior = VectorGaussian(config.image_channels, config)
-        self.posterior = VectorGaussian(config.image_channels + config.num_classes, config)
+        self.prior = VectorGaussian(config.input_channels, config)
+        self.posterior = VectorGaussian(config.input_channels + config.num_classes, config)
         self.combine = Blocks(3, width + config.latent_dimensions, width, norm=config.norm, kernel_size=1)
         self.output = output_layer(width, config.num_classes)
 

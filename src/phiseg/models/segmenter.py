@@ -1,6 +1,6 @@
 """What every model offers: a training loss as named terms, and samples.
 
-Shapes: B batch, S samples, K classes, C image channels, H W pixels.
+Shapes: B batch, S samples, K classes, C input channels, H W pixels.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,9 @@ class SegmenterConfig(StrictConfig):
     name: str
     """The model's name in the registry."""
     image_channels: int = Field(default=1, ge=1)
-    """Channels C of the image. A training takes it from the dataset."""
+    """Channels of an image. A training takes it from the dataset."""
+    context: int = Field(default=0, ge=0, le=8)
+    """Neighbouring slices on each side that the network sees beside the slice itself, as further channels."""
     num_classes: int = Field(default=2, ge=2, le=255)
     """Classes K, background included. A training takes it from the dataset."""
     channels: tuple[PositiveInt, ...] = Field(
@@ -40,6 +42,11 @@ class SegmenterConfig(StrictConfig):
     """Convolution blocks at each resolution level of an encoder or decoder."""
     norm: Norm = "batch"
     """Normalisation after each convolution: batch (as in the paper), group or none."""
+
+    @property
+    def input_channels(self) -> int:
+        """Channels C of the network's input: those of the slice and of its neighbours."""
+        return self.image_channels * (1 + 2 * self.context)
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
@@ -191,9 +198,10 @@ class Segmenter(nn.Module, ABC):
 
     def check_image(self, image: Tensor) -> None:
         """Refuse an image that the model was not built for."""
-        if image.ndim != 4 or image.shape[1] != self.config.image_channels:
+        if image.ndim != 4 or image.shape[1] != self.config.input_channels:
+            around = f", {self.config.context} slices on each side included" if self.config.context else ""
             raise ModelError(
-                f"the model takes images (batch, {self.config.image_channels}, height, width), "
+                f"the model takes images (batch, {self.config.input_channels}, height, width){around}, "
                 f"got {tuple(image.shape)}; give that number of channels or train a model for this data"
             )
 

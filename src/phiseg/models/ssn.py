@@ -58,7 +58,7 @@ class SSN(Segmenter):
         super().__init__(config)
         width = config.channels[0]
         self.body = UNetBody(
-            config.image_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+            config.input_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
         )
         self.combine = Blocks(3, width, width, norm=config.norm, kernel_size=1)
         self.marginal = GaussianHead(width, config.num_classes, min_std=config.min_std, init_scale=config.head_init)

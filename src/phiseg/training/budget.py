@@ -28,6 +28,7 @@ def seconds_per_step(recipe: Recipe, dataset: Dataset, *, num_steps: int = 8) ->
         seed=settings.seed,
         annotator=settings.annotator,
         augment=recipe.augment,
+        context=recipe.model.context,
     )
     with torch.random.fork_rng(devices=[]):
         model = build_model(recipe.model)

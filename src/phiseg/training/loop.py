@@ -197,6 +197,7 @@ class _Training:
             seed=self.settings.seed,
             annotator=self.settings.annotator,
             augment=self.recipe.augment if augmented else AugmentConfig(enabled=False),
+            context=self.recipe.model.context,
             rank=rank,
             world_size=self.settings.devices * self.settings.num_nodes,
         )

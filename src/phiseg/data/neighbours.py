@@ -1,0 +1,56 @@
+"""Neighbouring slices: which rows of a dataset lie next to each other in the body.
+
+cases.csv tells by its columns: rows that agree in patient, scan, series and lesion are one stack, ordered by the whole
+number `slice`.
+
+N cases, c slices of context on each side.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+STACK_COLUMNS = ("patient", "scan", "plane", "series", "series_uid", "nodule")
+"""Columns in which slices of one stack agree, where cases.csv has them."""
+MISSING_ROW = -1
+"""Stands for a neighbour that the dataset does not hold."""
+
+
+def neighbour_offsets(context: int) -> list[int]:
+    """Return the order of the slices in the network's channels, relative to the slice itself.
+
+    >>> neighbour_offsets(2)
+    [0, -1, 1, -2, 2]
+    """
+    return [0, *(side * distance for distance in range(1, context + 1) for side in (-1, 1))]
+
+
+def find_neighbours(cases: Sequence[Mapping[str, str]], context: int) -> NDArray[np.int64]:
+    """Return the rows of each case's slice and its neighbours, (N, 1 + 2c), in the order of `neighbour_offsets`.
+
+    `MISSING_ROW` stands where the dataset does not hold the neighbour. Without a column `slice`, all are missing.
+
+    Args:
+        cases: the rows of cases.csv.
+        context: c.
+    """
+    places = [_place(case) for case in cases]
+    rows = {place: row for row, place in enumerate(places) if place is not None}
+    offsets = neighbour_offsets(context)
+    found = np.full((len(cases), len(offsets)), MISSING_ROW, dtype=np.int64)
+    found[:, 0] = np.arange(len(cases))
+    for row, place in enumerate(places):
+        if place is not None:
+            stack, number = place
+            found[row, 1:] = [rows.get((stack, number + offset), MISSING_ROW) for offset in offsets[1:]]
+    return found
+
+
+def _place(case: Mapping[str, str]) -> tuple[tuple[str, ...], int] | None:
+    """Return the stack of a case and its number in it; None where cases.csv does not tell."""
+    try:
+        number = int(case["slice"])
+    except (KeyError, ValueError):
+        return None
+    return tuple(case.get(column, "") for column in STACK_COLUMNS), number
