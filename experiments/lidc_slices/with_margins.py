@@ -2,9 +2,9 @@
 
     python experiments/lidc_slices/with_margins.py SLICES.npz VOLUMES.npz OUT.npz
 
-SLICES holds annotated slices alone, so a nodule's stack ends where the outlines end. VOLUMES holds a few nodules with the
-slices beyond. A nodule that both hold is taken from VOLUMES. Its slices come several times, as different nodules of the same
-patient: they are all that tells a network where nodules end.
+SLICES holds annotated slices alone, so a nodule's stack ends where the outlines end. VOLUMES holds a few nodules
+with the slices beyond. A nodule that both hold is taken from VOLUMES. Its slices come several times, as different
+nodules of the same patient: they are the only ones that show a network where nodules end.
 """
 
 import sys

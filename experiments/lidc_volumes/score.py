@@ -2,12 +2,13 @@
 
     python experiments/lidc_volumes/score.py MODEL VOLUMES.npz --noise-length 5 10 inf --out scores.csv
 
-A sample is drawn at the middle of each nodule, as `phiseg predict` does it. Per nodule: the readers' volumes in ml, a reader
-who did not outline it counting as 0, against the samples' 90 % interval.
+Samples are drawn at the middle of each nodule, as `phiseg predict` draws them. For each nodule, the readers'
+volumes in ml are compared with the samples' 90 % interval. A reader who did not outline the nodule counts as 0 ml.
 """
 
 import argparse
 import csv
+from itertools import product
 from math import inf
 from pathlib import Path
 
@@ -20,7 +21,18 @@ from phiseg.inference.measures import measure
 from phiseg.inference.volumes import Sampling, predict_volume
 from phiseg.metrics.area import area_scores_from
 
-FIELDS = ("noise_length_mm", "patient", "nodule", "readers_ml", "median_ml", "low_ml", "high_ml", "present", "readers_present")
+FIELDS = (
+    "noise_length_mm",
+    "noise_shared",
+    "patient",
+    "nodule",
+    "readers_ml",
+    "median_ml",
+    "low_ml",
+    "high_ml",
+    "present",
+    "readers_present",
+)
 
 
 def main() -> None:
@@ -29,6 +41,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("volumes", type=Path)
     parser.add_argument("--noise-length", type=float, nargs="+", default=[inf])
+    parser.add_argument("--noise-shared", type=float, nargs="+", default=[0.0])
     parser.add_argument("--num-samples", type=int, default=64)
     parser.add_argument("--patients", nargs="*", help="only these")
     parser.add_argument("--out", type=Path)
@@ -36,15 +49,18 @@ def main() -> None:
     model = phiseg.load(options.model)
     file = np.load(options.volumes)
     rows = []
-    print("| noise length | nodules | inside 90 % | median width / mean volume | median ratio | CRPS (ml) | presence off by |")
-    print("|---:|---:|---:|---:|---:|---:|---:|")
-    for length in options.noise_length:
+    headings = ("noise length", "shared", "nodules", "inside 90 %", "median width / mean volume", "median ratio")
+    print(f"| {' | '.join(headings)} | CRPS (ml) | presence off by |")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for length, shared in product(options.noise_length, options.noise_shared):
         scores = []
         for index, patient in enumerate(file["case_ids"].tolist()):
             if options.patients and patient not in options.patients:
                 continue
             volume, point, readers = nodule(file, index)
-            sampling = Sampling(num_samples=options.num_samples, noise_length_mm=length, level_draws=0)
+            sampling = Sampling(
+                num_samples=options.num_samples, noise_length_mm=length, noise_shared=shared, level_draws=0
+            )
             prediction = predict_volume(model, volume, point=point, sampling=sampling, name=f"nodule {index}")
             found = measure(prediction).classes["nodule"]
             spread = found.volume_ml
@@ -55,11 +71,26 @@ def main() -> None:
             ratio = spread.median / np.median(readers[readers > 0])
             scores.append((inside, (spread.high - spread.low) / readers.mean(), ratio, crps, off))
             listed = " ".join(f"{value:.4g}" for value in readers)
-            values = (length, patient, int(file["nodule"][index]), listed, spread.median, spread.low, spread.high)
+            values = (
+                length,
+                shared,
+                patient,
+                int(file["nodule"][index]),
+                listed,
+                spread.median,
+                spread.low,
+                spread.high,
+            )
             rows.append(dict(zip(FIELDS, (*values, found.present, np.mean(readers > 0)), strict=True)))
         inside, width, ratio, crps, off = np.array(scores).T
-        cells = (f"{inside.mean():.2f}", f"{np.median(width):.2f}", f"{np.median(ratio):.2f}", f"{crps.mean():.3f}", f"{off.mean():.2f}")
-        print(f"| {length:g} mm | {len(scores)} | {' | '.join(cells)} |", flush=True)
+        cells = (
+            f"{inside.mean():.2f}",
+            f"{np.median(width):.2f}",
+            f"{np.median(ratio):.2f}",
+            f"{crps.mean():.3f}",
+            f"{off.mean():.2f}",
+        )
+        print(f"| {length:g} mm | {shared:g} | {len(scores)} | {' | '.join(cells)} |", flush=True)
     if options.out:
         with options.out.open("w", newline="", encoding="utf-8") as table:
             writer = csv.DictWriter(table, FIELDS)

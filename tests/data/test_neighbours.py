@@ -26,7 +26,8 @@ def make_cases():
             yield Case(
                 case=f"{patient}-{nodule}-{number}",
                 patient=patient,
-                image=np.stack([np.full(SHAPE[1:], value(patient, nodule, number))] * 2) * np.array([[[1]], [[-1]]]),
+                image=np.stack([np.full(SHAPE[1:], value(patient, nodule, number))] * 2)
+                * np.array([[[1]], [[-1]]]),
                 labels=np.zeros((1, *SHAPE[1:])),
                 valid=np.array([True]),
                 columns={"nodule": nodule, "slice": number},
@@ -118,7 +119,11 @@ def test_batch_hides_and_reverses_neighbours_by_chance(dataset):
             own = channels(dataset.image(int(row)))
             straight = expected_input(dataset.cases[row], 1)
             found = [round(number, 3) for number in channels(image)]
-            kinds = {"straight": straight, "reversed": straight[:2] + straight[4:] + straight[2:4], "hidden": 3 * own}
+            kinds = {
+                "straight": straight,
+                "reversed": straight[:2] + straight[4:] + straight[2:4],
+                "hidden": 3 * own,
+            }
             matching = [name for name, numbers in kinds.items() if numbers == found]
             assert matching, found
             if complete[row]:

@@ -17,7 +17,7 @@ from phiseg.data.prepare import npz
 from phiseg.data.prepare.arrays import prepare_arrays
 from phiseg.data.prepare.stack import StackOptions
 from phiseg.data.store import Dataset
-from phiseg.training.card import preprocessing
+from phiseg.inference.preprocessing import Preprocessing
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -87,8 +87,8 @@ def test_patients_split_spacing_and_columns_are_carried_over(prepare):
     assert (dataset.info.name, dataset.info.classes) == ("mine", ("background", "nodule"))
     assert dataset.info.spacing_mm is None
     assert dataset.info.centred_on == "nodule"
-    assert preprocessing(dataset)["centred_on"] == "nodule"
-    assert (dataset.info.modality, preprocessing(dataset)["modality"]) == ("PT", "PT")
+    assert Preprocessing.of_dataset(dataset).centred_on == "nodule"
+    assert (dataset.info.modality, Preprocessing.of_dataset(dataset).modality) == ("PT", "PT")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
 from phiseg.inference.slice_noise import Level, SliceNoise
-from phiseg.inference.volumes import Sampling, level_outputs, predict_volume
+from phiseg.inference.volumes import Sampling, case_key, level_outputs, predict_volume
 from phiseg.models import load_model
 from phiseg.models.calibration import Calibration
 
@@ -265,7 +265,7 @@ def test_the_maps_follow_from_the_samples():
     volume = Volume(np.random.default_rng(4).normal(0, 6, (5, 4, 2)), place())
     model = KnownModel(noisy, size=(4, 5), plane="axial")
     prediction = predict_volume(model, volume, sampling=SOME)
-    (noise,) = SliceNoise([(1,)], 5, seed=0, keys=()).at(0)
+    (noise,) = SliceNoise([(1,)], 5, seed=0, keys=(case_key(volume, None),)).at(0)
     for number, row, column in np.ndindex(2, 4, 5):
         probs = []
         for sigma in noise[0, :, 0].tolist():
@@ -326,8 +326,8 @@ def test_the_variance_of_a_level_is_that_of_redrawing_it_alone(trained):
     noise, other = (
         [factor * level for factor, level in zip((1.5, 0.5), drawn.at(0), strict=True)]
         for drawn in (
-            SliceNoise(shapes, 6, seed=0, keys=()),
-            SliceNoise(shapes, 4, seed=0, keys=("redrawn",)),
+            SliceNoise(shapes, 6, seed=0, keys=(case_key(volume, None),)),
+            SliceNoise(shapes, 4, seed=0, keys=(case_key(volume, None), "redrawn")),
         )
     )
     image = torch.from_numpy(np.ascontiguousarray(volume.values[:, :, 0].T) - 0.5).float()[None, None]
@@ -412,46 +412,35 @@ def test_a_model_without_a_hierarchy_has_no_levels(trained):
 # A lesion through its slices
 
 
-def looked_at(foregrounds, start, far):
-    """The slices that are looked at from `start` on: until no mask (n, h, w) has anything in two running."""
-    looked = [start]
-    for step in (1, -1):
-        empty = [0 if mask[start].any() else 1 for mask in foregrounds]
-        number = start + step
-        while 0 <= number < len(foregrounds[0]) and abs(number - start) <= far:
-            looked.append(number)
-            empty = [0 if mask[number].any() else run + 1 for mask, run in zip(foregrounds, empty, strict=True)]
-            if min(empty) > 1:
-                break
-            number += step
-    return sorted(looked)
+def bodies_at(mask, point, spacing, tolerance=5.0):
+    """The bodies of a mask (n, h, w) that come nearest to a point: one, or several where they are equally near.
 
-
-def pieces_nearest(mask, point, spacing):
-    """The pieces of a mask (n, h, w) that are nearest to a point: one, or several where they are equally near.
-
-    Voxels hang together over a face, and over one empty voxel between two slices. A piece does not count if every
-    voxel of it is two slices or more from the point's.
+    Voxels of a slice touch at sides and corners, those of neighbouring slices where they lie on each other. A body
+    must come within the tolerance of the point, in its slice or one beside it; distance counts in the plane.
     """
-    voxels = {tuple(voxel) for voxel in np.argwhere(mask)}
-    if not voxels:
+    number, row, column = point
+    voxels = {tuple(int(place) for place in voxel) for voxel in np.argwhere(mask)}
+    distance = {
+        voxel: round(np.hypot((voxel[1] - row) * spacing[1], (voxel[2] - column) * spacing[2]), 9)
+        for voxel in voxels
+        if abs(voxel[0] - number) <= 1
+    }
+    nearest = min(distance.values(), default=inf)
+    if nearest > tolerance:
         return [np.zeros(mask.shape, bool)]
-    distance = {voxel: round(np.linalg.norm((np.array(voxel) - point) * spacing), 9) for voxel in voxels}
     found = []
-    for start in (voxel for voxel in voxels if distance[voxel] == min(distance.values())):
-        bridged = voxels | {(number + 1, row, column) for number, row, column in voxels}
-        queue, piece = deque([start]), set()
+    for start in (voxel for voxel, mm in distance.items() if mm == nearest):
+        queue, body = deque([start]), set()
         while queue:
             voxel = queue.popleft()
-            if voxel in bridged and voxel not in piece:
-                piece.add(voxel)
-                for axis in range(3):
-                    for step in (-1, 1):
-                        queue.append(tuple(place + step * (number == axis) for number, place in enumerate(voxel)))
+            if voxel in voxels and voxel not in body:
+                body.add(voxel)
+                n, r, c = voxel
+                queue.extend((n, r + i, c + j) for i in (-1, 0, 1) for j in (-1, 0, 1))
+                queue.extend([(n - 1, r, c), (n + 1, r, c)])
         kept = np.zeros(mask.shape, bool)
-        if any(abs(number - point[0]) <= 1 for number, _, _ in piece & voxels):
-            for voxel in piece & voxels:
-                kept[voxel] = True
+        for voxel in body:
+            kept[voxel] = True
         found.append(kept)
     return found
 
@@ -460,35 +449,37 @@ def pieces_nearest(mask, point, spacing):
 @given(
     seed=st.integers(0, 999), point=st.tuples(*[st.integers(0, 9)] * 3), reach=st.sampled_from([None, 0, 2.4, inf])
 )
-def test_the_piece_nearest_to_the_point_is_kept(seed, point, reach):
+def test_lesion_is_the_body_at_the_point(seed, point, reach):
     """Random blobs, with a threshold of their own in each sample; against a flood fill."""
     rough = np.random.default_rng(seed).normal(0, 12, (4, 4, 4))
     values = np.kron(rough, np.ones((3, 3, 3)))[:10, :10, :10]
-    affine = place(spacing=(1, 1, 1.2))
+    volume = Volume(values, place(spacing=(1, 1, 1.2)))
     model = KnownModel(noisy, size=(8, 6), plane="axial", centred_on="nodule")
     sampling = Sampling(num_samples=3, reach_mm=reach, batch_size=2)
-    prediction = predict_volume(model, Volume(values, affine), point=point, sampling=sampling)
-    (noise,) = SliceNoise([(1,)], 3, seed=0, keys=()).at(0)
+    prediction = predict_volume(model, volume, point=point, sampling=sampling)
+    (noise,) = SliceNoise([(1,)], 3, seed=0, keys=(case_key(volume, point),)).at(0)
     column, row, number = point
     crop = np.zeros((10, 10), bool)
     crop[max(0, row - 4) : row + 4, max(0, column - 3) : column + 3] = True  # 8 x 6 around the point
     far = int((4 if reach is None else min(reach, 99)) / 1.2)
     stack = np.moveaxis(values, 2, 0).swapaxes(1, 2)  # slices, rows, columns
-    foregrounds = [(stack > 8 * sigma) & crop for sigma in noise[0, :, 0].tolist()]
-    looked = looked_at(foregrounds, number, far)
-    assert prediction.box[0] == slice(looked[0], looked[-1] + 1)
-    seen = np.zeros(10, bool)
-    seen[looked] = True
-    for sample, foreground in enumerate(foregrounds):
-        expected = pieces_nearest(foreground & seen[:, None, None], (number, row, column), (1.2, 1, 1))
+    reached = np.zeros(10, bool)
+    reached[max(0, number - far) : number + far + 1] = True
+    reached = reached[:, None, None] & crop
+    expected_slices = set()
+    for sample, sigma in enumerate(noise[0, :, 0].tolist()):
+        expected = bodies_at((stack > 8 * sigma) & reached, (number, row, column), (1.2, 1, 1))
         found = np.moveaxis(labels_of(prediction, sample), 2, 0).swapaxes(1, 2) == 1
-        assert any(np.array_equal(found, piece) for piece in expected)
+        assert any(np.array_equal(found, body) for body in expected)
+        expected_slices |= set(np.flatnonzero(found.any((1, 2))).tolist())
         inner = (max(0, row - 4), min(9, row + 3)), (max(0, column - 3), min(9, column + 2))
         sides = [found[:, end] for end in inner[0] if 0 < end < 9] + [
             found[:, :, end] for end in inner[1] if 0 < end < 9
         ]
         ends = [found[n] for n in {number - far, number + far, 0, 9} if 0 <= n <= 9 and far]
         assert prediction.truncated[sample] == any(part.any() for part in sides + ends)
+    low, high = (min(expected_slices), max(expected_slices)) if expected_slices else (number, number)
+    assert prediction.box[0] == slice(max(low - 1, 0, number - far), min(high + 1, 9, number + far) + 1)
     assert prediction.point == (number, row, column)
     assert (prediction.mean_probs[0] + prediction.mean_probs[1]).min() > 0.999
 
@@ -514,15 +505,15 @@ def test_a_lesion_is_followed_where_it_is_in_the_world(affine, spacing, offset):
     np.testing.assert_array_equal(found[clear] == 1, lesion[clear] > 0)
 
 
-def test_it_stops_where_the_lesion_ends_and_looks_no_farther():
+def test_lesion_is_not_followed_beyond_its_end():
     values = np.full((9, 9, 20), -50.0)
     values[3:6, 3:6, 7:12] = 50  # slices 7 to 11
     values[3:6, 3:6, 14:17] = 50  # another one, behind two slices without
     model = KnownModel(brightest, size=(8, 8), plane="axial", centred_on="nodule")
     sampling = Sampling(num_samples=2, batch_size=1, reach_mm=100)
     prediction = predict_volume(model, Volume(values, place()), point=(4, 4, 9), sampling=sampling)
-    assert prediction.box[0] == slice(5, 14)
-    assert len(model.seen) == 9
+    assert prediction.box[0] == slice(6, 13)
+    assert sum(map(len, model.seen)) == 7
     assert not prediction.truncated.any()
     expected = np.zeros(values.shape)
     expected[3:6, 3:6, 7:12] = 1

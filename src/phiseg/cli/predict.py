@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,9 +45,12 @@ class Predict:
     """Samples per case."""
     seed: int = 0
     """The same seed gives the same samples."""
-    noise_length: float = inf
-    """Millimetres along the slices after which a sample's noise has changed; by default it stays the same through
-    the volume. 0: every slice by itself."""
+    noise_length: float | None = None
+    """Millimetres along the slices after which a sample's noise has changed (inf: never; 0: every slice by itself).
+    By default the length stored with the model, or inf."""
+    noise_shared: float | None = None
+    """Share of the noise's variance, from 0 to 1, that stays the same along the slices. By default the share stored
+    with the model; 0 where --noise-length is given."""
     reach: float | None = None
     """Millimetres that a lesion is followed from its point; by default as far as the crop reaches."""
     level_draws: int = 8
@@ -91,6 +93,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         num_samples=command.num_samples,
         seed=command.seed,
         noise_length_mm=command.noise_length,
+        noise_shared=command.noise_shared,
         level_draws=command.level_draws,
         reach_mm=command.reach,
         batch_size=command.batch_size,

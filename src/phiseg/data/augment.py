@@ -137,7 +137,7 @@ def draw_neighbours(config: AugmentConfig, batch_size: int, *, generator: torch.
 
 def reverse_slices(image: Tensor, flipped: Tensor, *, context: int) -> Tensor:
     """Exchange the slices before and after in images (B, C * (1 + 2c), H, W), where `flipped` (B,) says so."""
-    slices = image.unflatten(1, (1 + 2 * context, -1))  # (B, 1 + 2c, C, H, W): itself, then before and after in turn
+    slices = image.unflatten(1, (1 + 2 * context, -1))  # (B, 1 + 2c, C, H, W)
     order = [0, *(2 * distance + side for distance in range(context) for side in (2, 1))]
     return torch.where(flipped[:, None, None, None, None], slices[:, order], slices).flatten(1, 2)
 

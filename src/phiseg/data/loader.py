@@ -47,8 +47,8 @@ class TrainingStream:
 
     Epoch e is the permutation of the cases drawn from (seed, "epoch", e); batch t takes the places t*B to
     (t+1)*B of all epochs laid end to end. Annotators come from (seed, "annotator", t), augmentations from
-    (seed, "augment", t), (seed, "intensity", t) and (seed, "neighbours", t). All are drawn for the whole batch, of which process `rank`
-    takes its share.
+    (seed, "augment", t), (seed, "intensity", t) and (seed, "neighbours", t). All are drawn for the whole batch, of
+    which process `rank` takes its share.
 
     Args:
         dataset: where the cases come from.

@@ -1,7 +1,7 @@
 """Neighbouring slices: which rows of a dataset lie next to each other in the body.
 
-cases.csv tells by its columns: rows that agree in patient, scan, series and lesion are one stack, ordered by the whole
-number `slice`.
+The columns of cases.csv tell: rows that agree in patient, scan, series and lesion are one stack, ordered by the
+whole number `slice`.
 
 N cases, c slices of context on each side.
 """

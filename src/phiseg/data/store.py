@@ -199,7 +199,7 @@ class Dataset:
     def image(self, row: int, *, context: int = 0, hide_neighbours: bool = False) -> NDArray[np.float32]:
         """Return the network's input of one row: the slice, and its neighbours as further channels.
 
-        Where any neighbour is missing or hidden, the slice itself stands in for all of them. A network that is shown
+        Where any neighbour is missing or hidden, the slice itself stands in for all of them. A network that sees
         some neighbours but not others would learn that a stack ends there, which no scan tells.
 
         Args:
@@ -224,7 +224,8 @@ class Dataset:
 
     def has_neighbours(self, context: int) -> NDArray[np.bool_]:
         """Return for each row whether the dataset holds all its neighbours up to this distance, (N,)."""
-        return (self._neighbours(context) != MISSING_ROW).all(1)
+        complete: NDArray[np.bool_] = (self._neighbours(context) != MISSING_ROW).all(1)
+        return complete
 
     def _neighbours(self, context: int) -> NDArray[np.int64]:
         if context not in self._found_neighbours:
@@ -244,6 +245,14 @@ class Dataset:
             if all(0 < mm < inf for mm in spacing):
                 return spacing
         return None
+
+    def thickness_mm(self, row: int) -> float | None:
+        """Return a case's slice thickness in millimetres, or None where cases.csv does not tell."""
+        try:
+            thickness = float(self.cases[row]["slice_thickness_mm"])
+        except (KeyError, ValueError):
+            return None
+        return thickness if 0 < thickness < inf else None
 
     def annotations(self, row: int) -> NDArray[np.uint8]:
         """Return what the valid annotators of one row drew, (A_valid, H, W)."""

@@ -3,19 +3,20 @@
 Shapes: N slices of H x W pixels, C channels, K classes; h x w pixels of what the network sees.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.data.intensity import Intensity, normalise, zscored
 from phiseg.data.neighbours import neighbour_offsets
-from phiseg.data.store import SlicePlane
+from phiseg.data.store import Dataset, SlicePlane
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
 from phiseg.models import Segmenter
@@ -24,8 +25,31 @@ MIN_INSIDE = 0.01
 """The share of voxels inside of a model's window below which their unit is in doubt."""
 
 
+Range = tuple[NonNegativeFloat, NonNegativeFloat]
+"""The smallest and the largest of something."""
+
+
+class SliceCoupling(StrictConfig):
+    """How the slices of one sample belong together; see `SliceNoise`. By default all have the same noise."""
+
+    length_mm: NonNegativeFloat | None = None
+    """How soon the noise changes along the slices; None: never."""
+    shared: float = Field(default=0.0, ge=0, le=1)
+    """Share of the noise's variance that does not change along the slices."""
+
+
+class VolumeCheck(StrictConfig):
+    """How well the samples' volumes agreed with those of annotators, where that was measured."""
+
+    dataset: str
+    num_lesions: PositiveInt
+    num_annotators: PositiveInt
+    coverage: float = Field(ge=0, le=1)
+    """Share of the annotators' volumes inside of the samples' 90 % interval."""
+
+
 class Preprocessing(StrictConfig):
-    """The content of a model folder's preprocessing.json."""
+    """The content of a model folder's preprocessing.json: what the training images had in common."""
 
     classes: tuple[str, ...] = Field(min_length=2)
     """Class names, the background first."""
@@ -41,7 +65,34 @@ class Preprocessing(StrictConfig):
     """What every image was centred on; None for whole slices."""
     modality: str | None = None
     """What made the images, as DICOM names it (CT, MR, PT); None where nobody said."""
+    spacing_range_mm: Range | None = None
+    """Smallest and largest pixel spacing of the training images; None where it is not known."""
+    thickness_range_mm: Range | None = None
+    """Smallest and largest slice thickness of the training images; None where it is not known."""
+    slice_coupling: SliceCoupling = SliceCoupling()
+    volume_check: VolumeCheck | None = None
     dataset: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def of_dataset(cls, dataset: Dataset) -> Self:
+        """Return what the training images of a dataset have in common."""
+        info = dataset.info
+        rows = dataset.rows("train")
+        spacings = [spacing for row in rows if (spacing := dataset.spacing_mm(row))]
+        thicknesses = [thickness for row in rows if (thickness := dataset.thickness_mm(row))]
+        return cls(
+            classes=info.classes,
+            image_channels=info.image_channels,
+            size=info.size,
+            spacing_mm=info.spacing_mm,
+            intensity=info.intensity,
+            plane=info.plane,
+            centred_on=info.centred_on,
+            modality=info.modality,
+            spacing_range_mm=_range([mm for spacing in spacings for mm in spacing]),
+            thickness_range_mm=_range(thicknesses),
+            dataset={"name": info.name, "fingerprint": dataset.fingerprint},
+        )
 
     @classmethod
     def of(cls, model: Segmenter) -> Self:
@@ -195,6 +246,10 @@ class PreparedStack:
     def _values(self, slices: NDArray[np.int64]) -> NDArray[Any]:
         """Return some slices as they were read, (len(slices), C, H, W)."""
         return np.moveaxis(self.stack.values[slices], 3, 1)
+
+
+def _range(values: Sequence[float]) -> Range | None:
+    return (min(values), max(values)) if values else None
 
 
 def _unit_warnings(values: NDArray[Any], intensity: Intensity) -> tuple[str, ...]:

@@ -75,7 +75,8 @@ def _draw(
     device = next(model.parameters()).device
     for start in range(0, len(rows), batch_size):
         batch = list(rows[start : start + batch_size])
-        image = torch.from_numpy(np.stack([dataset.image(row, context=model.config.context) for row in batch])).to(device)
+        images = np.stack([dataset.image(row, context=model.config.context) for row in batch])
+        image = torch.from_numpy(images).to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"]) for row in batch]
         chunks = model.sample_chunks(image, num_samples, generator=generators, chunk_size=chunk_size)
         kept = list(chunks) if keep_probs else None

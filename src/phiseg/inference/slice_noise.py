@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import cos, floor, inf, pi, sin
+from functools import cached_property
+from math import cos, floor, inf, pi, sin, sqrt
 
 from torch import Tensor
 
@@ -30,12 +31,16 @@ class SliceNoise:
     cos(t) of the one and sin(t) of the other, with t from 0 to pi/2: standard normal at every depth, the same at
     equal depths, and independent of what is more than twice the length away.
 
+    On top of that, `shared` of the variance is the same at every depth: an annotator who draws generously in one
+    slice does so in the others, however far away. The correlation of two depths is then between `shared` and 1.
+
     Args:
         shapes: of one sample's noise, as `Segmenter.noise_shapes` gives them.
         num_samples: S.
         seed: of the samples.
         keys: name of the stream; another one has other noise.
         length_mm: how soon the noise changes along the slices.
+        shared: share of the variance that does not change along the slices, from 0 to 1.
         levels: what is done to the noise of each shape; nothing if not given.
     """
 
@@ -47,21 +52,31 @@ class SliceNoise:
         seed: int,
         keys: tuple[str, ...],
         length_mm: float = inf,
+        shared: float = 0.0,
         levels: Sequence[Level] = (),
     ) -> None:
         if not length_mm >= 0:
             raise ConfigError(f"a noise length of {length_mm} mm; give 0 or more, or inf")
+        if not 0 <= shared <= 1:
+            raise ConfigError(f"a shared part of {shared} of the noise; give a number from 0 to 1")
         if len(levels) not in (0, len(shapes)):
             raise ConfigError(f"settings of {len(levels)} levels for a model with {len(shapes)}; give one for each")
         self.shapes, self.num_samples = shapes, num_samples
-        self.seed, self.keys, self.length_mm = seed, keys, length_mm
+        self.seed, self.keys, self.length_mm, self.shared = seed, keys, length_mm, shared
         self.levels = levels or [Level()] * len(shapes)
         self._knots: dict[float, list[Tensor]] = {}
 
     def at(self, depth_mm: float) -> list[Tensor]:
         """Return the noise of all samples at a depth, one tensor (1, S, *shape) for each shape."""
-        if self.length_mm == inf:
-            return self._knot(0)
+        if self.length_mm == inf or self.shared == 1:
+            return self._everywhere
+        local = self._changing(depth_mm)
+        if not self.shared:
+            return local
+        pairs = zip(self._everywhere, local, strict=True)
+        return [sqrt(self.shared) * common + sqrt(1 - self.shared) * own for common, own in pairs]
+
+    def _changing(self, depth_mm: float) -> list[Tensor]:
         if self.length_mm == 0:
             return self._knot(depth_mm)
         place = depth_mm / self.length_mm
@@ -70,16 +85,24 @@ class SliceNoise:
         pairs = zip(self._knot(below), self._knot(below + 1), strict=True)
         return [cos(angle) * first + sin(angle) * second for first, second in pairs]
 
+    @cached_property
+    def _everywhere(self) -> list[Tensor]:
+        return self._drawn(inf)
+
     def _knot(self, place: float) -> list[Tensor]:
         if place not in self._knots:
             if len(self._knots) > 2:  # slices come in order: two neighbours are enough
                 self._knots.pop(next(iter(self._knots)))
-            draws = {seed: self._draw(place, seed) for seed in {level.seed for level in self.levels}}
-            self._knots[place] = [
-                level.temperature * (noise[:, :1].expand_as(noise) if level.hold else noise)
-                for level, noise in ((level, draws[level.seed][n]) for n, level in enumerate(self.levels))
-            ]
+            self._knots[place] = self._drawn(place)
         return self._knots[place]
+
+    def _drawn(self, place: float) -> list[Tensor]:
+        """Return an independent draw, with what is done to each level."""
+        draws = {seed: self._draw(place, seed) for seed in {level.seed for level in self.levels}}
+        return [
+            level.temperature * (noise[:, :1].expand_as(noise) if level.hold else noise)
+            for level, noise in ((level, draws[level.seed][n]) for n, level in enumerate(self.levels))
+        ]
 
     def _draw(self, place: float, level_seed: int) -> list[Tensor]:
         keys = (*self.keys, f"level seed {level_seed}") if level_seed else self.keys

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from phiseg.core.errors import ConfigError
 from phiseg.imaging.frame import Frame, cut
-from phiseg.inference.preprocessing import PreparedStack
+from phiseg.inference.preprocessing import PreparedStack, SliceCoupling
 from phiseg.inference.slice_noise import Level, SliceNoise
 from phiseg.models import Segmenter
 from phiseg.models.segmenter import Encoding
@@ -34,8 +34,12 @@ class Sampling:
     """S."""
     seed: int = 0
     """The same seed gives the same samples of the same case."""
-    noise_length_mm: float = inf
-    """How soon a sample's noise changes along the slices; by default never. 0: every slice by itself."""
+    noise_length_mm: float | None = None
+    """How soon a sample's noise changes along the slices; by default what the model's folder says, else never. 0:
+    every slice by itself."""
+    noise_shared: float | None = None
+    """Share of the noise's variance that does not change along the slices; by default what the model's folder says,
+    or 0 where a length is given."""
     levels: tuple[Level, ...] = ()
     """What is done to the noise of each latent level, fine to coarse; nothing if not given."""
     level_draws: int = 8
@@ -56,10 +60,19 @@ class Sampling:
                 raise ConfigError(f"a temperature of {level.temperature}; give a number from 0 on")
         if self.level_draws < 0:
             raise ConfigError(f"level_draws is {self.level_draws}; give 0 or more")
-        if not self.noise_length_mm >= 0:
+        if self.noise_length_mm is not None and not self.noise_length_mm >= 0:
             raise ConfigError(f"noise_length_mm is {self.noise_length_mm}; give 0 or more, or inf")
+        if self.noise_shared is not None and not 0 <= self.noise_shared <= 1:
+            raise ConfigError(f"noise_shared is {self.noise_shared}; give a number from 0 to 1")
         if self.reach_mm is not None and not self.reach_mm >= 0:
             raise ConfigError(f"reach_mm is {self.reach_mm}; give 0 or more")
+
+    def coupling(self, learned: SliceCoupling) -> tuple[float, float]:
+        """Return the noise's length (mm) and its shared part: those that are set, else those of the model."""
+        own_length = inf if learned.length_mm is None else learned.length_mm
+        length = own_length if self.noise_length_mm is None else self.noise_length_mm
+        own_shared = learned.shared if self.noise_length_mm is None else 0.0
+        return length, own_shared if self.noise_shared is None else self.noise_shared
 
 
 class SliceSampler:
@@ -71,9 +84,12 @@ class SliceSampler:
         sampling: how.
         frames: what the network is shown of a slice, one after another; their places differ by multiples of its
             stride.
+        key: of the case; cases with different keys have independent noise.
     """
 
-    def __init__(self, model: Segmenter, stack: PreparedStack, sampling: Sampling, frames: Sequence[Frame]) -> None:
+    def __init__(
+        self, model: Segmenter, stack: PreparedStack, sampling: Sampling, frames: Sequence[Frame], *, key: str
+    ) -> None:
         self.model, self.stack, self.sampling, self.frames = model, stack, sampling, frames
         self.device = next(model.parameters()).device
         size = stack.preprocessing.size
@@ -84,11 +100,12 @@ class SliceSampler:
         if (row, column) != (0, 0):  # noise for the whole slice, of which every tile has its part
             shapes = model.noise_shapes((row + self.padded[0], column + self.padded[1]))
         self.level_names = model.noise_names if sampling.level_draws and len(shapes) > 1 else ()
+        length_mm, shared = sampling.coupling(stack.preprocessing.slice_coupling)
         source = partial(
-            SliceNoise, shapes, seed=sampling.seed, length_mm=sampling.noise_length_mm, levels=sampling.levels
+            SliceNoise, shapes, seed=sampling.seed, length_mm=length_mm, shared=shared, levels=sampling.levels
         )
-        self.noise = source(num_samples=sampling.num_samples, keys=())
-        self.redrawn = source(num_samples=max(1, sampling.level_draws), keys=("redrawn",))
+        self.noise = source(num_samples=sampling.num_samples, keys=(key,))
+        self.redrawn = source(num_samples=max(1, sampling.level_draws), keys=(key, "redrawn"))
 
     def _offset(self, frame: Frame) -> tuple[int, int]:
         """Return how many pixels of the network a frame lies below and to the right of the first one."""

@@ -6,79 +6,26 @@ model of lesion-centred crops is shown a point, and follows the lesion through i
 Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples, K classes, L latent levels.
 """
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import ndimage
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.imaging.frame import Frame
-from phiseg.imaging.volume import Volume, from_slices
+from phiseg.imaging.volume import Volume
+from phiseg.inference.lesion import predict_lesion
+from phiseg.inference.prediction import Prediction
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
-from phiseg.inference.slice_sampler import Box, Sampling, SliceSampler, pixels_of, tiles
+from phiseg.inference.slice_sampler import Sampling, SliceSampler, pixels_of, tiles
 from phiseg.metrics import EPSILON
 from phiseg.models import Segmenter
 
-__all__ = ["Prediction", "Sampling", "check_point", "level_outputs", "predict_volume"]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What was sampled of one volume, inside a box of its slices; everything outside of it is background."""
-
-    volume: Volume
-    """What was predicted, (I, J, K) or (I, J, K, C)."""
-    stack: PreparedStack
-    box: Box
-    labels: NDArray[np.uint8]
-    """(S, n, h, w), the most probable class of every sample."""
-    mean_probs: NDArray[np.float32]
-    """(K, n, h, w)."""
-    mean_log_probs: NDArray[np.float32]
-    """(K, n, h, w), the mean over samples of log(probability + eps)."""
-    level_variance: NDArray[np.float32] | None
-    """(L, n, h, w), how much the foreground's probability varies when the noise of one level is redrawn and that of
-    the others is kept, fine to coarse; None for a model with noise of one kind."""
-    truncated: NDArray[np.bool_]
-    """(S,), whether a sample's lesion is cut off by the crop, by the reach or by the end of the scan."""
-    point: tuple[int, int, int] | None
-    """(slice, row, column) that a model of lesion-centred crops was shown."""
-    level_names: tuple[str, ...]
-    """Of what `level_variance` has, as `Segmenter.noise_names` calls them."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names, the background first."""
-        return self.stack.preprocessing.classes
-
-    def voxel(self, number: int, row: int, column: int) -> tuple[int, int, int]:
-        """Return the voxel (i, j, k) of the volume at a slice, row and column of the stack."""
-        place = np.linalg.inv(self.volume.affine) @ self.stack.stack.affine @ [number, row, column, 1]
-        i, j, k = (int(index) for index in np.rint(place[:3]))
-        return i, j, k
-
-    def on_grid(self, values: NDArray[np.generic]) -> Volume:
-        """Put values of the box, (n, h, w) or (n, h, w, C), onto the grid of the volume, which is 0 elsewhere."""
-        full = np.zeros((*self.stack.stack.grid, *values.shape[3:]), dtype=values.dtype)
-        full[self.box] = values
-        return from_slices(full, self.stack.plane, like=self.volume)
-
-    @property
-    def gamma(self) -> NDArray[np.float32]:
-        """The gamma map (n, h, w): where the samples disagree."""
-        gamma: NDArray[np.float32] = -(self.mean_probs * self.mean_log_probs).sum(0)
-        return gamma
-
-    @property
-    def consensus(self) -> NDArray[np.uint8]:
-        """The most probable class of the mean prediction, (n, h, w)."""
-        most_probable: NDArray[np.uint8] = self.mean_probs.argmax(0).astype(np.uint8)
-        return most_probable
+__all__ = ["Prediction", "Sampling", "case_key", "check_point", "level_outputs", "predict_volume"]
 
 
 def predict_volume(
@@ -116,15 +63,28 @@ def predict_volume(
         raise ConfigError(f"{name}: a lesion is followed from its point; choose no slices")
     if not numbers or numbers.step != 1 or numbers[0] not in every or numbers[-1] not in every:
         raise ConfigError(f"{name}: slices {numbers} are not neighbours among the {len(every)} of the scan")
+    key = case_key(volume, point)
     bar: tqdm[Any] = tqdm(desc=name, unit="slice", leave=False, disable=not progress, dynamic_ncols=True)
     with bar, torch.inference_mode():
         if point is None:
             return _predict_slices(
-                SliceSampler(model, stack, sampling, tiles(stack, model.stride)), volume, numbers, bar
+                SliceSampler(model, stack, sampling, tiles(stack, model.stride), key=key), volume, numbers, bar
             )
         place = _to_stack(volume, stack, point)
         frame = Frame.centred(place[1:], preprocessing.size, stack.step)
-        return _predict_lesion(SliceSampler(model, stack, sampling, [frame]), volume, place, bar)
+        return predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), volume, place, bar)
+
+
+def case_key(volume: Volume, point: Sequence[float] | None) -> str:
+    """Return what tells the noise of one case from that of another: a hash of the scan, and of the point.
+
+    With one noise for all cases, their samples would be large together and small together. A coarse grid of voxels
+    tells scans apart.
+    """
+    coarse = volume.values[tuple(slice(None, None, max(1, length // 64)) for length in volume.grid)]
+    digest = hashlib.blake2b(np.ascontiguousarray(coarse, dtype=np.float32).tobytes(), digest_size=16)
+    digest.update(repr((volume.grid, None if point is None else [float(place) for place in point])).encode())
+    return digest.hexdigest()
 
 
 def check_point(preprocessing: Preprocessing, point: object | None, *, name: str) -> None:
@@ -156,99 +116,6 @@ def _predict_slices(slices: SliceSampler, volume: Volume, numbers: range, bar: "
     return Prediction(
         volume, stack, box, labels, mean_probs, mean_log_probs, levels_or_none, whole, None, slices.level_names
     )
-
-
-def _predict_lesion(
-    slices: SliceSampler, volume: Volume, point: tuple[int, int, int], bar: "tqdm[Any]"
-) -> Prediction:
-    """Follow a lesion from its point through the slices, until no sample has any of it in two slices running.
-
-    Of each sample the piece nearest to the point is kept, if it comes within a slice of it. Mean and gamma are
-    those of all samples, as the network gave them, where any sample kept something and around it; everywhere else
-    there is background.
-    """
-    stack, sampling, frame = slices.stack, slices.sampling, slices.frames[0]
-    centre = point[0]
-    depth = stack.stack.grid[0]
-    rows, columns = (pixels_of(frame, axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
-    sizes = zip(frame.size, frame.step, stack.stack.spacing_mm[1:], strict=True)
-    reach = max(n * step * mm for n, step, mm in sizes) / 2 if sampling.reach_mm is None else sampling.reach_mm
-    far = int(min(reach / stack.stack.spacing_mm[0], depth) + 1e-6)
-    box = (slice(centre, centre + 1), rows, columns)
-    found: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
-
-    def follow(numbers: Sequence[int], num_empty: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Look at slices in their order; return in how many running, up to the last, each sample had nothing."""
-        for number, (probs, levels) in zip(numbers, slices.look(numbers, box), strict=False):
-            found[number] = probs, levels
-            bar.update()
-            num_empty = np.where((probs.argmax(1) > 0).any((1, 2)), 0, num_empty + 1)
-            if (num_empty > 1).all():
-                break
-        return num_empty
-
-    at_point = follow([centre], np.zeros(sampling.num_samples, np.int64))
-    follow(range(centre + 1, min(centre + far + 1, depth)), at_point)
-    follow(range(centre - 1, max(centre - far - 1, -1), -1), at_point)
-    numbers = sorted(found)
-    probs = np.stack([found[number][0] for number in numbers], axis=2)  # (S, K, n, h, w)
-    labels = probs.argmax(1).astype(np.uint8)
-    drawn = (labels > 0).any(0)
-    place = (centre - numbers[0], point[1] - rows.start, point[2] - columns.start)
-    for sample in labels:
-        sample[~_nearest_piece(sample > 0, place, stack.stack.spacing_mm)] = 0
-    touched = (labels > 0).any(0)
-    around = ndimage.binary_dilation(touched, np.ones((1, 3, 3), dtype=bool), iterations=2) & (touched | ~drawn)
-    mean_probs, mean_log_probs = (probs.mean(0), np.log(probs + EPSILON).mean(0))
-    mean_probs[:, ~around] = np.eye(len(mean_probs), 1, dtype=np.float32)
-    mean_log_probs[0, ~around] = 0
-    variance = None
-    if slices.level_names:
-        variance = np.stack([found[number][1] for number in numbers], axis=1) * around
-    ends = [
-        numbers.index(n) for n in (centre - far, centre + far, 0, depth - 1) if n in found and far and depth > 1
-    ]
-    sides = [(rows.start, rows.stop, stack.stack.grid[1]), (columns.start, columns.stop, stack.stack.grid[2])]
-    cut_off = _touches(labels > 0, ends, [(first > 0, last < length) for first, last, length in sides])
-    box = (slice(numbers[0], numbers[-1] + 1), rows, columns)
-    return Prediction(
-        volume, stack, box, labels, mean_probs, mean_log_probs, variance, cut_off, point, slices.level_names
-    )
-
-
-def _nearest_piece(
-    mask: NDArray[np.bool_], place: tuple[int, int, int], spacing_mm: tuple[float, float, float]
-) -> NDArray[np.bool_]:
-    """Return the piece of a mask (n, h, w) that is nearest to a place; an empty slice within does not divide it.
-
-    A piece that is neither in the slice of the place nor in one beside it is another lesion: nothing is returned.
-    """
-    if not mask.any():
-        return np.zeros_like(mask)
-    bridged = mask.copy()
-    bridged[1:] |= mask[:-1]
-    pieces, _ = ndimage.label(bridged)
-    voxels = np.argwhere(mask)
-    nearest = voxels[(((voxels - place) * spacing_mm) ** 2).sum(1).argmin()]
-    piece: NDArray[np.bool_] = mask & (pieces == pieces[tuple(nearest)])
-    return piece & piece[max(place[0] - 1, 0) : place[0] + 2].any()
-
-
-def _touches(
-    masks: NDArray[np.bool_], slices: Sequence[int], sides: Sequence[tuple[bool, bool]]
-) -> NDArray[np.bool_]:
-    """Tell which masks (S, n, h, w) have something in some slices, or at those sides of the picture that count.
-
-    Args:
-        masks: of the samples.
-        slices: which.
-        sides: whether the first and the last row count, and the first and the last column.
-    """
-    (top, bottom), (left, right) = sides
-    borders = ((masks[:, :, 0], top), (masks[:, :, -1], bottom), (masks[..., 0], left), (masks[..., -1], right))
-    parts = [masks[:, list(slices)].any((1, 2, 3)), *(border.any((1, 2)) for border, counts in borders if counts)]
-    touching: NDArray[np.bool_] = np.any(parts, axis=0)
-    return touching
 
 
 def _summary(probs: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
@@ -290,7 +157,7 @@ def level_outputs(
         slice_number, row, column = _to_stack(volume, stack, point)
         frames = [Frame.centred((row, column), stack.preprocessing.size, stack.step)]
         rows, columns = (pixels_of(frames[0], axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
-    sampler = SliceSampler(model, stack, sampling or Sampling(), frames)
+    sampler = SliceSampler(model, stack, sampling or Sampling(), frames, key=case_key(volume, point))
     with torch.inference_mode():
         return sampler.levels_of_first_sample(slice_number, (slice(slice_number, slice_number + 1), rows, columns))
 

@@ -1,4 +1,4 @@
-"""What a model folder says about its model: how to prepare images for it, and the model card."""
+"""What a model folder says about its model: where it comes from, and the model card."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,22 +7,6 @@ from typing import Any
 from phiseg.data.store import Dataset
 from phiseg.metrics.case import SCORES
 from phiseg.training.recipe import Recipe
-
-
-def preprocessing(dataset: Dataset) -> dict[str, Any]:
-    """Return the content of preprocessing.json: what the training images had in common."""
-    info = dataset.info
-    return {
-        "classes": list(info.classes),
-        "image_channels": info.image_channels,
-        "size": list(info.size),
-        "spacing_mm": list(info.spacing_mm) if info.spacing_mm else None,
-        "intensity": info.intensity.model_dump(mode="json"),
-        "plane": info.plane,
-        "centred_on": info.centred_on,
-        "modality": info.modality,
-        "dataset": {"name": info.name, "fingerprint": dataset.fingerprint},
-    }
 
 
 def provenance(recipe: Recipe, dataset: Dataset, step: int) -> dict[str, Any]:

@@ -20,11 +20,12 @@ from phiseg.core.random import derive_seed
 from phiseg.data.augment import AugmentConfig
 from phiseg.data.loader import Batch, TrainingStream, prefetch
 from phiseg.data.store import Dataset
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import Segmenter, build_model, save_model
 from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import load_weights
 from phiseg.training.averaging import WeightAverage
-from phiseg.training.card import model_card, preprocessing, provenance
+from phiseg.training.card import model_card, provenance
 from phiseg.training.checkpoints import TrainingState, load_state, save_state
 from phiseg.training.normalisation import follow_sampling_path, recalibrate
 from phiseg.training.profiling import profiled
@@ -291,7 +292,7 @@ class _Training:
                 lambda: save_model(
                     self.out / "model",
                     self.average.model,
-                    preprocessing=preprocessing(self.dataset),
+                    preprocessing=Preprocessing.of_dataset(self.dataset).model_dump(mode="json"),
                     provenance=provenance(self.recipe, self.dataset, self.step),
                     card=model_card(self.recipe, self.dataset, self.step, values),
                 )

@@ -51,7 +51,8 @@ def validate(
             chosen = [a for a in np.flatnonzero(dataset.valid[row]).tolist() if config.annotator in ("random", a)]
             if chosen:
                 labels = torch.from_numpy(dataset.labels[row, chosen]).long().to(fabric.device)  # (A, H, W)
-                image = torch.from_numpy(dataset.image(row, context=model.config.context)).to(fabric.device).expand(len(chosen), -1, -1, -1)
+                pixels = torch.from_numpy(dataset.image(row, context=model.config.context)).to(fabric.device)
+                image = pixels.expand(len(chosen), -1, -1, -1)
                 case = dataset.cases[row]["case"]
                 generators = [seeded_generator(config.seed, "validation", case, a) for a in chosen]
                 loss = model(image, labels, generator=generators)

@@ -1,0 +1,175 @@
+"""A lesion around a point: followed through the slices for as long as any sample continues.
+
+In each sample the lesion is one connected body that comes near the point, or nothing. Two outlines in neighbouring
+slices belong to one body where they overlap. Whatever else the network draws in the crop is another structure.
+
+Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples, K classes, L latent levels.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+from tqdm import tqdm
+
+from phiseg.imaging.volume import Volume
+from phiseg.inference.prediction import Prediction
+from phiseg.inference.slice_sampler import SliceSampler, pixels_of
+from phiseg.metrics import EPSILON
+
+POINT_TOLERANCE_MM = 5.0
+"""How far from the point, in its slice or the one above or below, a lesion may begin."""
+_CONNECTED = ndimage.generate_binary_structure(3, 1)
+_CONNECTED[1] = True  # pixels of a slice also touch at their corners
+
+
+def predict_lesion(
+    slices: SliceSampler, volume: Volume, point: tuple[int, int, int], bar: "tqdm[Any]"
+) -> Prediction:
+    """Sample a lesion, slice by slice away from its point, until every sample's body has ended.
+
+    Mean and gamma are those of the samples with everything but their body removed, so that all results describe
+    the same lesions.
+
+    Args:
+        slices: draws the samples of each slice in a crop around the point.
+        volume: what is predicted.
+        point: (slice, row, column) in the stack.
+        bar: counts the slices.
+    """
+    stack, frame = slices.stack, slices.frames[0]
+    centre, depth = point[0], stack.stack.grid[0]
+    rows, columns = (pixels_of(frame, axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
+    far = _reach_in_slices(slices)
+    first, last = max(centre - far, 0), min(centre + far, depth - 1)  # as far as slices may be looked at
+    box = (slice(centre, centre + 1), rows, columns)
+    found: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+
+    def look(numbers: Sequence[int]) -> None:
+        for number, result in zip(numbers, slices.look(numbers, box), strict=True):
+            found[number] = result
+            bar.update()
+
+    look(range(max(centre - 1, first), min(centre + 1, last) + 1))
+    while True:
+        numbers = sorted(found)
+        probs = np.stack([found[number][0] for number in numbers], axis=2)  # (S, K, n, h, w)
+        drawn = probs.argmax(1).astype(np.uint8)  # (S, n, h, w)
+        place = (centre - numbers[0], point[1] - rows.start, point[2] - columns.start)
+        bodies = np.stack([_body(labels > 0, place, stack.stack.spacing_mm) for labels in drawn])
+        ahead = slices.sampling.batch_size
+        below = range(max(numbers[0] - ahead, first), numbers[0]) if bodies[:, 0].any() else range(0)
+        above = range(numbers[-1] + 1, min(numbers[-1] + ahead, last) + 1) if bodies[:, -1].any() else range(0)
+        if not (below or above):
+            break
+        look([*below, *above])
+    # The body's slices and one on each side, however many were looked at at once.
+    inside = numbers[0] + np.flatnonzero(bodies.any((0, 2, 3)))
+    low, high = (inside[0], inside[-1]) if inside.size else (centre, centre)
+    part = slice(max(low - 1, numbers[0]) - numbers[0], min(high + 1, numbers[-1]) - numbers[0] + 1)
+    levels = np.stack([found[number][1] for number in numbers[part]], axis=1)  # (L, n, h, w)
+    return _prediction(
+        slices, volume, point, numbers[part], probs[:, :, part], drawn[:, part], bodies[:, part], levels
+    )
+
+
+def _reach_in_slices(slices: SliceSampler) -> int:
+    """Return how many slices away from the point may be looked at."""
+    stack, frame = slices.stack.stack, slices.frames[0]
+    reach = slices.sampling.reach_mm
+    if reach is None:
+        sides = zip(frame.size, frame.step, stack.spacing_mm[1:], strict=True)
+        reach = max(number * step * mm for number, step, mm in sides) / 2
+    return int(min(reach / stack.spacing_mm[0], stack.grid[0]) + 1e-6)
+
+
+def _prediction(
+    slices: SliceSampler,
+    volume: Volume,
+    point: tuple[int, int, int],
+    numbers: Sequence[int],
+    probs: NDArray[np.float32],
+    drawn: NDArray[np.uint8],
+    bodies: NDArray[np.bool_],
+    levels: NDArray[np.float32],
+) -> Prediction:
+    """Put the samples together.
+
+    Args:
+        slices: where they come from.
+        volume: what is predicted.
+        point: in the stack.
+        numbers: n, of the slices.
+        probs: (S, K, n, h, w).
+        drawn: labels (S, n, h, w) as the network gave them.
+        bodies: (S, n, h, w), what of them belongs to the lesion.
+        levels: variance (L, n, h, w) that each level causes.
+    """
+    grid = slices.stack.stack.grid
+    rows, columns = (pixels_of(slices.frames[0], axis, grid[1 + axis]) for axis in (0, 1))
+    touched = np.asarray(bodies.any(0))
+    around = ndimage.binary_dilation(touched, np.ones((1, 3, 3), dtype=bool), iterations=2)
+    removed = ~around | ((drawn > 0) & ~bodies)  # (S, n, h, w)
+    background = np.eye(probs.shape[1], 1, dtype=np.float32)[:, 0]  # (K,)
+    probs = np.where(removed[:, None], background[:, None, None, None], probs)
+    far, centre, depth = _reach_in_slices(slices), point[0], grid[0]
+    ends = [
+        n - numbers[0] for n in {centre - far, centre + far, 0, depth - 1} if n in numbers and far and depth > 1
+    ]
+    sides = [(rows.start, rows.stop, grid[1]), (columns.start, columns.stop, grid[2])]
+    return Prediction(
+        volume=volume,
+        stack=slices.stack,
+        box=(slice(numbers[0], numbers[-1] + 1), rows, columns),
+        labels=np.where(bodies, drawn, 0).astype(np.uint8),
+        mean_probs=probs.mean(0),
+        mean_log_probs=np.log(probs + EPSILON).mean(0),
+        level_variance=levels * around if slices.level_names else None,
+        truncated=_touches(bodies, ends, [(start > 0, stop < length) for start, stop, length in sides]),
+        point=point,
+        level_names=slices.level_names,
+    )
+
+
+def _body(
+    mask: NDArray[np.bool_], place: tuple[int, int, int], spacing_mm: tuple[float, float, float]
+) -> NDArray[np.bool_]:
+    """Return the connected body of a mask (n, h, w) that comes nearest to a place; nothing if none comes near it.
+
+    Near is within `POINT_TOLERANCE_MM` in the plane, in the slice of the place or one beside it.
+    """
+    number, row, column = place
+    start = max(number - 1, 0)
+    near = np.argwhere(mask[start : number + 2])
+    nothing = np.zeros_like(mask)
+    if not near.size:
+        return nothing
+    in_plane = ((near[:, 1:] - (row, column)) * spacing_mm[1:]) ** 2
+    beside = np.abs(near[:, 0] + start - number)
+    # At equal distance the slice of the place comes first.
+    order = np.lexsort((beside, in_plane.sum(1)))
+    if in_plane[order[0]].sum() > POINT_TOLERANCE_MM**2:
+        return nothing
+    pieces, _ = ndimage.label(mask, _CONNECTED)
+    nearest = near[order[0]] + (start, 0, 0)
+    body: NDArray[np.bool_] = pieces == pieces[tuple(nearest)]
+    return body
+
+
+def _touches(
+    masks: NDArray[np.bool_], slices: Sequence[int], sides: Sequence[tuple[bool, bool]]
+) -> NDArray[np.bool_]:
+    """Tell which masks (S, n, h, w) have something in some slices, or at those sides of the picture that count.
+
+    Args:
+        masks: of the samples.
+        slices: which.
+        sides: whether the first and the last row count, and the first and the last column.
+    """
+    (top, bottom), (left, right) = sides
+    borders = ((masks[:, :, 0], top), (masks[:, :, -1], bottom), (masks[..., 0], left), (masks[..., -1], right))
+    parts = [masks[:, list(slices)].any((1, 2, 3)), *(border.any((1, 2)) for border, counts in borders if counts)]
+    touching: NDArray[np.bool_] = np.any(parts, axis=0)
+    return touching

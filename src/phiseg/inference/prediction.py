@@ -1,0 +1,67 @@
+"""What was sampled of a volume, and where it lies.
+
+Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples, K classes, L latent levels.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phiseg.imaging.volume import Volume, from_slices
+from phiseg.inference.preprocessing import PreparedStack
+from phiseg.inference.slice_sampler import Box
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was sampled of one volume, inside a box of its slices; everything outside of it is background."""
+
+    volume: Volume
+    """What was predicted, (I, J, K) or (I, J, K, C)."""
+    stack: PreparedStack
+    box: Box
+    labels: NDArray[np.uint8]
+    """(S, n, h, w), the most probable class of every sample."""
+    mean_probs: NDArray[np.float32]
+    """(K, n, h, w)."""
+    mean_log_probs: NDArray[np.float32]
+    """(K, n, h, w), the mean over samples of log(probability + eps)."""
+    level_variance: NDArray[np.float32] | None
+    """(L, n, h, w), how much the foreground's probability varies when the noise of one level is redrawn and that of
+    the others is kept, fine to coarse; None for a model with noise of one kind."""
+    truncated: NDArray[np.bool_]
+    """(S,), whether a sample's lesion is cut off by the crop, by the reach or by the end of the scan."""
+    point: tuple[int, int, int] | None
+    """(slice, row, column) that a model of lesion-centred crops was shown."""
+    level_names: tuple[str, ...]
+    """Of what `level_variance` has, as `Segmenter.noise_names` calls them."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, the background first."""
+        return self.stack.preprocessing.classes
+
+    def voxel(self, number: int, row: int, column: int) -> tuple[int, int, int]:
+        """Return the voxel (i, j, k) of the volume at a slice, row and column of the stack."""
+        place = np.linalg.inv(self.volume.affine) @ self.stack.stack.affine @ [number, row, column, 1]
+        i, j, k = (int(index) for index in np.rint(place[:3]))
+        return i, j, k
+
+    def on_grid(self, values: NDArray[np.generic]) -> Volume:
+        """Put values of the box, (n, h, w) or (n, h, w, C), onto the grid of the volume, which is 0 elsewhere."""
+        full = np.zeros((*self.stack.stack.grid, *values.shape[3:]), dtype=values.dtype)
+        full[self.box] = values
+        return from_slices(full, self.stack.plane, like=self.volume)
+
+    @property
+    def gamma(self) -> NDArray[np.float32]:
+        """The gamma map (n, h, w): where the samples disagree."""
+        gamma: NDArray[np.float32] = -(self.mean_probs * self.mean_log_probs).sum(0)
+        return gamma
+
+    @property
+    def consensus(self) -> NDArray[np.uint8]:
+        """The most probable class of the mean prediction, (n, h, w)."""
+        most_probable: NDArray[np.uint8] = self.mean_probs.argmax(0).astype(np.uint8)
+        return most_probable
