@@ -339,3 +339,16 @@ def test_a_model_states_its_config(name):
     assert type(model.config) is MODELS[name].Config
     assert MODELS[name].Config.parse(model.config.model_dump(mode="json"), where="x") == model.config
     assert model.preprocessing == model.provenance == {}
+
+
+def test_context_adds_input_channels_and_single_slices_remain_legal(name):
+    """A slice without neighbours is sampled as if it stood in for them."""
+    model = settled(name, context=1)
+    image, _ = batch(model)
+    assert image.shape[1] == 3
+    assert sample(model, image, 2, *range(4)).isfinite().all()
+    alone = image[:, :1]
+    repeated = sample(model, alone.repeat(1, 3, 1, 1), 2, *range(4))
+    close(sample(model, alone, 2, *range(4)), repeated)
+    with pytest.raises(ModelError, match=r"images \(batch, 3, height, width\), 1 slices on each side included"):
+        sample(model, image[:, :2], 2, *range(4))

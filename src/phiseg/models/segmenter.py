@@ -156,7 +156,7 @@ class Segmenter(nn.Module, ABC):
         """Draw segmentations of each image, without gradients.
 
         Args:
-            image: (B, C, H, W), any H and W.
+            image: (B, C, H, W), any H and W. A model with context also takes slices without neighbours.
             num_samples: S.
             generator: one, or one per image; with one per image, an image's samples depend on nothing else.
             chunk_size: how many samples of each image are decoded at once; bounds memory, changes nothing.
@@ -177,7 +177,7 @@ class Segmenter(nn.Module, ABC):
         for name, value in (("num_samples", num_samples), ("chunk_size", step)):
             if value < 1:
                 raise ModelError(f"{name} is {value}; give at least 1")
-        encoding = self.encode(image)
+        encoding = self.encode(self.fill_context(image))
         shapes = self.noise_shapes(encoding.size)
         generators = one_per_image(generator, len(image))
         for start in range(0, num_samples, step):
@@ -204,6 +204,11 @@ class Segmenter(nn.Module, ABC):
                 f"the model takes images (batch, {self.config.input_channels}, height, width){around}, "
                 f"got {tuple(image.shape)}; give that number of channels or train a model for this data"
             )
+
+    def fill_context(self, image: Tensor) -> Tensor:
+        """Let slices without neighbours (B, image_channels, H, W) stand in for their neighbours, as in training."""
+        alone = image.ndim == 4 and image.shape[1] == self.config.image_channels
+        return image.repeat(1, 1 + 2 * self.config.context, 1, 1) if alone and self.config.context else image
 
     def padded_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return (H, W) rounded up to the stride."""
