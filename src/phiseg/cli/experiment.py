@@ -45,7 +45,7 @@ class Experiment:
     """Budget of every training in steps."""
     minutes: Annotated[float | None, tyro.conf.arg(metavar="M")] = None
     """Budget of every training in minutes of steps, without validations; turned into steps by timing a few when a
-    row begins. With one thread on a CPU (OMP_NUM_THREADS=1) computing time counts, so the machine need not be idle."""
+    row begins. With one thread on a CPU (OMP_NUM_THREADS=1) only computing time counts: other load does no harm."""
     expert: int = 0
     """The annotator that regime `one` learns from."""
     num_samples: int = 100
