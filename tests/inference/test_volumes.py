@@ -457,8 +457,8 @@ def test_lesion_is_the_body_at_the_point(seed, point, reach):
     model = KnownModel(noisy, size=(8, 6), plane="axial", centred_on="nodule")
     sampling = Sampling(num_samples=3, reach_mm=reach, batch_size=2)
     prediction = predict_volume(model, volume, point=point, sampling=sampling)
-    (noise,) = SliceNoise([(1,)], 3, seed=0, keys=(case_key(volume, point),)).at(0)
     column, row, number = point
+    (noise,) = SliceNoise([(1,)], 3, seed=0, keys=(case_key(volume, (number, row, column)),)).at(0)
     crop = np.zeros((10, 10), bool)
     crop[max(0, row - 4) : row + 4, max(0, column - 3) : column + 3] = True  # 8 x 6 around the point
     far = int((4 if reach is None else min(reach, 99)) / 1.2)
@@ -645,3 +645,51 @@ def test_a_model_must_say_how_its_images_were_made():
     refused("preprocessing.json: unknown key 'colour'", error=ModelError, model=model)
     model.preprocessing = {}
     refused("does not say how its images were prepared", error=ModelError, model=model)
+
+
+def test_cases_have_independent_noise():
+    """Sample sizes of different scans and of different points of one scan do not go together."""
+    model = KnownModel(noisy, size=(4, 40), plane="axial")
+    rng = np.random.default_rng(0)
+    slope = np.broadcast_to(np.arange(-20, 20.0)[:, None, None], (40, 4, 3))
+    sampling = Sampling(num_samples=60)
+    sizes = [
+        predict_volume(model, Volume(slope + rng.normal(0, 0.01, slope.shape), place()), sampling=sampling)
+        .labels.sum((1, 2, 3))
+        .astype(float)
+        for _ in range(12)
+    ]
+    correlations = np.corrcoef(sizes)[np.triu_indices(12, 1)]
+    assert abs(correlations.mean()) < 0.1  # the standard error of 66 correlations of 60 samples is below 0.04
+    total = np.sum(sizes, axis=0)
+    np.testing.assert_allclose(total.std(), np.sqrt(np.sum(np.var(sizes, axis=1))), rtol=0.4)
+
+
+def test_noise_of_two_points_in_one_scan_differs():
+    volume = ball((12, 12, 12), place())
+    assert case_key(volume, (1, 2, 3)) != case_key(volume, (1, 2, 4))
+    assert case_key(volume, None) != case_key(ball((12, 12, 12), place(), radius=5), None)
+    same = Volume(volume.values.astype(np.float64), volume.affine)
+    assert case_key(volume, (1, 2, 3)) == case_key(same, (1, 2, 3))
+
+
+@pytest.mark.parametrize("length", [0, 3, inf])
+@pytest.mark.parametrize("shared", [0, 0.4, 1])
+def test_shared_noise_sets_the_correlation_of_distant_slices(length, shared):
+    noise = SliceNoise([(2, 50, 50)], 4, seed=0, keys=(), length_mm=length, shared=shared)
+    near, far = noise.at(1.0)[0].flatten().numpy(), noise.at(51.5)[0].flatten().numpy()
+    expected = 1.0 if length == inf else shared
+    np.testing.assert_allclose(np.corrcoef(near, far)[0, 1], expected, atol=0.03)
+    np.testing.assert_allclose([near.std(), far.std()], 1, atol=0.03)
+
+
+def test_stored_coupling_of_a_model_is_used():
+    slope = np.broadcast_to(np.arange(-20, 20.0)[:, None, None], (40, 4, 6))
+    found = {}
+    for coupling in ({}, {"length_mm": 3.0, "shared": 0.5}):
+        model = KnownModel(noisy, size=(4, 40), plane="axial", slice_coupling=coupling)
+        found[len(coupling)] = predict_volume(model, Volume(slope, place()), sampling=SOME).labels
+    model = KnownModel(noisy, size=(4, 40), plane="axial")
+    explicit = Sampling(num_samples=5, noise_length_mm=3.0, noise_shared=0.5)
+    np.testing.assert_array_equal(found[2], predict_volume(model, Volume(slope, place()), sampling=explicit).labels)
+    assert (found[0] != found[2]).any()

@@ -103,6 +103,7 @@ def unfinished(
         ConfigError: points are missing, or of no use for the model.
         OutputError: `out` cannot be written, or holds a case of other settings, or of another scan.
     """
+    sampling = sampling.coupled_like(Preprocessing.of(model).slice_coupling)
     settings = _settings(sampling, identity)
     for name, summary in read_summaries(out).items():
         _check_same(out / name, {key: summary["made_with"].get(key) for key in settings}, settings)
@@ -175,6 +176,7 @@ def predict_cohort(
     Raises:
         OutputError: `out` cannot be written.
     """
+    sampling = sampling.coupled_like(Preprocessing.of(model).slice_coupling)
     failed: dict[str, str] = {}
     scan: Scan | None = None
     read: ScanFile | None = None

@@ -4,9 +4,10 @@ Shapes: H x W pixels of a slice, h x w of a box of it, B slices at once, S sampl
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor, inf, isfinite, log2, pi
+from typing import Self
 
 import numpy as np
 import torch
@@ -67,12 +68,15 @@ class Sampling:
         if self.reach_mm is not None and not self.reach_mm >= 0:
             raise ConfigError(f"reach_mm is {self.reach_mm}; give 0 or more")
 
-    def coupling(self, learned: SliceCoupling) -> tuple[float, float]:
-        """Return the noise's length (mm) and its shared part: those that are set, else those of the model."""
-        own_length = inf if learned.length_mm is None else learned.length_mm
-        length = own_length if self.noise_length_mm is None else self.noise_length_mm
-        own_shared = learned.shared if self.noise_length_mm is None else 0.0
-        return length, own_shared if self.noise_shared is None else self.noise_shared
+    def coupled_like(self, learned: SliceCoupling) -> Self:
+        """Return the same with the noise's length and shared part filled in, by the model where they are not set."""
+        if self.noise_length_mm is not None:
+            return replace(self, noise_shared=self.noise_shared or 0.0)
+        return replace(
+            self,
+            noise_length_mm=inf if learned.length_mm is None else learned.length_mm,
+            noise_shared=learned.shared if self.noise_shared is None else self.noise_shared,
+        )
 
 
 class SliceSampler:
@@ -90,6 +94,9 @@ class SliceSampler:
     def __init__(
         self, model: Segmenter, stack: PreparedStack, sampling: Sampling, frames: Sequence[Frame], *, key: str
     ) -> None:
+        sampling = sampling.coupled_like(stack.preprocessing.slice_coupling)
+        assert sampling.noise_length_mm is not None
+        assert sampling.noise_shared is not None
         self.model, self.stack, self.sampling, self.frames = model, stack, sampling, frames
         self.device = next(model.parameters()).device
         size = stack.preprocessing.size
@@ -100,9 +107,13 @@ class SliceSampler:
         if (row, column) != (0, 0):  # noise for the whole slice, of which every tile has its part
             shapes = model.noise_shapes((row + self.padded[0], column + self.padded[1]))
         self.level_names = model.noise_names if sampling.level_draws and len(shapes) > 1 else ()
-        length_mm, shared = sampling.coupling(stack.preprocessing.slice_coupling)
         source = partial(
-            SliceNoise, shapes, seed=sampling.seed, length_mm=length_mm, shared=shared, levels=sampling.levels
+            SliceNoise,
+            shapes,
+            seed=sampling.seed,
+            length_mm=sampling.noise_length_mm,
+            shared=sampling.noise_shared,
+            levels=sampling.levels,
         )
         self.noise = source(num_samples=sampling.num_samples, keys=(key,))
         self.redrawn = source(num_samples=max(1, sampling.level_draws), keys=(key, "redrawn"))

@@ -63,27 +63,31 @@ def predict_volume(
         raise ConfigError(f"{name}: a lesion is followed from its point; choose no slices")
     if not numbers or numbers.step != 1 or numbers[0] not in every or numbers[-1] not in every:
         raise ConfigError(f"{name}: slices {numbers} are not neighbours among the {len(every)} of the scan")
-    key = case_key(volume, point)
+    place = None if point is None else _to_stack(volume, stack, point)
+    key = case_key(volume, place)
     bar: tqdm[Any] = tqdm(desc=name, unit="slice", leave=False, disable=not progress, dynamic_ncols=True)
     with bar, torch.inference_mode():
-        if point is None:
+        if place is None:
             return _predict_slices(
                 SliceSampler(model, stack, sampling, tiles(stack, model.stride), key=key), volume, numbers, bar
             )
-        place = _to_stack(volume, stack, point)
         frame = Frame.centred(place[1:], preprocessing.size, stack.step)
         return predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), volume, place, bar)
 
 
-def case_key(volume: Volume, point: Sequence[float] | None) -> str:
-    """Return what tells the noise of one case from that of another: a hash of the scan, and of the point.
+def case_key(volume: Volume, place: tuple[int, int, int] | None) -> str:
+    """Return what tells the noise of one case from that of another: a hash of the scan and of the place in it.
 
     With one noise for all cases, their samples would be large together and small together. A coarse grid of voxels
     tells scans apart.
+
+    Args:
+        volume: the scan.
+        place: (slice, row, column) of the point in the model's stack of slices, if there is one.
     """
     coarse = volume.values[tuple(slice(None, None, max(1, length // 64)) for length in volume.grid)]
     digest = hashlib.blake2b(np.ascontiguousarray(coarse, dtype=np.float32).tobytes(), digest_size=16)
-    digest.update(repr((volume.grid, None if point is None else [float(place) for place in point])).encode())
+    digest.update(repr((volume.grid, place)).encode())
     return digest.hexdigest()
 
 
@@ -153,11 +157,12 @@ def level_outputs(
         slice(0, stack.stack.grid[1]),
         slice(0, stack.stack.grid[2]),
     )
-    if point is not None:
-        slice_number, row, column = _to_stack(volume, stack, point)
-        frames = [Frame.centred((row, column), stack.preprocessing.size, stack.step)]
+    place = None if point is None else _to_stack(volume, stack, point)
+    if place is not None:
+        slice_number = place[0]
+        frames = [Frame.centred(place[1:], stack.preprocessing.size, stack.step)]
         rows, columns = (pixels_of(frames[0], axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
-    sampler = SliceSampler(model, stack, sampling or Sampling(), frames, key=case_key(volume, point))
+    sampler = SliceSampler(model, stack, sampling or Sampling(), frames, key=case_key(volume, place))
     with torch.inference_mode():
         return sampler.levels_of_first_sample(slice_number, (slice(slice_number, slice_number + 1), rows, columns))
 
