@@ -69,7 +69,7 @@ class Sampling:
             raise ConfigError(f"reach_mm is {self.reach_mm}; give 0 or more")
 
     def coupled_like(self, learned: SliceCoupling) -> Self:
-        """Return the same with the noise's length and shared part filled in, by the model where they are not set."""
+        """Return the same with the noise's length and shared part filled in where they are not set."""
         if self.noise_length_mm is not None:
             return replace(self, noise_shared=self.noise_shared or 0.0)
         return replace(
