@@ -1,6 +1,7 @@
 """Compare the volumes of samples with those of readers, on nodules whose stacks go beyond the last outline.
 
-    python experiments/lidc_volumes/score.py MODEL VOLUMES.npz --noise-length 5 10 inf --out scores.csv
+    python experiments/lidc_volumes/score.py MODEL VOLUMES.npz --noise-length 5 10 inf --noise-shared 0 0.5
+    python experiments/lidc_volumes/score.py MODEL VOLUMES.npz --noise-length 5 --noise-shared 0.5 --store --out O.csv
 
 Samples are drawn at the middle of each nodule, as `phiseg predict` draws them. For each nodule, the readers'
 volumes in ml are compared with the samples' 90 % interval. A reader who did not outline the nodule counts as 0 ml.
@@ -8,97 +9,101 @@ volumes in ml are compared with the samples' 90 % interval. A reader who did not
 
 import argparse
 import csv
+import json
 from itertools import product
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import phiseg
+from phiseg.core.files import write_json
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
+from phiseg.inference.preprocessing import Preprocessing, SliceCoupling, VolumeCheck
 from phiseg.inference.volumes import Sampling, predict_volume
 from phiseg.metrics.area import area_scores_from
+from phiseg.models import Segmenter
+from phiseg.models.pretrained import find_model
 
-FIELDS = (
-    "noise_length_mm",
-    "noise_shared",
-    "patient",
-    "nodule",
-    "readers_ml",
-    "median_ml",
-    "low_ml",
-    "high_ml",
-    "present",
-    "readers_present",
-)
+READERS = 4
 
 
 def main() -> None:
-    """Score every noise length, print a table, and write a line for each nodule."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Score every coupling of the slices, print a table, and write a line for each nodule."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("volumes", type=Path)
     parser.add_argument("--noise-length", type=float, nargs="+", default=[inf])
     parser.add_argument("--noise-shared", type=float, nargs="+", default=[0.0])
     parser.add_argument("--num-samples", type=int, default=64)
-    parser.add_argument("--patients", nargs="*", help="only these")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--patients", nargs="*", help="only these patients")
+    parser.add_argument("--out", type=Path, help="CSV file with a line for each nodule")
+    parser.add_argument(
+        "--store", action="store_true", help="store the last coupling and its coverage in the model"
+    )
     options = parser.parse_args()
     model = phiseg.load(options.model)
     file = np.load(options.volumes)
-    rows = []
-    headings = ("noise length", "shared", "nodules", "inside 90 %", "median width / mean volume", "median ratio")
-    print(f"| {' | '.join(headings)} | CRPS (ml) | presence off by |")
+    chosen = [
+        i for i, patient in enumerate(file["case_ids"]) if not options.patients or patient in options.patients
+    ]
+    rows: list[dict[str, Any]] = []
+    measured = ("inside 90 %", "width / mean volume", "volume ratio", "CRPS (ml)", "presence off")
+    print(f"| noise length | shared | nodules | {' | '.join(measured)} |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     for length, shared in product(options.noise_length, options.noise_shared):
-        scores = []
-        for index, patient in enumerate(file["case_ids"].tolist()):
-            if options.patients and patient not in options.patients:
-                continue
-            volume, point, readers = nodule(file, index)
-            sampling = Sampling(
-                num_samples=options.num_samples, noise_length_mm=length, noise_shared=shared, level_draws=0
-            )
-            prediction = predict_volume(model, volume, point=point, sampling=sampling, name=f"nodule {index}")
-            found = measure(prediction).classes["nodule"]
-            spread = found.volume_ml
-            drawn = torch.tensor(spread.samples)[:, None]
-            crps = area_scores_from(drawn, torch.from_numpy(readers)[:, None]).crps
-            inside = np.mean((readers >= spread.low - 1e-9) & (readers <= spread.high + 1e-9))
-            off = abs(found.present - np.mean(readers > 0))
-            ratio = spread.median / np.median(readers[readers > 0])
-            scores.append((inside, (spread.high - spread.low) / readers.mean(), ratio, crps, off))
-            listed = " ".join(f"{value:.4g}" for value in readers)
-            values = (
-                length,
-                shared,
-                patient,
-                int(file["nodule"][index]),
-                listed,
-                spread.median,
-                spread.low,
-                spread.high,
-            )
-            rows.append(dict(zip(FIELDS, (*values, found.present, np.mean(readers > 0)), strict=True)))
-        inside, width, ratio, crps, off = np.array(scores).T
-        cells = (
-            f"{inside.mean():.2f}",
-            f"{np.median(width):.2f}",
-            f"{np.median(ratio):.2f}",
-            f"{crps.mean():.3f}",
-            f"{off.mean():.2f}",
+        sampling = Sampling(
+            num_samples=options.num_samples, noise_length_mm=length, noise_shared=shared, level_draws=0
         )
-        print(f"| {length:g} mm | {shared:g} | {len(scores)} | {' | '.join(cells)} |", flush=True)
+        scored = [score_nodule(model, file, index, sampling) for index in chosen]
+        rows += [{"noise_length_mm": length, "noise_shared": shared, **row} for row in scored]
+        print(f"| {length:g} mm | {shared:g} | {len(scored)} | {summary(scored)} |", flush=True)
     if options.out:
         with options.out.open("w", newline="", encoding="utf-8") as table:
-            writer = csv.DictWriter(table, FIELDS)
+            writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
+    if options.store:
+        coupling = SliceCoupling(length_mm=length if isfinite(length) else None, shared=shared)
+        store(find_model(Path(options.model)), coupling, scored, name=options.volumes.stem)
 
 
-def nodule(file: np.lib.npyio.NpzFile, index: int) -> tuple[Volume, tuple[int, int, int], np.ndarray]:
+def score_nodule(model: Segmenter, file: Any, index: int, sampling: Sampling) -> dict[str, Any]:
+    """Sample one nodule and compare the volumes with the readers'."""
+    volume, point, readers = nodule(file, index)
+    prediction = predict_volume(model, volume, point=point, sampling=sampling, name=f"nodule {index}")
+    found = measure(prediction).classes["nodule"]
+    spread = found.volume_ml
+    scores = area_scores_from(torch.tensor(spread.samples)[:, None], torch.from_numpy(readers)[:, None])
+    inside = (readers >= spread.low - 1e-9) & (readers <= spread.high + 1e-9)
+    return {
+        "patient": str(file["case_ids"][index]),
+        "nodule": int(file["nodule"][index]),
+        "readers_ml": " ".join(f"{value:.4g}" for value in readers),
+        "median_ml": round(spread.median, 5),
+        "low_ml": round(spread.low, 5),
+        "high_ml": round(spread.high, 5),
+        "inside": round(float(inside.mean()), 4),
+        "width": round((spread.high - spread.low) / readers.mean(), 4),
+        "ratio": round(float(np.mean(spread.samples)) / readers.mean(), 4),
+        "crps_ml": round(scores.crps or 0.0, 5),
+        "present": found.present,
+        "readers_present": float((readers > 0).mean()),
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Return the cells of the table: means over nodules; medians of width and ratio."""
+    off = np.mean([abs(row["present"] - row["readers_present"]) for row in rows])
+    inside, crps = (np.mean([row[key] for row in rows]) for key in ("inside", "crps_ml"))
+    width, ratio = (np.median([row[key] for row in rows]) for key in ("width", "ratio"))
+    return f"{inside:.2f} | {width:.2f} | {ratio:.2f} | {crps:.3f} | {off:.2f}"
+
+
+def nodule(file: Any, index: int) -> tuple[Volume, tuple[int, int, int], np.ndarray]:
     """Return a nodule's stack in Hounsfield units, a voxel in its middle, and the readers' volumes in ml."""
     pixels = file[f"image_{index:03d}"].astype(np.float32) * (1400 / 255) - 1000  # (D, H, W)
     masks = file[f"masks_{index:03d}"] > 0  # (4, D, H, W)
@@ -110,6 +115,16 @@ def nodule(file: np.lib.npyio.NpzFile, index: int) -> tuple[Volume, tuple[int, i
     row, column = places[((places - places.mean(0)) ** 2).sum(1).argmin()]
     readers = masks.sum((1, 2, 3)) * (pixel * pixel * distance / 1000)
     return Volume(pixels.transpose(2, 1, 0), affine), (int(column), int(row), int(most)), readers
+
+
+def store(folder: Path, coupling: SliceCoupling, rows: list[dict[str, Any]], *, name: str) -> None:
+    """Write the coupling of slices and what was measured with it into a model folder."""
+    path = folder / "preprocessing.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    coverage = round(float(np.mean([row["inside"] for row in rows])), 3)
+    check = VolumeCheck(dataset=name, num_lesions=len(rows), num_annotators=READERS, coverage=coverage)
+    values |= {"slice_coupling": coupling.model_dump(mode="json"), "volume_check": check.model_dump(mode="json")}
+    write_json(path, Preprocessing.parse(values, where=str(path)).model_dump(mode="json"))
 
 
 if __name__ == "__main__":
