@@ -1,7 +1,7 @@
 """Compare the volumes of samples with those of readers, on nodules whose stacks go beyond the last outline.
 
     python experiments/lidc_volumes/score.py MODEL VOLUMES.npz --noise-length 5 10 inf --noise-shared 0 0.5
-    python experiments/lidc_volumes/score.py MODEL VOLUMES.npz --noise-length 5 --noise-shared 0.5 --store --out O.csv
+    python experiments/lidc_volumes/score.py MODEL VOLUMES.npz --noise-length 5 --store --out NODULES.csv
 
 Samples are drawn at the middle of each nodule, as `phiseg predict` draws them. For each nodule, the readers'
 volumes in ml are compared with the samples' 90 % interval. A reader who did not outline the nodule counts as 0 ml.
