@@ -259,6 +259,9 @@ def test_a_label_beyond_the_classes_names_the_case(prepare):
         ({"size": 0}, "size 0 must be 1 to 8192"),
         ({"classes": ("a", "a")}, "two or more different names"),
         ({"fractions": (1, 1, 1)}, "split fractions"),
+        ({"rescale": (0, 1)}, "slope other than 0"),
+        ({"rescale": (1, float("nan"))}, "slope other than 0"),
+        ({"rescale": (1, 0), "zscore": True}, "--zscore cancels --rescale"),
     ],
 )
 def test_wrong_options_are_refused(prepare, options, cause):
@@ -422,3 +425,68 @@ def test_where_a_cut_lies_is_in_the_table(prepare):
     assert (dataset.cases[0]["cut_row"], dataset.cases[0]["cut_column"]) == ("1", "2")
     larger = prepare(some_arrays(), size=12)
     assert (larger.cases[0]["cut_row"], larger.cases[0]["cut_column"]) == ("-2", "-1")
+
+
+def nodule_slices():
+    """Two patients: one with nodules of 2 and 1 slices, the other with one nodule of 3."""
+    return some_arrays() | {
+        "case_ids": np.array(["p1", "p1", "p1", "p2", "p2", "p2"]),
+        "nodule": np.array([0, 0, 1, 0, 0, 0], dtype=np.int16),
+        "slice": np.array([0, 1, 0, 0, 1, 2], dtype=np.int16),
+    }
+
+
+def test_nodule_and_slice_are_columns_and_name_the_case(prepare):
+    dataset = prepare(nodule_slices(), window=(0, 1), fractions=(0.5, 0.5, 0))
+    assert [case["nodule"] for case in dataset.cases] == ["0", "0", "1", "0", "0", "0"]
+    assert [case["slice"] for case in dataset.cases] == ["0", "1", "0", "0", "1", "2"]
+    assert dataset.cases[2]["case"] == "p1-nodule-1-slice-0"
+    assert sorted(chain(*dataset.splits.values())) == ["p1", "p2"]
+    for split in ("train", "val"):
+        assert len({dataset.cases[row]["patient"] for row in dataset.rows(split)}) == 1
+
+
+def test_case_names_fall_back_to_rows_where_nodule_and_slice_repeat(prepare):
+    arrays = nodule_slices()
+    arrays["slice"][1] = 0
+    dataset = prepare(arrays, window=(0, 1))
+    assert [case["case"] for case in dataset.cases][:2] == ["p1-00000", "p1-00001"]
+    assert [case["slice"] for case in dataset.cases][:2] == ["0", "0"]
+
+
+def test_rescale_gives_hounsfield_units_as_int16(prepare):
+    images = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
+    arrays = {"images": images, "masks": np.zeros((4, 1, 8, 8), dtype=np.uint8)}
+    dataset = prepare(arrays, rescale=(5.490196, -1000), window=(-1000, 400), size=10)
+    assert dataset.images.dtype == np.int16
+    inner = dataset.images[:, 0, 1:-1, 1:-1].ravel()
+    assert inner.tolist() == [round(value * 1400 / 255 - 1000) for value in range(256)]
+    assert (dataset.images[:, 0, 0] == -1000).all(), "padded with the window's lower end"
+    assert dataset.info.source["rescale"] == [5.490196, -1000]
+    np.testing.assert_allclose(dataset.image(3)[0, -2, -2], 0.5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("images", "rescale", "expected"),
+    [
+        (np.array([0, 51], dtype=np.uint8), (1 / 255, 0), [0, 0.2]),
+        (np.array([0, 60000], dtype=np.uint16), (1, -1024), [-1024, 58976]),
+        (np.array([0.25, 0.75], dtype=np.float64), (2, -1), [-0.5, 0.5]),
+    ],
+    ids=["slope below 1", "beyond int16", "fractions"],
+)
+def test_rescaled_values_that_int16_would_change_become_float32(prepare, images, rescale, expected):
+    arrays = {"images": images[:, None, None], "masks": np.zeros((2, 1, 1, 1))}
+    dataset = prepare(arrays, rescale=rescale, window=(0, 1))
+    assert dataset.images.dtype == np.float32
+    np.testing.assert_allclose(dataset.images.ravel(), expected, rtol=1e-6)
+
+
+def test_percentile_window_is_of_rescaled_values(prepare, capfd):
+    arrays = some_arrays(num_rows=40, size=(16, 16))
+    images = np.random.default_rng(0).integers(0, 256, (40, 16, 16)).astype(np.uint8)
+    dataset = prepare(arrays | {"images": images}, rescale=(2, -100))
+    low, high = np.percentile(images.astype(int) * 2 - 100, [0.5, 99.5])
+    assert dataset.info.intensity.low == pytest.approx(low, abs=2)
+    assert dataset.info.intensity.high == pytest.approx(high, abs=2)
+    assert "chose --window" in capfd.readouterr().err

@@ -559,6 +559,72 @@ def test_pngs_of_another_size_or_colour_are_named(prepare, crops_folder, capfd):
         prepare(root)
 
 
+# ---- LIDC-IDRI-slices
+
+
+@pytest.fixture
+def slices_folder(tmp_path):
+    """Return the folder as it is downloaded, and {(patient, nodule, slice): (image, masks)}."""
+    random = np.random.default_rng(0)
+    root, written = tmp_path / "LIDC-IDRI-slices", {}
+    for patient, nodule, count in (("LIDC-IDRI-0001", 0, 11), ("LIDC-IDRI-0001", 10, 1), ("LIDC-IDRI-0002", 2, 2)):
+        for level in range(count):
+            image = random.integers(0, 256, (8, 8)).astype(np.uint8)
+            masks = random.integers(0, 2, (4, 8, 8)).astype(np.uint8)
+            for folder, pixels in [("images", image), *((f"mask-{k}", 255 * mask) for k, mask in enumerate(masks))]:
+                path = root / patient / f"nodule-{nodule}" / folder / f"slice-{level}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(path)
+            written[patient, nodule, level] = (image, masks)
+    return root, written
+
+
+@pytest.mark.parametrize("place", ["the folder", "its parent"])
+def test_lidc_idri_slices_are_read_in_the_order_of_nodules_and_slices(prepare, slices_folder, capfd, place):
+    root, written = slices_folder
+    dataset = prepare(root if place == "the folder" else root.parent, fractions=(0.5, 0.5, 0))
+    found = [(case["patient"], int(case["nodule"]), int(case["slice"])) for case in dataset.cases]
+    assert found == sorted(written), "slice 10 after slice 9"
+    for row, key in enumerate(found):
+        image, masks = written[key]
+        np.testing.assert_array_equal(dataset.images[row, 0], image)
+        np.testing.assert_array_equal(dataset.labels[row], masks)
+    assert dataset.cases[11]["case"] == "LIDC-IDRI-0001-nodule-10-slice-0"
+    assert dataset.valid.all()
+    assert sorted(chain(*dataset.splits.values())) == ["LIDC-IDRI-0001", "LIDC-IDRI-0002"]
+    assert dataset.info.source["kind"] == "LIDC-IDRI-slices"
+    assert "not Hounsfield units" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["images", "mask-0", "mask-3"])
+def test_lidc_idri_slices_with_a_missing_file_are_refused(prepare, slices_folder, tmp_path, folder):
+    root, _ = slices_folder
+    path = root / "LIDC-IDRI-0001" / "nodule-0" / folder / "slice-4.png"
+    path.unlink()
+    with pytest.raises(DataError, match=r"does not exist \(1 files are missing\).*readers 0 to 3") as caught:
+        prepare(root)
+    assert str(path) in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_lidc_idri_slices_without_masks_are_refused(prepare, slices_folder):
+    root, _ = slices_folder
+    for path in root.glob("*/nodule-*/mask-*/*.png"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"slice-0\.png does not exist \(56 files are missing\)"):
+        prepare(root)
+
+
+def test_lidc_idri_slices_mask_of_another_size_is_reported_and_its_slice_skipped(prepare, slices_folder, capfd):
+    root, written = slices_folder
+    path = root / "LIDC-IDRI-0002" / "nodule-2" / "mask-1" / "slice-1.png"
+    Image.new("L", (9, 8)).save(path)
+    assert prepare(root).num_cases == len(written) - 1
+    told = capfd.readouterr().err
+    assert f"{path} has shape (8, 9), but its image has (8, 8)" in told
+    assert "left out 1 of 14 crops" in told
+
+
 # ---- what is what
 
 
@@ -576,7 +642,7 @@ def test_what_is_none_of_them_says_so(prepare, tmp_path):
     for name in ("text", "nothing"):
         with pytest.raises(DataError, match="is neither HDF5 nor a pickle nor a folder"):
             prepare(tmp_path / name)
-    with pytest.raises(DataError, match=r"has no images/PATIENT/NAME\.png"):
+    with pytest.raises(DataError, match=r"no PNGs in a known layout; give a folder that holds images/PATIENT"):
         prepare(tmp_path / "folder")
     with pytest.raises(DataError, match="No such file"):
         prepare(tmp_path / "nowhere")

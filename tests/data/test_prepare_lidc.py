@@ -88,6 +88,26 @@ def test_the_largest_slice_of_the_archive(archive, shared_data, tmp_path):
     assert [case["case"] for case in largest.cases] == [name for _, name in areas.values()]
 
 
+def test_the_margin_of_the_archive_is_that_of_volumes_cut_by_another_program(shared_data, tmp_path):
+    """They have 8 slices beyond the outlines; -1000 to 400 HU are stored as 0 to 255."""
+    options = LidcOptions(margin=8)
+    dataset = prepare_lidc(shared_data("lidc_dicom"), tmp_path / "data", options=options, progress=False)
+    rows = {}
+    for row, case in enumerate(dataset.cases):
+        rows.setdefault((case["series_uid"], int(case["nodule"])), []).append(row)
+    with np.load(shared_data("lidc_volumes.npz")) as volumes:
+        keys = [*zip(volumes["series_uid"].tolist(), volumes["nodule"].tolist(), strict=True)]
+        for nodule, members in rows.items():
+            number = keys.index(nodule)
+            levels = [int(dataset.cases[row]["slice"]) for row in members]
+            assert levels == [*range(levels[0], levels[0] + len(levels))]
+            grey = np.clip(np.rint((dataset.images[members, 0] + 1000.0) * 255 / 1400), 0, 255)
+            np.testing.assert_array_equal(grey, volumes[f"image_{number:03d}"])
+            ours, theirs = dataset.labels[members].swapaxes(0, 1), volumes[f"masks_{number:03d}"]
+            assert sorted(mask.tobytes() for mask in ours) == sorted(mask.tobytes() for mask in theirs)
+    assert len(rows) == 7
+
+
 # What is cut out -------------------------------------------------------------------------------------
 
 
@@ -416,6 +436,81 @@ def test_damaged_bytes_never_escape_as_another_error(tmp_path_factory, noise, pl
         for header in series.slices:
             with suppress(DataError):
                 assert np.isfinite(read_values(header.path)).all()
+
+
+# Slices beyond the outlines --------------------------------------------------------------------------
+
+
+def volume(dataset, nodule):
+    """Return the cases of a nodule as {slice: row}."""
+    return {int(case["slice"]): row for row, case in enumerate(dataset.cases) if int(case["nodule"]) == nodule}
+
+
+def test_margin_adds_empty_slices_with_the_same_crop_on_both_sides(lidc_source, prepare):
+    sessions = [[{20: disc(20, 30, 3), 25: disc(20, 34, 2)}], [{20: disc(20, 30, 2)}]]
+    lidc_source.patient("P1", sessions, depths=range(0, 50, 5))
+    dataset = prepare(options=LidcOptions(size=32, margin=2))
+    assert volume(dataset, 0) == {2: 0, 3: 1, 4: 2, 5: 3, 6: 4, 7: 5}
+    assert [case["slice_z_mm"] for case in dataset.cases] == ["10.0", "15.0", "20.0", "25.0", "30.0", "35.0"]
+    assert [case["outlined"] for case in dataset.cases] == ["0", "0", "1", "1", "0", "0"]
+    assert len({(case["origin_x"], case["origin_y"]) for case in dataset.cases}) == 1
+    assert dataset.labels.any(axis=(1, 2, 3)).tolist() == [False, False, True, True, False, False]
+    assert dataset.valid.all(), "every reader saw the whole scan"
+    x, y = int(dataset.cases[0]["origin_x"]), int(dataset.cases[0]["origin_y"])
+    for row, z in enumerate(range(10, 40, 5)):
+        hu = lidc_source.pixels(z).astype(np.int64) * 2 - 1000
+        np.testing.assert_array_equal(dataset.images[row, 0], hu[y : y + 32, x : x + 32])
+
+
+def test_margin_leaves_the_outlined_slices_as_they_are(lidc_source, prepare):
+    lidc_source.patient("P1", [[{10: disc(20, 30, 3)}, {15: disc(45, 40, 2)}], [{10: disc(20, 31, 2)}]])
+    without, with_margin = prepare(), prepare("margin", options=LidcOptions(size=32, margin=1))
+    rows = [row for row, case in enumerate(with_margin.cases) if case["outlined"] == "1"]
+    np.testing.assert_array_equal(with_margin.images[rows], without.images)
+    np.testing.assert_array_equal(with_margin.labels[rows], without.labels)
+    columns = list(without.cases[0])
+    assert "outlined" not in columns
+    assert [{name: with_margin.cases[row][name] for name in columns} for row in rows] == without.cases
+
+
+def test_margin_slices_outside_of_the_scan_are_omitted(lidc_source, prepare):
+    lidc_source.patient("P1", [[{0: disc(20, 30, 3)}]], depths=range(0, 25, 5))
+    dataset = prepare(options=LidcOptions(size=32, margin=9))
+    assert list(volume(dataset, 0)) == [0, 1, 2, 3, 4]
+
+
+def test_margin_slice_of_one_nodule_may_be_an_outlined_slice_of_another(lidc_source, prepare):
+    lidc_source.patient("P1", [[{5: disc(20, 20, 3)}, {10: disc(45, 45, 2)}]])
+    dataset = prepare(options=LidcOptions(size=64, margin=1))
+    first, second = volume(dataset, 0), volume(dataset, 1)
+    assert (list(first), list(second)) == ([0, 1, 2], [1, 2, 3])
+    assert [int(dataset.labels[row].sum()) for row in first.values()] == [0, 49, 0]
+    assert [int(dataset.labels[row].sum()) for row in second.values()] == [0, 25, 0]
+
+
+def test_margin_also_adds_slices_that_nobody_outlined_within_a_nodule(lidc_source, prepare):
+    lidc_source.patient("P1", [[{5: disc(20, 30, 3), 15: disc(20, 30, 3)}]])
+    assert list(volume(prepare(), 0)) == [1, 3]
+    dataset = prepare("margin", options=LidcOptions(size=32, margin=1))
+    assert list(volume(dataset, 0)) == [0, 1, 2, 3, 4]
+    assert [case["outlined"] for case in dataset.cases] == ["0", "1", "0", "1", "0"]
+
+
+def test_unreadable_margin_slice_is_reported_and_skipped(lidc_source, prepare, capfd):
+    folder = lidc_source.patient("P1", [[{10: disc(20, 30, 3)}]])
+    lidc_source.dicom(folder / "000003.dcm", patient="P1", z=15, instance=3, PixelData=b"")
+    dataset = prepare(options=LidcOptions(size=32, margin=1))
+    assert list(volume(dataset, 0)) == [1, 2]
+    assert counts(dataset)["slices without a readable image"] == 1
+    assert "000003.dcm" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"margin": -1}, "margin -1"), ({"margin": 1, "slices": "largest"}, "--slices all")]
+)
+def test_margin_out_of_range_is_refused(options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        LidcOptions(**options)
 
 
 # Where it is written ---------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ def test_the_arrays_of_the_how_to_become_a_dataset(workplace, cli):
         "spacing": 0.7,
     }
     exec(block, given)  # what run_python("docs/how-to/arrays-and-legacy-files.md") does, with the reader's arrays
-    (line,) = (words for words in command_lines_of("how-to/arrays-and-legacy-files.md") if words[2] == "arrays")
+    (line,) = (words for words in command_lines_of("how-to/arrays-and-legacy-files.md") if "crops.npz" in words)
     done = cli(*line[1:])
     assert done.code == 0, done.err
     assert np.load("data/labels.npy").shape == (6, 3, 8, 8)
@@ -566,6 +566,7 @@ def test_the_commands_of_the_page_on_arrays_and_legacy_files_run(tmp_path, lesio
     source = Dataset.open(lesions)
     images, masks = np.asarray(source.images, dtype=np.float32)[:, 0], np.asarray(source.labels)
     np.savez(tmp_path / "crops.npz", images=images, masks=masks)
+    np.savez(tmp_path / "lidc_slices.npz", images=(255 * images).astype(np.uint8), masks=masks)
     crops = {
         f"c{n}": {"image": images[n], "masks": [*masks[n]], "series_uid": f"1.{n}"} for n in range(len(images))
     }
@@ -577,11 +578,21 @@ def test_the_commands_of_the_page_on_arrays_and_legacy_files_run(tmp_path, lesio
         Image.fromarray((255 * images[number]).astype(np.uint8)).save(place / "images" / f"p{number}" / "a.png")
         for reader, mask in enumerate(masks[number]):
             Image.fromarray(255 * mask).save(place / "gt" / f"p{number}" / f"a_l{reader}.png")
+        nodule = tmp_path / "LIDC-IDRI-slices" / f"p{number}" / "nodule-0"
+        shutil.copytree(place / "images" / f"p{number}", nodule / "images")
+        (nodule / "images" / "a.png").rename(nodule / "images" / "slice-0.png")
+        for reader, mask in enumerate(masks[number]):
+            (nodule / f"mask-{reader}").mkdir()
+            Image.fromarray(255 * mask).save(nodule / f"mask-{reader}" / "slice-0.png")
     sizes = []
     for words in phiseg_lines("docs/how-to/arrays-and-legacy-files.md"):
         run_small(words, "--overwrite")
         sizes.append((Dataset.open(tmp_path / "data").num_cases, Dataset.open(tmp_path / "data").info.size))
-    assert sizes == [(len(images), (16, 16)), (len(images), (16, 16)), (4, (64, 64))]
+    number = len(images)
+    assert sizes == [
+        *((number, (16, 16)), (number, (64, 64))),
+        *((number, (16, 16)), (4, (64, 64)), (4, (16, 16))),
+    ]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +176,19 @@ def forget_further_scores(folder: Path) -> None:
         summary["intervals"].pop(name, None)
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "reliability.csv").unlink()
-    with (folder / "cases.csv").open(newline="") as file:
+    _drop_columns(folder / "cases.csv", FURTHER_SCORES)
+
+
+def forget_patients(folder: Path) -> None:
+    """Make of `folder` an evaluation as it was written before its table named the patients."""
+    _drop_columns(folder / "cases.csv", ("patient", "nodule", "slice"))
+
+
+def _drop_columns(path: Path, names: Sequence[str]) -> None:
+    with path.open(newline="") as file:
         columns = list(zip(*csv.reader(file), strict=True))
-    kept = [column for column in columns if column[0] not in FURTHER_SCORES]
-    with (folder / "cases.csv").open("w", newline="") as file:
+    kept = [column for column in columns if column[0] not in names]
+    with path.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(zip(*kept, strict=True))
 
 

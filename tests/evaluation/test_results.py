@@ -3,9 +3,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic_evaluations import PROVENANCE, forget_further_scores, make_cases, make_evaluation, write
+from synthetic_evaluations import (
+    PROVENANCE,
+    forget_further_scores,
+    forget_patients,
+    make_cases,
+    make_evaluation,
+    write,
+)
 
 from phiseg.core.errors import DataError, OutputError
+from phiseg.evaluation.pooling import pool
 from phiseg.evaluation.results import Examples, Summary, read_evaluation, read_training
 from phiseg.evaluation.tables import comparison_table
 from phiseg.metrics.case import FURTHER_SCORES, SCORES
@@ -89,6 +97,31 @@ def test_an_evaluation_from_before_the_further_scores_is_read_and_compared(tmp_p
     for name in SCORES:
         assert read.cases[name] == expected.cases[name]
     assert [row.ged for row in comparison_table([read, new]).rows] == [expected.summary.ged, new.summary.ged]
+
+
+def test_patient_nodule_and_slice_are_read_as_text(tmp_path):
+    names = {"patient": ["007", "7", "p, 1", "", "ü", "6"], "nodule": list("000112"), "slice": list("012010")}
+    cases = {**make_cases(0.8, num_cases=6), **names}
+    read = read_evaluation(write(make_evaluation(tmp_path / "new", num_cases=6, size=16, cases=cases)))
+    assert {name: read.cases[name] for name in names} == names
+    forget_patients(tmp_path / "new")
+    old = read_evaluation(tmp_path / "new")
+    assert not names.keys() & old.cases.keys()
+    assert old.cases["ged"] == read.cases["ged"]
+    assert old.summary == read.summary
+
+
+@pytest.mark.parametrize("first", ["with patients", "without patients"])
+def test_trainings_are_pooled_with_or_without_patients(tmp_path, first):
+    """Also an older evaluation with a newer one; the scores are averaged, the names are those of the first."""
+    names = {"patient": list("aabbcc"), "slice": list("010101")}
+    known, unknown = (make_cases(quality, num_cases=6) | extra for quality, extra in ((0.8, names), (0.6, {})))
+    pair = [known, unknown] if first == "with patients" else [unknown, known]
+    pooled = pool([make_evaluation(tmp_path, num_cases=6, size=16, cases=cases) for cases in pair])
+    np.testing.assert_allclose(pooled.cases["ged"], np.mean([known["ged"], unknown["ged"]], axis=0))
+    assert {name: pooled.cases.get(name) for name in names} == (
+        names if first == "with patients" else dict.fromkeys(names)
+    )
 
 
 def test_a_folder_is_not_replaced_unless_asked(folder):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from synthetic_evaluations import forget_further_scores
+from synthetic_evaluations import forget_further_scores, forget_patients
 
 from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
 from phiseg.data.store import Dataset
@@ -52,6 +52,32 @@ def test_every_case_of_the_split_is_scored_as_by_hand(model, split, run, trained
         assert getattr(evaluation.summary, name) == pytest.approx(np.mean(evaluation.cases[name]))
 
 
+def test_the_table_has_patient_nodule_and_slice_of_each_case(run, lesions, copy, tmp_path):
+    data = copy(lesions)
+    table = data / "cases.csv"
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for number, row in enumerate(rows):
+        row |= {"nodule": f"{number % 2}", "slice": f"{number}", "note": "x"}
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    expected = {row["case"]: [row["patient"], row["nodule"], row["slice"]] for row in rows}
+    cases = run("numbered", data=data).cases
+    with (tmp_path / "numbered" / "cases.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert len(written) == 3
+    for index, row in enumerate(written):
+        assert [row["patient"], row["nodule"], row["slice"]] == expected[row["case"]]
+        assert [cases[name][index] for name in ("patient", "nodule", "slice")] == expected[row["case"]]
+    assert list(written[0])[:4] == ["case", "patient", "nodule", "slice"]
+    assert "note" not in written[0]
+    plain = run("plain").cases
+    assert plain["patient"] == cases["patient"]
+    assert not {"nodule", "slice"} & plain.keys()
+
+
 def test_the_summary_says_where_the_scores_come_from(run, trained, lesions):
     summary = run(seed=4, split="val").summary
     dataset = Dataset.open(lesions)
@@ -72,7 +98,7 @@ def test_a_model_folder_and_its_run_folder_are_the_same_model(run, trained):
 def test_batches_and_chunks_change_nothing(run):
     first, second = run("a", batch_size=1, chunk_size=2), run("b", batch_size=9, chunk_size=99)
     for name, column in first.cases.items():
-        assert second.cases[name] == (column if name == "case" else pytest.approx(column, rel=1e-5))
+        assert second.cases[name] == (column if name in ("case", "patient") else pytest.approx(column, rel=1e-5))
 
 
 # Calibration
@@ -227,6 +253,13 @@ def test_an_evaluation_without_the_further_scores_is_made_anew(run, tmp_path):
     first = run(reuse=True)
     forget_further_scores(tmp_path / "eval")
     assert read_evaluation(tmp_path / "eval").cases["hm_iou"] == [None] * 3
+    assert run(reuse=True).cases == first.cases
+
+
+def test_an_evaluation_without_patients_is_made_anew(run, tmp_path):
+    first = run(reuse=True)
+    forget_patients(tmp_path / "eval")
+    assert "patient" not in read_evaluation(tmp_path / "eval").cases
     assert run(reuse=True).cases == first.cases
 
 

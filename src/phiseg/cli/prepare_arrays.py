@@ -20,7 +20,11 @@ class PrepareArrays(StackArguments):
     (the patient), `split` [N] (train, val, test), `valid` [N,A] (0: a reader is missing) and `pixel_spacing_mm`.
     Other arrays with one value a row become columns of cases.csv. It is read row by row, and nothing is unpickled.
 
-    Example: phiseg prepare arrays crops.npz data --window -1000 400 --centred-on nodule
+    With `case_ids`, `nodule` [N] and `slice` [N] a case is named PATIENT-nodule-N-slice-M.
+
+    Examples:
+    phiseg prepare arrays crops.npz data --window -1000 400 --centred-on nodule
+    phiseg prepare arrays uint8.npz data --rescale 5.490196 -1000 --window -1000 400
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.npz")]

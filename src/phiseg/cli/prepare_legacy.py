@@ -17,10 +17,14 @@ class PrepareLegacy(StackArguments):
     """Make a dataset from LIDC crops that others made.
 
     FILE is PHiSeg's data_lidc.hdf5 (its groups become the splits), Knegt's data_lidc.pickle (held in memory, 2 GB
-    for all of LIDC; nothing in it is run) or a folder of PNGs as Kohl published them
-    (train|val|test/images/PATIENT/NAME.png and train|val|test/gt/PATIENT/NAME_l0.png to _l3.png).
+    for all of LIDC; nothing in it is run), a folder of PNGs as Kohl published them
+    (train|val|test/images/PATIENT/NAME.png and train|val|test/gt/PATIENT/NAME_l0.png to _l3.png) or the folder
+    LIDC-IDRI-slices (PATIENT/nodule-0/images/slice-0.png and PATIENT/nodule-0/mask-0/slice-0.png to mask-3). The
+    images of LIDC-IDRI-slices were scaled slice by slice, so they are not in Hounsfield units.
 
-    Example: phiseg prepare legacy data_lidc.pickle data
+    Examples:
+    phiseg prepare legacy data_lidc.pickle data
+    phiseg prepare legacy LIDC-IDRI-slices data
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]

@@ -24,7 +24,9 @@ class PrepareLidc:
     It works through the series with several processes; run the same command again to go on after an interruption. A
     series that cannot be read is told, counted and left out.
 
-    Example: phiseg prepare lidc LIDC-IDRI data/lidc
+    Examples:
+    phiseg prepare lidc LIDC-IDRI data/lidc
+    phiseg prepare lidc LIDC-IDRI data/lidc-volumes --margin 4
     """
 
     src: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
@@ -35,6 +37,9 @@ class PrepareLidc:
     """Height and width of a crop in pixels."""
     slices: Literal["all", "largest"] = "all"
     """Every outlined slice of a nodule, or only the one with the largest area."""
+    margin: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Number of slices added beyond the last outline on both sides of each nodule, with empty masks, so that a
+    model can learn where nodules end. Slices outside of the scan are omitted."""
     spacing: Annotated[float | None, tyro.conf.arg(metavar="MM")] = None
     """Resample to this pixel spacing in mm; by default the scan's own pixels are kept."""
     window: tuple[float, float] = (-1000, 400)
@@ -59,7 +64,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     dataset = prepare_lidc(
         command.src,
         command.out,
-        options=LidcOptions(command.size, command.slices, command.spacing),
+        options=LidcOptions(command.size, command.slices, command.spacing, command.margin),
         window=command.window,
         seed=command.seed,
         fractions=parse_fractions(command.fractions),

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 class StackArguments:
     """Options of a source that is a stack of images of one size."""
 
+    rescale: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="SLOPE INTERCEPT")] = None
+    """Multiply stored values by SLOPE and add INTERCEPT first, as DICOM's rescale does. Integers with a slope of at
+    least 1 (or at most -1) are rounded to int16 if the result fits; all else becomes float32."""
     window: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
-    """Pixel values that become the darkest and the brightest (lung CT: -1000 400). By default 0 255 for 8 bits, 0 1
-    or -0.5 0.5 for fractions, and else percentiles 0.5 and 99.5 of the images (of split train, if there is
-    one), which are printed."""
+    """Pixel values, after --rescale, that become the darkest and the brightest (lung CT: -1000 400). By default
+    0 255 for 8 bits, 0 1 or -0.5 0.5 for fractions, and else percentiles 0.5 and 99.5 of the images (of split
+    train, if there is one), which are printed."""
     size: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
     """Cut or pad the images to this height and width around their middle; by default they stay as they are."""
     resplit: bool = False
@@ -45,6 +48,7 @@ class StackArguments:
         from phiseg.data.splits import parse_fractions
 
         return StackOptions(
+            rescale=self.rescale,
             window=self.window,
             zscore=zscore,
             classes=classes,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from phiseg.evaluation.results import Evaluation, Provenance, Summary, defined
+from phiseg.evaluation.results import TEXT_COLUMNS, Evaluation, Provenance, Summary, defined
 from phiseg.evaluation.tables import check_comparable
 from phiseg.metrics.case import FURTHER_SCORES, SCORES
 
@@ -27,8 +27,8 @@ def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
         return first
     check_comparable(evaluations)
     order = [{case: row for row, case in enumerate(other.cases["case"])} for other in evaluations]
-    cases: dict[str, list[Any]] = {"case": first.cases["case"]}
-    for name in first.cases.keys() - {"case"}:
+    cases: dict[str, list[Any]] = {name: first.cases[name] for name in TEXT_COLUMNS if name in first.cases}
+    for name in first.cases.keys() - cases.keys():
         values = [
             [other.cases[name][place[case]] for other, place in zip(evaluations, order, strict=True)]
             for case in first.cases["case"]

@@ -1,7 +1,7 @@
 """The folder of one evaluation: what `phiseg evaluate` writes and `phiseg compare` reads.
 
 ```
-EVAL/  cases.csv        one row a case; an undefined value is an empty field
+EVAL/  cases.csv        one row a case with its patient; an undefined value is an empty field
        summary.json     the means, their 95 % intervals and where they came from
        examples.npz     a few cases with samples and maps, for the figures
        reliability.csv  the probabilities of the mean prediction and how often they were right, by class and bin
@@ -47,11 +47,14 @@ COLUMNS = (
     *("ged_cross", "ged_within_samples", "ged_within_annotations", "num_annotators", "s_ncc_constant"),
 )
 """The columns every evaluation has; the first ones had no `FURTHER_SCORES`, which are then read as undefined."""
+TEXT_COLUMNS = ("case", "patient", "nodule", "slice")
+"""What names a case, as in the dataset's cases.csv. Datasets may lack the last two, and older evaluations have only
+`case`."""
 _RELIABILITY_COLUMNS = ("class", "lower", "upper", "mean_prob", "frequency", "pixels")
 
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=200)]
 Cases = dict[str, list[Any]]
-"""The columns of `cases.csv`: `case` holds strings, every other one a number or None."""
+"""The columns of `cases.csv`: `TEXT_COLUMNS` hold strings, every other one a number or None."""
 
 
 class DatasetRef(StrictConfig):
@@ -303,7 +306,7 @@ def _read_cases(path: Path) -> Cases:
     try:
         header, *rows = csv.reader(io.StringIO(_read_text(path)), strict=True)
         columns: Cases = {name: [row[index] for row in rows] for index, name in enumerate(header)}
-        for name in columns.keys() - {"case"}:
+        for name in columns.keys() - {*TEXT_COLUMNS}:
             columns[name] = [float(text) if text else None for text in columns[name]]
     except (csv.Error, ValueError, IndexError):
         raise _damaged(path, "it is not a table of numbers") from None
@@ -311,7 +314,7 @@ def _read_cases(path: Path) -> Cases:
         raise _damaged(path, f"column '{missing[0]}' is missing")
     if any(len(row) != len(header) for row in rows) or len(set(columns["case"])) != len(rows):
         raise _damaged(path, "a row is incomplete or a case occurs twice")
-    numbers = (value for name in columns.keys() - {"case"} for value in defined(columns[name]))
+    numbers = (value for name in columns.keys() - {*TEXT_COLUMNS} for value in defined(columns[name]))
     if not all(map(isfinite, numbers)):
         raise _damaged(path, "a value is not finite")
     return {name: [None] * len(rows) for name in FURTHER_SCORES} | columns

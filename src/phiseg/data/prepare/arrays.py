@@ -11,7 +11,8 @@
 | `split` | (N,) | name of the split; by default patients are split by a seed |
 | `pixel_spacing_mm` | a number, (N,) or (N, 2) | vertical and horizontal |
 
-Every other array (N,), or (N, M) with a small M, becomes a column, or M of them, of cases.csv.
+Every other array (N,), or (N, M) with a small M, becomes a column, or M of them, of cases.csv. The columns `nodule`
+and `slice` also name the case: PATIENT-nodule-N-slice-M.
 """
 
 import hashlib
@@ -104,6 +105,7 @@ class ArraysSource:
         spacing = self._read_spacing()
         self.spacing_mm = self._shared(spacing)
         self._columns = self._spacing_columns(spacing) | self._read_columns()
+        self._cases = self._case_names()
 
     def __len__(self) -> int:
         return self._num_rows
@@ -111,16 +113,26 @@ class ArraysSource:
     def __iter__(self) -> Iterator[Item]:
         pairs = zip(self._npz.rows("images"), self._npz.rows("masks"), strict=True)
         for row, (image, masks) in enumerate(pairs):
-            patient = self._patients[row] if self._patients else f"row-{row:05d}"
             case = Case(
-                case=f"{patient}-{row:05d}" if self._patients else patient,
-                patient=patient,
+                case=self._cases[row],
+                patient=self._patients[row] if self._patients else self._cases[row],
                 image=np.moveaxis(image, -1, 0) if image.ndim == 3 else image[None],  # (C, H, W)
                 labels=masks if masks.ndim == 3 else masks[None],  # (A, H, W)
                 valid=self._valid[row],
                 columns={name: column[row] for name, column in self._columns.items()},
             )
             yield Item(case, self._splits[row] if self._splits else None)
+
+    def _case_names(self) -> list[str]:
+        """Name each case by its patient with nodule and slice where that is unique, else with its row."""
+        if not self._patients:
+            return [f"row-{row:05d}" for row in range(self._num_rows)]
+        if {"nodule", "slice"} <= self._columns.keys():
+            places = zip(self._patients, self._columns["nodule"], self._columns["slice"], strict=True)
+            names = [f"{patient}-nodule-{nodule}-slice-{number}" for patient, nodule, number in places]
+            if len({*names}) == len(names):
+                return names
+        return [f"{patient}-{row:05d}" for row, patient in enumerate(self._patients)]
 
     def _check(self, key: str, fits: bool, expected: str) -> None:
         if not fits:

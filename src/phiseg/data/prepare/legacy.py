@@ -1,37 +1,31 @@
-"""LIDC crops that others made, in the three forms in which they go around.
+"""LIDC crops that others made, in the forms in which they go around.
 
     phiseg prepare legacy FILE DATA
 
 - `data_lidc.hdf5` of PHiSeg: groups train, val and test, each with `images` (N, H, W), `labels` (N, H, W, A) and
   `uids` (N,), one for each series;
 - `data_lidc.pickle` of Knegt: a dict of dicts with `image` (H, W), `masks` (A, H, W) and `series_uid`, not split;
-- a folder of PNGs as Kohl published it: `{train,val,test}/images/PATIENT/NAME.png` with
-  `{train,val,test}/gt/PATIENT/NAME_l0.png` and further readers, or the same without the splits.
+- a folder of PNGs, as `legacy_png` describes them.
 
 What a FILE is, its content says. Nothing in it is trusted: pickles are read by `safe_pickle`, and an HDF5 file may
-not lead to other files. The series, or Kohl's folder, is the patient.
+not lead to other files. The series, or the folder of PNGs, is the patient.
 """
 
-import re
-import struct
-import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from pydantic import JsonValue
 
 from phiseg.core.errors import DataError
 from phiseg.core.files import check_replaceable
 from phiseg.data.prepare import safe_pickle
 from phiseg.data.prepare.arrays import sha256_of
-from phiseg.data.prepare.left_out import LeftOut
+from phiseg.data.prepare.legacy_png import LAYOUTS, PngFolder
 from phiseg.data.prepare.safe_pickle import PickledArray
 from phiseg.data.prepare.stack import Item, Source, StackOptions, tell, text_of, write_stack
 from phiseg.data.splits import SPLIT_NAMES
@@ -42,7 +36,7 @@ CLASSES = ("background", "nodule")
 
 MAX_READERS = 64
 
-_FORMS = "PHiSeg's data_lidc.hdf5, Knegt's data_lidc.pickle or a folder of PNGs with images/ and gt/"
+_FORMS = f"PHiSeg's data_lidc.hdf5, Knegt's data_lidc.pickle or a folder of PNGs: {LAYOUTS}"
 _BLOCK_BYTES = 2**24
 _BEST_COMPRESSION = 1100
 """HDF5's compression makes nothing smaller by more than this."""
@@ -90,7 +84,8 @@ def prepare_legacy(
 def _open(path: Path) -> tuple[str, Source]:
     """Recognise a source by its content."""
     if path.is_dir():
-        return "Kohl's PNGs", PngFolder(path)
+        folder = PngFolder(path)
+        return folder.kind, folder
     try:
         with path.open("rb") as file:
             start = file.read(2)
@@ -253,112 +248,3 @@ def _planes(value: Any, where: str) -> NDArray[Any]:
     if not planes or len({plane.shape for plane in planes}) > 1 or any(p.dtype.kind not in "biuf" for p in planes):
         raise DataError(f"{where}: its masks are not one array (H, W) for each reader; give {_FORMS}")
     return np.stack(planes)
-
-
-class _Crop(NamedTuple):
-    split: str | None
-    patient: str
-    image: Path
-    masks: dict[int, Path]
-    """The readers who have a file."""
-
-
-class PngFolder:
-    """Kohl's crops: a broken file leaves out its case, a file that is not there marks the reader as missing."""
-
-    spacing_mm = None
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._crops = list(_find_crops(path))
-        if not self._crops:
-            raise DataError(
-                f"{path} has no images/PATIENT/NAME.png, with or without train, val, test; give {_FORMS}"
-            )
-        self._num_readers = 1 + max((reader for crop in self._crops for reader in crop.masks), default=0)
-        self._broken: set[Path] = set()
-        self.left_out = LeftOut()
-
-    def __len__(self) -> int:
-        return len(self._crops)
-
-    def __iter__(self) -> Iterator[Item]:
-        for crop in self._crops:
-            if crop.image in self._broken:
-                continue
-            try:
-                yield Item(self._case(crop), crop.split)
-            except DataError as error:
-                self._broken.add(crop.image)
-                self.left_out.note(str(error))
-
-    def tell_counts(self) -> None:
-        """Write how many crops were left out and how many masks are missing, on stderr."""
-        if self._broken:
-            tell(f"{self.path}: left out {len(self._broken)} of {len(self)} crops with a broken file")
-        missing = sum(self._num_readers - len(crop.masks) for crop in self._crops)
-        if missing:
-            tell(f"{self.path}: {missing} masks have no file; their readers are marked as missing")
-
-    def _case(self, crop: _Crop) -> Case:
-        image = _read_png(crop.image)
-        labels = np.zeros((self._num_readers, *image.shape), dtype=np.uint8)
-        for reader, path in crop.masks.items():
-            mask = _read_png(path)
-            if mask.shape != image.shape:
-                raise DataError(f"{path} has {mask.shape} pixels, its image {image.shape}; download it again")
-            labels[reader] = mask > 0
-        valid = np.isin(np.arange(self._num_readers), list(crop.masks))
-        return Case(f"{crop.patient}/{crop.image.stem}", crop.patient, image[None], labels, valid)
-
-
-def _find_crops(root: Path) -> Iterator[_Crop]:
-    """Find the crops of every split, also where each split's archive was unpacked into a folder of its own."""
-    parts = (
-        [(None, root)]
-        if (root / "images").is_dir()
-        else [
-            (split, folder)
-            for split in SPLIT_NAMES
-            for folder in (root / split, root / f"lidc_crops_{split}" / split)
-            if (folder / "images").is_dir()
-        ]
-    )
-    for split, folder in parts:
-        for patient in sorted(path for path in (folder / "images").iterdir() if path.is_dir()):
-            masks: dict[str, dict[int, Path]] = {}
-            for path in sorted((folder / "gt" / patient.name).glob("*.png")):
-                if match := re.fullmatch(r"(.+)_l(\d)", path.stem):
-                    masks.setdefault(match[1], {})[int(match[2])] = path
-            for image in sorted(patient.glob("*.png")):
-                yield _Crop(split, patient.name, image, masks.get(image.stem, {}))
-
-
-def _read_png(path: Path) -> NDArray[Any]:
-    """Return a grey PNG (H, W) of 8 or 16 bits."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=["PNG"]) as image:
-                if image.mode not in ("L", "1", "I;16", "I;16B", "I"):
-                    raise ValueError(f"its pixels are {image.mode}, not grey")
-                pixels = np.asarray(image)
-    except (
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-        OSError,
-        SyntaxError,  # Pillow's, on a broken chunk
-        ValueError,
-        TypeError,
-        IndexError,
-        KeyError,
-        OverflowError,
-        RuntimeError,
-        MemoryError,
-        EOFError,
-        struct.error,
-        zlib.error,
-    ) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{path} cannot be read as a grey PNG ({reason})") from None
-    return pixels.astype({"b": np.uint8, "i": np.uint16}.get(pixels.dtype.kind, pixels.dtype))

@@ -282,7 +282,8 @@ def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
         outcome.counts["CT series without an outlined nodule"] += 1
         return outcome
     crops, outcome.problems = crop_series(series, reading, job.options)
-    outcome.counts["outlined slices without a readable image"] += len(outcome.problems)
+    unreadable = "slices" if job.options.margin else "outlined slices"
+    outcome.counts[f"{unreadable} without a readable image"] += len(outcome.problems)
     if not crops:
         raise DataError(f"{folder}: CT series {series.uid} has no readable image of its nodules; fetch it again")
     with atomic_file(crops_file) as file:

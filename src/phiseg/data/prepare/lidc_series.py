@@ -3,6 +3,7 @@
 A annotation slots (4), H x W pixels of a crop. Places are (row, column) pixels of the full slice.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -11,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from phiseg.core.errors import DataError
+from phiseg.core.errors import ConfigError, DataError
 from phiseg.imaging.dicom import Series, SliceHeader, read_values
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.lidc_xml import LidcReading, Outline
@@ -34,6 +35,15 @@ class LidcOptions:
     """Every outlined slice of a nodule, or the one with the largest area summed over readers."""
     spacing_mm: float | None = None
     """Pixel spacing of the crops; none keeps the scan's pixels."""
+    margin: int = 0
+    """Number of slices added beyond the last outline on both sides of a nodule, with empty masks. Slices outside of
+    the scan are omitted. With a margin, slices between the outlines that nobody outlined are added too."""
+
+    def __post_init__(self) -> None:
+        if self.margin < 0:
+            raise ConfigError(f"margin {self.margin} must be a number of slices, 0 or more")
+        if self.margin and self.slices == "largest":
+            raise ConfigError("a margin needs all slices of a nodule; pass --slices all or no --margin")
 
 
 class Crop(NamedTuple):
@@ -77,6 +87,15 @@ class _Nodule:
         drawn = ([outline for k, outline in slot if k == level] for slot in self.slots)
         return np.stack([rasterise(outlines, origin, size) for outlines in drawn])
 
+    def chosen(self, options: LidcOptions, num_levels: int) -> Sequence[int]:
+        """Return the numbers of the slices to crop, of a scan with `num_levels` slices."""
+        if options.slices == "largest":
+            return [self.largest()]
+        if not options.margin:
+            return self.levels
+        first, last = self.levels[0] - options.margin, self.levels[-1] + options.margin
+        return range(max(first, 0), min(last, num_levels - 1) + 1)
+
     def largest(self) -> int:
         """Return the slice with the largest area, summed over readers."""
         low, high = self.box
@@ -93,7 +112,7 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
         options: how to cut.
 
     Returns:
-        The crops, and one line for every outlined slice whose image is missing or cannot be read.
+        The crops, and one line for every slice of a nodule whose image is missing or cannot be read.
 
     Raises:
         DataError: no slice is axial.
@@ -104,16 +123,15 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
     crops = {}
     nodules = list(enumerate(_nodules(annotations, tolerance=_thickness(levels))))
     wanted = [
-        (level, number, nodule)
-        for number, nodule in nodules
-        for level in (nodule.levels if options.slices == "all" else [nodule.largest()])
+        (level, number, nodule) for number, nodule in nodules for level in nodule.chosen(options, len(levels))
     ]
     for level, group in groupby(sorted(wanted, key=itemgetter(0, 1)), key=itemgetter(0)):
         image = next((header for header in levels[level] if header.sop_uid in drawn_on), levels[level][0])
         try:
             values = read_values(image.path)
         except DataError as error:
-            problems.append(f"{error} (an outlined slice)")
+            outlined = any(level in nodule.levels for _, _, nodule in group)
+            problems.append(f"{error} ({'an outlined slice' if outlined else 'a slice beside a nodule'})")
             continue
         for _, number, nodule in group:
             crops[number, level] = _crop(image, values, level, number, nodule, options)
@@ -235,5 +253,6 @@ def _crop(
             "slice_thickness_mm": header.thickness_mm or "",
             "readers": " ".join(reader or "-" for reader in nodule.readers),
             "sop_uid": header.sop_uid,
+            **({"outlined": int(level in nodule.levels)} if options.margin else {}),
         },
     )

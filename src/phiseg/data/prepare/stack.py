@@ -21,6 +21,7 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity, zscored
 from phiseg.data.prepare.options import check_size, check_window
+from phiseg.data.prepare.rescale import check_rescale, rescaled, rescaled_type
 from phiseg.data.splits import SPLIT_NAMES, split_patients
 from phiseg.data.store import MISSING, Dataset, SlicePlane, check_classes
 from phiseg.data.writer import Case, write_dataset
@@ -58,6 +59,8 @@ class Source(Protocol):
 class StackOptions:
     """What the user decides about a stack."""
 
+    rescale: tuple[float, float] | None = None
+    """Slope and intercept: stored values are multiplied by the first, and the second is added, before all else."""
     window: tuple[float, float] | None = None
     """Stored values that become the darkest and the brightest; by default they are found from the images."""
     zscore: bool = False
@@ -82,6 +85,9 @@ class StackOptions:
     def __post_init__(self) -> None:
         if self.window and self.zscore:
             raise ConfigError("--window and --zscore exclude each other; pass one of them")
+        if self.rescale and self.zscore:
+            raise ConfigError("--zscore cancels --rescale; pass one of them")
+        check_rescale(self.rescale)
         check_window(self.window)
         if self.size is not None:
             check_size(self.size)
@@ -159,7 +165,7 @@ def write_stack(
     def cases() -> Iterator[Case]:
         for case, _ in tqdm(source, desc="writing", unit="case", disable=not progress):
             if np.any(case.valid):
-                yield _prepared(case, intensity, options.size, source.path)
+                yield _prepared(case, intensity, options, survey.image_dtype, source.path)
 
     return write_dataset(
         out,
@@ -176,7 +182,7 @@ def write_stack(
         centred_on=options.centred_on,
         modality=options.modality,
         plane=options.plane,
-        source=provenance,
+        source={**provenance, "rescale": [*options.rescale]} if options.rescale else provenance,
         command=command,
         overwrite=overwrite,
     )
@@ -215,7 +221,7 @@ def _look_through(source: Source, options: StackOptions, progress: bool) -> _Sur
         shape, annotators = image.shape, len(case.labels)
         if not survey.num_cases:
             survey.image_shape, survey.image_dtype, survey.num_annotators = shape, image.dtype, annotators
-            survey.is_binary = case.image.dtype.kind == "b"
+            survey.is_binary = case.image.dtype.kind == "b" and not options.rescale
         if shape != survey.image_shape or labels.shape[1:] != shape[1:] or annotators != survey.num_annotators:
             raise DataError(
                 f"{where} has an image {shape} with masks {case.labels.shape}, the first case has an image "
@@ -226,6 +232,8 @@ def _look_through(source: Source, options: StackOptions, progress: bool) -> _Sur
                 f"{where}: its pixels are {image.dtype}, those of the first case {survey.image_dtype}; "
                 "save all with the same type"
             )
+        if options.rescale:
+            image = rescaled(image, options.rescale)
         _note_split(survey, case.patient, None if options.resplit else split, source.path)
         survey.num_cases += 1
         survey.low, survey.high = min(survey.low, float(image.min())), max(survey.high, float(image.max()))
@@ -238,6 +246,8 @@ def _look_through(source: Source, options: StackOptions, progress: bool) -> _Sur
             if slot < _SAMPLED_IMAGES:  # every image so far has the same chance to stay in the sample
                 pixels = random.choice(image.ravel(), min(image.size, _SAMPLED_PIXELS), replace=False)
                 survey.sample[slot : slot + 1] = [pixels]
+    if options.rescale:
+        survey.image_dtype = rescaled_type(survey.image_dtype, options.rescale[0], survey.low, survey.high)
     return survey
 
 
@@ -281,16 +291,18 @@ def _labels(masks: NDArray[Any], where: str) -> NDArray[Any]:
     return masks.astype(np.uint8)
 
 
-def _prepared(case: Case, intensity: Intensity, size: int | None, path: Path) -> Case:
+def _prepared(case: Case, intensity: Intensity, options: StackOptions, dtype: np.dtype[Any], path: Path) -> Case:
     where = f"{path}: case '{case.case}'"
     image = _stored(case.image, where)
+    if options.rescale:
+        image = rescaled(image, options.rescale, dtype)
     labels = np.zeros(case.labels.shape, dtype=np.uint8)
     labels[case.valid] = _labels(case.labels[case.valid], where)
     if intensity.kind == "image_zscore":
         image = zscored(image)
-    if size is not None:
+    if options.size is not None:
         height, width = image.shape[1:]
-        frame = Frame.centred(((height - 1) / 2, (width - 1) / 2), (size, size))
+        frame = Frame.centred(((height - 1) / 2, (width - 1) / 2), (options.size, options.size))
         dark = image.min() if intensity.low is None else _clipped(intensity.low, image.dtype)
         image = cut(image, frame, fill=dark, interpolation="linear")
         labels = cut(labels, frame, fill=0, interpolation="nearest")
