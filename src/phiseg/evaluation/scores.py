@@ -15,6 +15,7 @@ from phiseg.core.files import check_replaceable
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import (
     MARKER,
+    TEXTS,
     Examples,
     ModelRef,
     Provenance,
@@ -134,7 +135,7 @@ def evaluate(
             dynamic_ncols=True,
         )
     )
-    table = [{"case": dataset.cases[case.row]["case"], **case.scores} for case in scored]
+    table = [{name: dataset.cases[case.row][name] for name in TEXTS} | case.scores for case in scored]
     bins = sum((case.bins for case in scored), start=torch.zeros(()))
     kept = {case.row: case.samples for case in scored if case.samples is not None}
     cases = {column: [row[column] for row in table] for column in table[0]}
@@ -234,7 +235,8 @@ def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Sum
     except DataError:
         return None
     same = before.cases["case"] == cases and all(getattr(before.summary, k) == v for k, v in provenance)
-    return before.summary if same and before.reliability is not None else None  # an older phiseg wrote fewer scores
+    complete = before.reliability is not None and "patient" in before.cases  # an older phiseg wrote less
+    return before.summary if same and complete else None
 
 
 def _dice_reference(

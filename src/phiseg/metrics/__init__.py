@@ -17,7 +17,7 @@ from phiseg.metrics.ncc import (
     s_ncc,
 )
 from phiseg.metrics.overlap import dice, iou, most_probable, pairwise_dice, pairwise_iou
-from phiseg.metrics.significance import PairedTest, bootstrap_interval, paired_t_test
+from phiseg.metrics.significance import PairedTest, paired_t_test, patient_interval, patient_t_test
 
 __all__ = [
     "EPSILON",
@@ -27,7 +27,6 @@ __all__ = [
     "PairedTest",
     "area_scores",
     "best_dice",
-    "bootstrap_interval",
     "consensus",
     "dice",
     "diversity",
@@ -46,6 +45,8 @@ __all__ = [
     "paired_t_test",
     "pairwise_dice",
     "pairwise_iou",
+    "patient_interval",
+    "patient_t_test",
     "reliability",
     "s_ncc",
 ]
