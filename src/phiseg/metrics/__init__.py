@@ -1,7 +1,7 @@
 """Scores of a set of sampled segmentations against a set of annotations: pure functions of tensors."""
 
 from phiseg.metrics.area import AreaScores, area_scores, foreground_areas
-from phiseg.metrics.calibration import expected_calibration_error, reliability
+from phiseg.metrics.calibration import brier_score, expected_calibration_error, reliability
 from phiseg.metrics.consensus import consensus
 from phiseg.metrics.diversity import diversity
 from phiseg.metrics.ged import EnergyDistance, energy_distance, ged_floor
@@ -27,6 +27,7 @@ __all__ = [
     "PairedTest",
     "area_scores",
     "best_dice",
+    "brier_score",
     "consensus",
     "dice",
     "diversity",
