@@ -54,7 +54,10 @@ def make_cases(quality: float, *, num_cases: int = NUM_CASES, seed: int = 1) -> 
         "num_annotators": np.full(num_cases, 4.0),
         "s_ncc_constant": np.zeros(num_cases),
     }
-    cases: dict[str, list[Any]] = {"case": [f"case-{index:04d}" for index in range(num_cases)]}
+    cases: dict[str, list[Any]] = {
+        "case": [f"case-{index:04d}" for index in range(num_cases)],
+        "patient": [f"patient-{index:04d}" for index in range(num_cases)],
+    }
     return cases | {name: column.tolist() for name, column in columns.items()}
 
 

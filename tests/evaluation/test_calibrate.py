@@ -1,16 +1,25 @@
 """Temperatures: found where a known spread is wrong, left alone where it is right, stored and used."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError
 from phiseg.data.intensity import Intensity
+from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.evaluation.calibrate import fit_calibration
+from phiseg.evaluation.calibrate import (
+    LOGITS,
+    _cross_validated,
+    _logit_temperature,
+    _losses_by_temperature,
+    fit_calibration,
+)
 from phiseg.models import load_model
 from phiseg.models.calibration import Calibration
 from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig
@@ -136,11 +145,62 @@ def test_the_noise_that_picks_a_member_has_no_temperature(bars):
     assert fit(Pick(4.0), bars).calibration.noise == ()
 
 
-@pytest.mark.parametrize(("sureness", "right"), [(0.5, lambda t: t < 0.7), (30.0, lambda t: t > 1.3)])
-def test_logits_that_are_too_sure_or_too_shy_are_mended(bars, sureness, right):
-    found = fit(Bars(2.0, sureness), bars)
+@pytest.mark.parametrize(
+    ("model", "right"), [(Bars(2.0, 0.5), lambda t: t < 0.7), (Bars(2.0, 4.0, shares=(0, 0)), lambda t: t > 1.3)]
+)
+def test_logits_that_are_too_sure_or_too_shy_are_fixed(bars, model, right):
+    """A model whose samples are all alike, with 98 % probabilities, is too sure of a border that varies."""
+    found = fit(model, bars)
     assert right(found.calibration.logits)
-    assert found.after["ged"] == found.before["ged"]  # labels do not depend on it
+    assert found.held_out["brier"] > 0
+    assert found.after["ged"] == found.before["ged"]  # labels of samples do not depend on it
+
+
+@pytest.mark.parametrize("num_samples", [4, 32])
+def test_sharp_samples_with_the_right_spread_keep_their_temperature(bars, num_samples):
+    """Their mean is right. Softer samples would only hide that there are few of them."""
+    assert fit(Bars(2.0, 30.0), bars, num_samples=num_samples).calibration.logits == 1.0
+
+
+@pytest.mark.parametrize("model", [Bars(2.0, 0.7), Bars(2.0, 4.0, shares=(0, 0))])
+def test_the_logit_temperature_does_not_depend_on_the_number_of_samples(bars, model):
+    few, many = (fit(model, bars, num_samples=number).calibration.logits for number in (4, 32))
+    assert few == pytest.approx(many, rel=0.16)  # one step of the search
+
+
+def test_the_bundled_phantom_model_gets_no_temperature_from_a_lack_of_samples(tmp_path):
+    dataset = prepare_phantom("lesion", tmp_path / "data", num_cases=24, size=64, seed=3, progress=False)
+    model, rows = load_model(Path("lesion-phantom"), calibrated=False), dataset.rows("train").tolist()
+    with tqdm(disable=True) as bar:
+        for number in (4, 32):
+            losses = _losses_by_temperature(model, dataset, rows, num_samples=number, seed=0, bar=bar)
+            assert _logit_temperature(np.array(losses), seed=0)[0] == 1.0
+    smoothest = np.mean([cross_entropies(model, dataset, row, 4) for row in rows], axis=0).argmin()
+    assert LOGITS[smoothest] > 2  # what the cross entropy of the mean of four samples asks for
+
+
+def cross_entropies(model, dataset, row, num_samples):
+    image, annotations = torch.from_numpy(dataset.image(row))[None], torch.tensor(dataset.annotations(row)).long()
+    with torch.inference_mode():
+        logits = model.sample(image, num_samples, generator=[torch.Generator().manual_seed(row)])[0]
+    probs = [(logits / temperature).softmax(1).mean(0) for temperature in LOGITS]
+    return [float(-(mean.gather(0, annotations) + 1e-8).log().mean()) for mean in probs]
+
+
+def test_a_temperature_that_does_not_help_on_held_out_patients_is_not_kept():
+    rng = np.random.default_rng(0)
+    losses = dict(enumerate(rng.normal(size=(20, 30))))  # no temperature is better: only chance differs
+
+    def fit_to(among):
+        return min(losses, key=lambda temperature: losses[temperature][among].mean())
+
+    everyone = np.arange(30)
+    assert losses[fit_to(everyone)].mean() < losses[0].mean() - 0.1  # it looks better where it was chosen
+    assert _cross_validated(fit_to, losses.__getitem__, 0, 30, seed=0)[0] == 0
+    losses[7] -= 2
+    chosen, gain = _cross_validated(fit_to, losses.__getitem__, 0, 30, seed=0)
+    assert chosen == 7
+    assert gain == pytest.approx((losses[0] - losses[7]).mean())
 
 
 def test_the_model_is_left_as_it_was(bars):

@@ -1,6 +1,7 @@
 """The experiment: rows as jobs that are skipped, resumed or reported, and one report of all of them."""
 
 import csv
+import gzip
 import json
 import os
 import shlex
@@ -293,6 +294,11 @@ def test_trainings_are_pooled_with_their_spread(done):
     assert row.spread["ged"] == pytest.approx(abs(values[0] - values[1]) / np.sqrt(2))
     assert "±" in (out / "table.md").read_text()
     assert tables["Trained with one expert"].rows[0].spread == {}
+    with gzip.open(out / "cases.csv.gz", "rt", newline="") as file:
+        scores = [row for row in csv.DictReader(file) if row["block"] == "Trained with all experts"]
+    second = [row for row in scores if (row["method"], row["training"]) == (trainings[1].summary.method, "2")]
+    assert [float(row["ged"]) for row in second] == trainings[1].cases["ged"]
+    assert [row["patient"] for row in second] == trainings[1].cases["patient"]
     pooled = pool(trainings)
     assert pooled.cases["ged"][2] == pytest.approx(np.mean([training.cases["ged"][2] for training in trainings]))
 

@@ -1,4 +1,5 @@
 import csv
+import gzip
 import re
 from html.parser import HTMLParser
 
@@ -79,7 +80,7 @@ def test_the_table_is_bold_where_a_method_is_best(evaluations):
     text = render(evaluations)
     table = comparison_table(evaluations)
     bold = re.findall(r"<strong>(.*?)</strong>", text)
-    assert bold == [f"{getattr(table.rows[0], metric):.4f}" for metric in ("ged", "s_ncc", "dice")]
+    assert bold == [f"{getattr(table.rows[0], metric):.4f}" for metric in ("ged", "ged_unbiased", "s_ncc", "dice")]
     words = " ".join(Page(text).text.split())
     assert "Bold: better than all other methods" in words
     assert "What a perfect sampler scores, δ (1/M + 1/N)" in words
@@ -125,11 +126,17 @@ def test_compare_writes_everything_and_leaves_the_rest_alone(evaluations, tmp_pa
     table = compare([write(evaluation) for evaluation in evaluations], out, title="My comparison")
     names = {"table.csv", "table.md", "table.tex", "report.html", "scores.png", "curves.png", "levels.png"}
     names |= {"samples.png", "samples-2.png", "samples-of-mine.png", "phiseg"}
-    names |= {"terms.png", "scatter.png", "reliability.png"}
+    names |= {"terms.png", "scatter.png", "reliability.png", "cases.csv.gz"}
     assert {path.name for path in out.iterdir()} == names
     assert [row.method for row in table.rows] == ["phiseg", "probunet"]
     with (out / "table.csv").open(newline="") as file:
         assert [float(row["ged"]) for row in csv.DictReader(file)] == [row.ged for row in table.rows]
+    with gzip.open(out / "cases.csv.gz", "rt", newline="") as file:
+        scores = list(csv.DictReader(file))
+    for evaluation in evaluations:
+        own = [row for row in scores if row["method"] == evaluation.summary.method]
+        assert [row["patient"] for row in own] == evaluation.cases["patient"]
+        assert [float(row["ged_unbiased"]) for row in own] == evaluation.cases["ged_unbiased"]
     page = Page((out / "report.html").read_text())
     assert len(page.all("img")) == 8
     assert "My comparison" in page.text
@@ -168,11 +175,11 @@ def test_a_full_disk_leaves_the_former_report(evaluations, tmp_path, quick_pictu
     compare(folders, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
 
-    def full(path, _):
+    def full(path):
         raise OutputError(f"cannot write {path}: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("phiseg.evaluation.compare.write_text", full)
+        patch.setattr("phiseg.evaluation.compare.atomic_file", full)
         with pytest.raises(OutputError, match="No space left"):
             compare(folders[1:], out, overwrite=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before

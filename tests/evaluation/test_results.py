@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 from synthetic_evaluations import (
     PROVENANCE,
     forget_further_scores,
@@ -14,10 +15,10 @@ from synthetic_evaluations import (
 
 from phiseg.core.errors import DataError, OutputError
 from phiseg.evaluation.pooling import pool
-from phiseg.evaluation.results import Examples, Summary, read_evaluation, read_training
+from phiseg.evaluation.results import Examples, Summary, patients_of, read_evaluation, read_training
 from phiseg.evaluation.tables import comparison_table
 from phiseg.metrics.case import FURTHER_SCORES, SCORES
-from phiseg.metrics.significance import bootstrap_interval
+from phiseg.metrics.significance import patient_interval
 
 
 @pytest.fixture
@@ -74,9 +75,31 @@ def test_the_summary_is_the_mean_over_the_defined_values():
     assert summary.ged == pytest.approx(np.mean(cases["ged"]))
     assert summary.s_ncc == pytest.approx(0.6)
     assert summary.dice == 0.25
-    assert summary.intervals["s_ncc"] == bootstrap_interval([0.5, 0.7])
+    assert summary.intervals["s_ncc"] == patient_interval([0.5, 0.7], ["a", "b"])
     assert "dice" not in summary.intervals
     assert summary.num_cases == 4
+
+
+def test_summary_intervals_count_patients_and_trainings():
+    cases = make_cases(0.8, num_cases=12)
+    apart = Summary.of(cases, method="phiseg", **PROVENANCE)
+    together = Summary.of(cases | {"patient": list("aaaabbbbcccc")}, method="phiseg", **PROVENANCE)
+    assert (apart.num_patients, together.num_patients) == (12, 3)
+    means = np.reshape(cases["ged"], (3, 4)).mean(1)
+    expected = stats.t.interval(0.95, 2, means.mean(), stats.sem(means))
+    assert together.intervals["ged"] == pytest.approx(expected)
+    other = cases | {"ged": [value + 0.1 for value in cases["ged"]]}
+    seeds = Summary.of(cases, trainings=[cases, other], method="phiseg", **PROVENANCE)
+    assert np.ptp(seeds.intervals["ged"]) > 2 * np.ptp(apart.intervals["ged"])
+
+
+def test_an_evaluation_without_patients_is_read(tmp_path):
+    cases = make_cases(0.8, num_cases=6)
+    del cases["patient"]
+    read = read_evaluation(write(make_evaluation(tmp_path / "old", cases=cases, size=16)))
+    assert "patient" not in read.cases
+    assert read.summary.num_patients is None
+    assert patients_of(read.cases) == read.cases["case"]
 
 
 def test_optional_parts_may_be_absent(tmp_path):

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp, ttest_rel
 from synthetic_evaluations import make_cases, make_evaluation
 
 from phiseg.core.errors import DataError
+from phiseg.evaluation.pooling import pool
 from phiseg.evaluation.results import DatasetRef
 from phiseg.evaluation.tables import (
     comparison_table,
@@ -55,6 +56,58 @@ def test_marks_are_those_of_a_direct_scipy_computation():
                 assert (metric in row.best) == expected
                 seen.add((index, expected))
     assert {(0, True), (0, False), (1, False)} <= seen  # the rule was tried on both sides
+
+
+def clustered_methods(*, patients=True, trainings=1):
+    """Return two methods that differ by chance alone: one difference per patient, five patients of eight cases."""
+    rng = np.random.default_rng(2)
+    owners = np.repeat(np.arange(5), 8)
+    base = make_cases(0.8, num_cases=40) | {"patient": [f"p{owner}" for owner in owners]}
+    luck = np.array([0.05, 0.03, 0.04, -0.01, 0.02])[owners]
+    if not patients:
+        del base["patient"]
+    runs = []
+    for name, better in (("a", luck), ("b", 0 * luck)):
+        seeds = [
+            evaluation(f"{name}/{seed}", cases=base | {"ged": (0.4 - better + rng.normal(0, 0.01, 40)).tolist()})
+            for seed in range(trainings)
+        ]
+        runs.append(pool(seeds))
+    return runs
+
+
+def test_marks_count_patients_unless_cases_are_asked_for():
+    methods = clustered_methods()
+    table, by_case = comparison_table(methods), comparison_table(methods, test="cases")
+    assert "ged" not in table.rows[0].best
+    assert "ged" in by_case.rows[0].best
+    assert "over the 5 patients" in table.notes[0]
+    assert "over the 40 cases" in by_case.notes[0]
+    differences = np.subtract(methods[0].cases["ged"], methods[1].cases["ged"])
+    assert ttest_1samp(differences.reshape(5, 8).mean(1), 0).pvalue > 0.01
+    assert ttest_1samp(differences, 0).pvalue < 0.01
+
+
+def test_notes_state_whether_seeds_and_patients_are_in_the_p_values():
+    single, several = (comparison_table(clustered_methods(trainings=n)).notes[0] for n in (1, 3))
+    assert "variance between seeds is not in the p-values" in single
+    assert "variance between seeds" not in several
+    assert "over the 5 patients and the trainings" in several
+    mixed = [clustered_methods(trainings=3)[0], clustered_methods()[1]]
+    assert "p-values: one training of b" in comparison_table(mixed).notes[0]
+    old = comparison_table(clustered_methods(patients=False))
+    assert "ged" in old.rows[0].best  # 40 cases that pass for as many patients
+    assert "patients were not recorded, so every case counts as one" in old.notes[0]
+    half_old = [clustered_methods(patients=False)[0], clustered_methods()[1]]
+    assert "ged" not in comparison_table(half_old).rows[0].best  # one of them knows the patients
+    assert "not recorded" not in comparison_table(half_old).notes[0]
+
+
+def test_the_unbiased_ged_is_tested_beside_the_ged():
+    cases = make_cases(0.8, num_cases=30)
+    better = dict(cases, ged_unbiased=[value - 0.001 for value in cases["ged_unbiased"]])
+    rows = comparison_table([evaluation("a", cases=cases), evaluation("b", cases=better)]).rows
+    assert [row.best for row in rows] == [frozenset(), frozenset({"ged_unbiased"})]
 
 
 def test_pairs_are_made_by_the_name_of_the_case_not_by_its_row():
@@ -114,9 +167,9 @@ def test_what_cannot_be_compared_is_refused(changes, difference):
 
 def test_dice_against_different_annotators_is_shown_but_not_compared():
     same = comparison_table([evaluation("a", 0.9, dice_annotator=2), evaluation("b", 0.1, dice_annotator=2)])
-    assert same.rows[0].best == {"ged", "s_ncc", "dice"}
+    assert same.rows[0].best == {"ged", "ged_unbiased", "s_ncc", "dice"}
     other = comparison_table([evaluation("a", 0.9, dice_annotator=2), evaluation("b", 0.1)])
-    assert other.rows[0].best == {"ged", "s_ncc"}
+    assert other.rows[0].best == {"ged", "ged_unbiased", "s_ncc"}
     assert other.rows[0].dice == same.rows[0].dice
     note = "Dice is not compared, for it was taken against different annotators: a 2, b all."
     assert note in other.notes

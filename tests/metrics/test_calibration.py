@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phiseg.core.errors import DataError
-from phiseg.metrics import expected_calibration_error, reliability
+from phiseg.metrics import brier_score, expected_calibration_error, reliability
 
 
 def make_case(num_classes, num_annotators, seed, size=(4, 5)):
@@ -59,3 +59,24 @@ def test_the_last_bin_holds_one_and_the_lower_edge():
 def test_a_wrong_input_is_told_with_its_cure(probs, annotations, message):
     with pytest.raises(DataError, match=message):
         reliability(probs, annotations)
+
+
+def test_brier_score_does_not_depend_on_the_number_of_samples():
+    """Over many draws, two samples give the Brier score of the true mean prediction; their plain mean does not."""
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.rand(20_000, 2, generator=generator)  # each sample's probability of class 1 is uniform in 0..1
+    pairs = torch.stack([1 - levels, levels], dim=2).permute(1, 2, 0)  # (2, K, pixels)
+    annotations = (torch.rand(1, 20_000, generator=generator) < 0.3).long()
+    expected = 0.5  # the mean prediction is 1/2 for both classes: 1/4 + 1/4, whatever the annotation
+    assert brier_score(pairs, annotations) == pytest.approx(expected, abs=0.01)
+    plain = pairs.mean(0).gather(0, 1 - annotations).square().mean() * 2
+    assert plain > expected + 0.05
+
+
+def test_brier_score_of_equal_samples_is_its_definition():
+    probs = torch.tensor([0.7, 0.2, 0.1]).reshape(1, 3, 1).expand(4, 3, 1)
+    annotations = torch.tensor([[0], [2]])
+    expected = ((0.3**2 + 0.2**2 + 0.1**2) + (0.7**2 + 0.2**2 + 0.9**2)) / 2
+    assert brier_score(probs, annotations) == pytest.approx(expected)
+    with pytest.raises(DataError, match="at least 2"):
+        brier_score(probs[:1], annotations)

@@ -1,5 +1,4 @@
 import math
-from itertools import product
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from phiseg.core.errors import DataError
-from phiseg.metrics import bootstrap_interval, paired_t_test, significance
+from phiseg.metrics import paired_t_test, patient_interval, patient_t_test
 
 quick = settings(deadline=None, max_examples=50)
 
@@ -82,39 +81,104 @@ def test_fewer_than_two_pairs_have_no_p_value():
     assert paired_t_test([0.5], [0.25]) == (0.25, None, None, 1)
 
 
-@pytest.mark.parametrize("level", [0.5, 0.8, 0.9])
-def test_the_bootstrap_agrees_with_all_possible_resamples(level):
-    values = [0.1, 0.2, 0.6, 0.7]
-    every_mean = [sum(draw) / 4 for draw in product(values, repeat=4)]
-    expected = np.quantile(every_mean, [(1 - level) / 2, (1 + level) / 2])
-    assert bootstrap_interval(values, level=level, num_resamples=50_000) == pytest.approx(expected, abs=0.013)
+def clustered(rng, counts, correlation, num_sets=1):
+    """Return standard normal scores (sets, cases) that correlate within a patient, and the patients."""
+    owners = np.repeat(np.arange(len(counts)), counts)
+    shared = rng.normal(size=(num_sets, len(counts)))[:, owners]
+    scores = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * rng.normal(size=(num_sets, len(owners)))
+    return scores, owners.tolist()
 
 
-def test_the_bootstrap_of_many_values_is_the_normal_interval():
-    values = np.random.default_rng(0).normal(3, 2, size=500)
-    low, high = bootstrap_interval(list(values), num_resamples=4000)
-    error = values.std() / math.sqrt(500)
-    assert (low, high) == pytest.approx(
-        (values.mean() - 1.96 * error, values.mean() + 1.96 * error), abs=0.15 * error
-    )
+def rejections(counts, level, test, *, repeats=1500):
+    """Return how often a test of two equal methods has p < level."""
+    rng = np.random.default_rng(5)
+    p_values = []
+    for _ in range(repeats):
+        (first, second), owners = clustered(rng, counts, 0.3, 2)
+        p_values.append(test(first, second, owners).p_value)
+    return np.mean(np.array(p_values) < level)
 
 
-def test_the_bootstrap_depends_on_its_seed_and_on_nothing_else(monkeypatch):
-    values = list(np.random.default_rng(0).normal(size=50))
-    interval = bootstrap_interval(values, seed=3)
-    np.random.default_rng().normal()
-    assert bootstrap_interval(values, seed=3) == interval
-    assert bootstrap_interval(values, seed=4) != interval
-    monkeypatch.setattr(significance, "_VALUES_PER_CHUNK", 120)  # two resamples at a time
-    assert bootstrap_interval(values, seed=3) == interval
-    monkeypatch.setattr(significance, "_VALUES_PER_CHUNK", 1)  # a resample is never split
-    assert bootstrap_interval(values, seed=3) == interval
+def within_chance(rate, level, repeats):
+    return abs(rate - level) < 3.3 * math.sqrt(level * (1 - level) / repeats)
 
 
-def test_absent_values_are_not_resampled():
-    values = [0.1, 0.4, 0.3]
-    assert bootstrap_interval([0.1, None, 0.4, math.nan, 0.3]) == bootstrap_interval(values)
-    assert bootstrap_interval([0.7]) == (0.7, 0.7)
+@pytest.mark.parametrize("counts", [[25] * 14, [1, 1, 2, 3, 3, 4, 5, 8, 10, 12, 30, 40]], ids=["equal", "unequal"])
+def test_patient_t_test_holds_its_level_on_clustered_cases(counts):
+    for level in (0.01, 0.05):
+        rate = rejections(counts, level, patient_t_test)
+        assert rate < level + 3.3 * math.sqrt(level * (1 - level) / 1500)
+    if len(set(counts)) == 1:
+        assert within_chance(rejections(counts, 0.05, patient_t_test), 0.05, 1500)
+
+
+def test_paired_t_test_over_cases_rejects_far_too_often_on_clustered_cases():
+    assert rejections([25] * 14, 0.01, lambda first, second, _: paired_t_test(first, second), repeats=300) > 0.25
+
+
+def test_patient_t_test_of_equal_patients_is_the_t_test_of_patient_means():
+    (first, second), owners = clustered(np.random.default_rng(1), [4] * 9, 0.5, 2)
+    means = (first - second + 0.2).reshape(9, 4).mean(1)
+    expected = stats.ttest_1samp(means, 0)
+    result = patient_t_test(first + 0.2, second, owners)
+    assert (result.statistic, result.p_value) == pytest.approx((expected.statistic, expected.pvalue))
+    assert result.num_pairs == 9
+
+
+def test_patient_t_test_weights_patients_by_their_cases():
+    first, patients = [0.5, 0.1, 0.1, 0.1], ["a", "b", "b", "c"]
+    result = patient_t_test(first, [0.0] * 4, patients)
+    means = [np.mean([0.1, 0.1, 0.1]), np.mean([0.5, 0.1]), np.mean([0.5, 0.1, 0.1])]  # one patient deleted
+    error = math.sqrt(2 / 3 * sum((mean - np.mean(means)) ** 2 for mean in means))
+    degrees = 1 / (0.25**2 + 0.5**2 + 0.25**2) - 1
+    assert result.mean_difference == pytest.approx(0.2)
+    assert result.p_value == pytest.approx(student_tail(0.2 / error, degrees), rel=1e-3)
+
+
+def with_seeds(rng, num_trainings, seed_spread):
+    """Return two equal methods (trainings, cases) whose trainings are better or worse as a whole."""
+    difficulty, owners = clustered(rng, [5] * 12, 0.4)
+    shape = (2, num_trainings, len(owners))
+    return difficulty + seed_spread * rng.normal(size=(*shape[:2], 1)) + 0.3 * rng.normal(size=shape), owners
+
+
+def test_patient_t_test_with_several_trainings_includes_the_variance_between_seeds():
+    rng, repeats = np.random.default_rng(3), 1500
+    with_all, averaged = [], []
+    for _ in range(repeats):
+        (first, second), owners = with_seeds(rng, 3, 0.3)
+        with_all.append(patient_t_test(first, second, owners).p_value)
+        averaged.append(patient_t_test(first.mean(0), second.mean(0), owners).p_value)
+    assert np.mean(np.array(averaged) < 0.05) > 0.3  # the seeds' luck passes for a difference of the methods
+    assert np.mean(np.array(with_all) < 0.05) < 0.05 + 3.3 * math.sqrt(0.05 * 0.95 / repeats)
+
+
+@pytest.mark.parametrize("num_trainings", [1, 4])
+def test_patient_interval_covers_the_mean_as_often_as_it_says(num_trainings):
+    rng, repeats, inside = np.random.default_rng(4), 1500, 0
+    for _ in range(repeats):
+        scores, owners = clustered(rng, [25] * 14, 0.3)
+        scores = np.repeat(scores, num_trainings, axis=0)
+        if num_trainings > 1:
+            scores = scores + rng.normal(0, 0.5, size=(num_trainings, 1))
+        low, high = patient_interval(scores, owners)
+        inside += low < 0 < high
+    assert within_chance(inside / repeats, 0.95, repeats)
+
+
+def test_patient_interval_of_one_case_per_patient_is_student_s():
+    values = [0.1, 0.4, 0.3, 0.8]
+    expected = stats.t.interval(0.9, 3, np.mean(values), stats.sem(values))
+    assert patient_interval(values, "abcd", level=0.9) == pytest.approx(expected)
+
+
+def test_absent_values_and_their_patients_are_skipped():
+    values, patients = [0.1, None, 0.4, math.nan, 0.3], ["a", "b", "b", "c", "d"]
+    assert patient_interval(values, patients) == patient_interval([0.1, 0.4, 0.3], ["a", "b", "d"])
+    assert patient_interval([0.7, 0.8, None], ["a", "a", "b"]) is None
+    assert patient_interval([None], ["a"]) is None
+    several = [[0.1, None], [0.3, 0.5]]
+    assert patient_t_test(several, [0.2, 0.5], ["a", "b"]).mean_difference == pytest.approx(0)
 
 
 @pytest.mark.parametrize(
@@ -122,13 +186,11 @@ def test_absent_values_are_not_resampled():
     [
         (lambda: paired_t_test([1.0, 2.0], [1.0]), "same cases"),
         (lambda: paired_t_test([1.0, math.inf], [1.0, 2.0]), "finite"),
-        (lambda: bootstrap_interval([]), "at least one"),
-        (lambda: bootstrap_interval([None]), "at least one"),
-        (lambda: bootstrap_interval([1.0, -math.inf]), "finite"),
-        (lambda: bootstrap_interval([1.0], level=95), "between 0 and 1"),
-        (lambda: bootstrap_interval([1.0], num_resamples=0), "at least 1"),
+        (lambda: patient_t_test([1.0, 2.0], [1.0, 2.0], ["a"]), "one patient per case"),
+        (lambda: patient_interval([1.0, -math.inf], ["a", "b"]), "finite"),
+        (lambda: patient_interval([1.0], ["a"], level=95), "between 0 and 1"),
     ],
 )
-def test_a_wrong_input_is_told_with_its_cure(call, message):
+def test_wrong_input_is_reported_with_its_fix(call, message):
     with pytest.raises(DataError, match=message):
         call()

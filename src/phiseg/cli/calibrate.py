@@ -15,11 +15,11 @@ from phiseg.cli.parsing import parse
 class Calibrate:
     """Fit temperatures for a trained model and store them in its folder.
 
-    One factor on the noise of each latent level (the unbiased GED decides) and one on the logits (the cross entropy
-    of the mean prediction decides). A factor moves only where the gain over patients is clear of chance (two
-    standard errors or more), and none with fewer than 5 patients. `predict`, `sample`, `evaluate`, `export` and
-    `phiseg.load` use them from then on, unless told not to. Fit on the split that the model was selected on, never
-    on the one that is reported.
+    One factor on the noise of each latent level (the unbiased GED decides) and one on the logits (the Brier score
+    of the mean prediction decides). Factors are stored only if they help on held-out patients in a 5-fold
+    cross-validation by more than chance, and none with fewer than 5 patients. `predict`, `sample`, `evaluate`,
+    `export` and `phiseg.load` use them unless `--uncalibrated` is given. Fit on the split that the model was
+    selected on, never on the one that is reported.
 
     Example: phiseg calibrate runs/phiseg --data data
     """
@@ -61,6 +61,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
             f"to tell a gain from chance, so every factor stays 1; fit on {MIN_PATIENTS} or more",
             file=sys.stderr,
         )
+    for name, gain in fit.held_out.items():
+        print(f"  {name} of held-out patients, fitted on the others: lower by {gain:.5f}")
     noise = ", ".join(f"{factor:g}" for factor in fit.calibration.noise) or "1 everywhere"
     print(f"factors on the noise, fine to coarse: {noise}; logits divided by {fit.calibration.logits:g}")
     print(f"stored in {command.model}; `--uncalibrated` samples without them")

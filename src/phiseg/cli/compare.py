@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,8 +15,8 @@ class Compare:
     """Put several evaluations into one table, with figures and a report.
 
     All must be of the same cases and the same number of samples. A score is bold where it is better than all
-    others at p < 0.01 (paired t-test over the cases). OUT gets table.csv, table.md, table.tex, the figures and
-    report.html, one file that opens anywhere.
+    others at p < 0.01 (paired t-test over the patients). OUT gets table.csv, table.md, table.tex, cases.csv.gz
+    (every score of every case), the figures and report.html, one file that opens anywhere.
 
     Example: phiseg compare runs/phiseg-eval runs/probunet-eval --out report
     """
@@ -27,6 +27,8 @@ class Compare:
     """Folder for the results."""
     title: str = "Comparison of segmentation methods"
     """Of the report."""
+    test: Literal["patients", "cases"] = "patients"
+    """What the significance test takes as independent: patients, or cases as in the paper."""
     overwrite: bool = False
     """Replace results that are in OUT."""
 
@@ -40,6 +42,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
     if not command.evaluations:
         raise ConfigError("nothing to compare; give the folders that `phiseg evaluate` wrote")
-    table = compare(command.evaluations, command.out, title=command.title, overwrite=command.overwrite)
+    table = compare(
+        command.evaluations, command.out, title=command.title, test=command.test, overwrite=command.overwrite
+    )
     print(to_text(table))
     print(f"report: {command.out / 'report.html'}")

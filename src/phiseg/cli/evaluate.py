@@ -95,7 +95,10 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     )
     if not first:
         return
-    print(f"{summary.method} on {summary.num_cases} {summary.split} cases, {summary.num_samples} samples each")
+    print(
+        f"{summary.method} on {summary.num_cases} {summary.split} cases of {summary.num_patients} patients, "
+        f"{summary.num_samples} samples each"
+    )
     for name in (*SCORES, *FURTHER_SCORES, "ece"):
         value, interval = getattr(summary, name), summary.intervals.get(name)
         if value is not None:

@@ -55,6 +55,8 @@ class Experiment:
     select_by: Literal["loss", "elbo", "ged", "ged_unbiased", "s_ncc"] | None = None
     """Which validation figure decides on the model of a training; by default the unbiased GED, and the loss in
     regime `one`, where no other expert may have a say."""
+    test: Literal["patients", "cases"] = "patients"
+    """What the report's significance test takes as independent: patients (and seeds), or cases as in the paper."""
     workers: int = 1
     """Rows that run at the same time; they share the cores."""
     dry_run: bool = False
@@ -113,7 +115,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
             waiting, lambda job: [*this_program, *row_command(job)[1:]], command.out, workers=command.workers
         )
     if not command.no_report and len(failed) < len(jobs):
-        for title, table in write_report(command.data, command.out, title=command.title).items():
+        tables = write_report(command.data, command.out, title=command.title, test=command.test)
+        for title, table in tables.items():
             print(f"{title}\n{to_text(table)}")
         print(f"report: {command.out / 'report.html'}")
     if failed:

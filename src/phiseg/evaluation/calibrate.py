@@ -1,14 +1,15 @@
 """Fit temperatures on validation data: how far samples spread at each latent level, and how sure they are.
 
 Training on one annotator at a time leaves the spread to the prior, which has seen the training images. On other
-images its samples can be too alike or too different; a factor on the noise of each level mends what a factor can.
+images its samples can be too alike or too different; a factor on the noise of each level fixes what a factor can.
+Neither objective depends on the number of samples, and a temperature is kept only if it helps on held-out patients.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from math import sqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +18,11 @@ from scipy.stats import t as student
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, ModelError
+from phiseg.core.random import derive_seed
 from phiseg.data.store import Dataset
 from phiseg.evaluation.scores import warn_of_leak
 from phiseg.inference.sampling import sample_cases, usable_device
-from phiseg.metrics import EPSILON, energy_distance, expected_calibration_error, reliability
+from phiseg.metrics import brier_score, energy_distance, expected_calibration_error, reliability
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration
 from phiseg.models.calibration import Calibration
@@ -37,8 +39,11 @@ CHANCE = 0.05
 """How likely any temperature may move where all should stay."""
 MIN_PATIENTS = 5
 """With fewer there is no telling what chance does, and nothing moves."""
+NUM_FOLDS = 5
+"""Of the patient-wise cross-validation."""
 SHOWN = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice", "diversity", "diversity_annotators", "area_coverage")
 
+T = TypeVar("T")
 Better = Callable[[NDArray[np.float64]], bool]
 """Tells whether gains, one a patient, are more than chance."""
 
@@ -51,6 +56,8 @@ class Fit(NamedTuple):
     """With fewer than `MIN_PATIENTS` nothing moved."""
     before: dict[str, float]
     after: dict[str, float]
+    held_out: dict[str, float]
+    """By how much temperatures fitted on the other folds lower `ged_unbiased` and `brier` on held-out patients."""
 
 
 def calibrate(
@@ -90,6 +97,7 @@ def calibrate(
             "seed": seed,
             "before": fit.before,
             "after": fit.after,
+            "held_out": fit.held_out,
         },
     )
     return fit
@@ -100,11 +108,14 @@ def fit_calibration(
 ) -> Fit:
     """Return temperatures for `model`, which is left without any.
 
-    The noise temperatures minimise the unbiased GED, the one on the logits the cross entropy of the mean
-    prediction. A temperature moves only where the gain, over patients and with the same noise, is clear of its
-    standard error: two of them at the least, and more for few patients or many levels, since each is a trial that
-    chance may win. What is within the noise of a small split is left at 1. So is everything with fewer than
-    `MIN_PATIENTS` patients.
+    The noise temperatures minimise the unbiased GED, the one on the logits the Brier score of the mean prediction
+    without the error of a finite number of samples (`brier_score`). The cross entropy of the mean of S samples
+    is lower for smoother samples just because S is finite, so its best temperature falls with S.
+
+    The noise temperatures, and then the one on the logits, are kept only if they help in a cross-validation:
+    fitted on the patients of the other folds, they must lower the score of the held-out patients by more than
+    chance does. A step of the search for the noise temperatures must also be clear of chance by itself. With fewer
+    than `MIN_PATIENTS` patients nothing moves.
 
     Args:
         model: in evaluation mode; its own calibration is not used.
@@ -128,9 +139,9 @@ def fit_calibration(
     num_patients, shapes = len(set(patients)), model.noise_shapes(dataset.info.size)
     levels = [level for level, shape in enumerate(shapes) if shape]  # a lone number picks a member: no temperature
     trials = 2 * (len(levels) + 1)  # every temperature, that of the logits as well, may go up or down
-    better = partial(_better, num_errors=float(student.ppf(1 - CHANCE / trials, num_patients - 1)))
     bar: tqdm[Any] = tqdm(desc="calibrating", unit="case", disable=not progress, dynamic_ncols=True)
 
+    @cache  # folds ask for the same candidates
     def distances(noise: tuple[float, ...]) -> NDArray[np.float64]:
         """Return the unbiased GED of every patient."""
         model.calibration = Calibration(noise=noise)
@@ -142,22 +153,53 @@ def fit_calibration(
             bar.update()
         return _patient_means(values, patients)
 
+    def search(among: NDArray[np.int64]) -> tuple[float, ...]:
+        better = partial(_better, num_errors=float(student.ppf(1 - CHANCE / trials, len(among) - 1)))
+        return _search(lambda noise: distances(noise)[among], levels, neutral, better)
+
+    neutral = (1.0,) * len(shapes)
     with bar:
         try:
-            fitted = Calibration()
+            fitted, held_out = Calibration(), dict[str, float]()
             if num_patients >= MIN_PATIENTS:
-                noise = _search(distances, levels, (1.0,) * len(shapes), better)
+                noise, held_out["ged_unbiased"] = _cross_validated(search, distances, neutral, num_patients, seed)
                 model.calibration = Calibration(noise=noise)
-                losses = _losses_by_temperature(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar)
-                logits = _logit_temperature(_patient_means(losses, patients), better)
-                fitted = Calibration(noise=noise if any(factor != 1 for factor in noise) else (), logits=logits)
+                found = _losses_by_temperature(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar)
+                logits, held_out["brier"] = _logit_temperature(_patient_means(found, patients), seed=seed)
+                fitted = Calibration(noise=() if noise == neutral else noise, logits=logits)
             scores = []
             for calibration in (Calibration(), fitted):
                 model.calibration = calibration
                 scores.append(_scores(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar))
         finally:
             model.calibration = Calibration()
-    return Fit(fitted, num_patients, *scores)
+    before, after = scores
+    return Fit(fitted, num_patients, before, after, held_out)
+
+
+def _cross_validated(
+    fit: Callable[[NDArray[np.int64]], T],
+    losses: Callable[[T], NDArray[np.float64]],
+    neutral: T,
+    num_patients: int,
+    seed: int,
+) -> tuple[T, float]:
+    """Return the fit on all patients, or `neutral` if fits do not help on held-out ones, and their mean gain.
+
+    Args:
+        fit: returns the best temperature on some patients, given by their numbers.
+        losses: returns the loss of every patient with a temperature.
+        neutral: the temperature that changes nothing.
+        num_patients: how many there are.
+        seed: of the folds.
+    """
+    order = np.random.default_rng(derive_seed(seed, "calibration folds")).permutation(num_patients)
+    gains = np.zeros(num_patients)
+    for held_out in np.array_split(order, NUM_FOLDS):
+        chosen = fit(np.setdiff1d(order, held_out))
+        gains[held_out] = (losses(neutral) - losses(chosen))[held_out]
+    clear = _better(gains, num_errors=float(student.ppf(1 - CHANCE / 2, num_patients - 1)))  # noise and logits: 2
+    return fit(order) if clear else neutral, float(gains.mean())
 
 
 def _search(
@@ -182,16 +224,23 @@ def _search(
     return tuple(round(temperature, 4) for temperature in best)
 
 
-def _logit_temperature(losses: NDArray[np.float64], better: Better) -> float:
-    """Return the temperature of `LOGITS` with the least of the losses (patients, temperatures)."""
-    best, neutral = int(losses.mean(0).argmin()), LOGITS.index(1.0)
-    return round(LOGITS[best], 4) if better(losses[:, neutral] - losses[:, best]) else 1.0
+def _logit_temperature(table: NDArray[np.float64], *, seed: int) -> tuple[float, float]:
+    """Return the best of `LOGITS` and its gain on held-out patients, from losses (patients, temperatures)."""
+    losses = dict(zip(LOGITS, table.T, strict=True))
+    best, gain = _cross_validated(
+        lambda among: min(LOGITS, key=lambda temperature: float(losses[temperature][among].mean())),
+        losses.__getitem__,
+        1.0,
+        len(table),
+        seed,
+    )
+    return round(best, 4), gain
 
 
 def _losses_by_temperature(
     model: Segmenter, dataset: Dataset, rows: list[int], *, num_samples: int, seed: int, bar: "tqdm[Any]"
 ) -> list[list[float]]:
-    """Return how badly the mean of the samples predicts the annotations, (cases, temperatures)."""
+    """Return the Brier score of the mean prediction, (cases, temperatures)."""
     device = next(model.parameters()).device
     losses = []
     for row in rows:
@@ -199,14 +248,9 @@ def _losses_by_temperature(
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
         logits = model.sample(image, num_samples, generator=generators, chunk_size=16)[0].float()  # (S, K, H, W)
         annotations = torch.from_numpy(dataset.annotations(row)).long().to(device)  # (A, H, W)
-        losses.append([_cross_entropy(logits / temperature, annotations) for temperature in LOGITS])
+        losses.append([brier_score((logits / temperature).softmax(1), annotations) for temperature in LOGITS])
         bar.update()
     return losses
-
-
-def _cross_entropy(logits: torch.Tensor, annotations: torch.Tensor) -> float:
-    mean_probs = logits.softmax(1).mean(0)  # (K, H, W)
-    return -float((mean_probs.gather(0, annotations) + EPSILON).log().mean())
 
 
 def _patient_means(values: Sequence[Any], patients: Sequence[str]) -> NDArray[np.float64]:

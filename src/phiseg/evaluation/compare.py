@@ -1,13 +1,14 @@
 """Compare evaluated methods: tables, pictures and a report from the folders of their evaluations."""
 
+import gzip
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from phiseg.core.errors import OutputError
-from phiseg.core.files import atomic_file, write_text
+from phiseg.core.files import atomic_file
 from phiseg.evaluation.charts import (
     case_scatter,
     ged_terms,
@@ -17,12 +18,21 @@ from phiseg.evaluation.charts import (
 )
 from phiseg.evaluation.drawing import to_png
 from phiseg.evaluation.figures import level_panel, sample_panel
+from phiseg.evaluation.marks import Test
 from phiseg.evaluation.report import Part, render_report
-from phiseg.evaluation.results import Evaluation, defined, read_evaluation
-from phiseg.evaluation.tables import Table, comparison_table, excess_ged, to_csv, to_latex, to_markdown
+from phiseg.evaluation.results import Evaluation, cases_to_csv, defined, patients_of, read_evaluation
+from phiseg.evaluation.tables import (
+    Table,
+    comparison_table,
+    excess_ged,
+    method_names,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 
 _OWN = re.compile(
-    r"table\.(csv|md|tex)|report\.html"
+    r"table\.(csv|md|tex)|cases\.csv\.gz|report\.html"
     r"|((all|one)-)?((samples|levels|scatter)(-\d+)?|curves|scores|terms|reliability)\.png"
 )
 
@@ -46,8 +56,11 @@ def compare(
     *,
     overwrite: bool = False,
     title: str = "Comparison of segmentation methods",
+    test: Test = "patients",
 ) -> Table:
     """Compare the evaluations in `folders` and write tables, pictures and `report.html` into `out`.
+
+    `test` says what the significance test takes as independent.
 
     Raises:
         DataError: a folder is no evaluation, or two of them cannot be compared.
@@ -55,12 +68,16 @@ def compare(
     """
     _check_former(out, overwrite=overwrite)
     evaluations = [read_evaluation(folder) for folder in folders]
-    (table,) = write_comparison([Block("", "", evaluations)], out, overwrite=overwrite, title=title)
+    (table,) = write_comparison([Block("", "", evaluations)], out, overwrite=overwrite, title=title, test=test)
     return table
 
 
-def write_comparison(blocks: Sequence[Block], out: Path, *, overwrite: bool = False, title: str) -> list[Table]:
+def write_comparison(
+    blocks: Sequence[Block], out: Path, *, overwrite: bool = False, title: str, test: Test = "patients"
+) -> list[Table]:
     """Write the tables and pictures of one block or several, and one `report.html` with all of them.
+
+    `cases.csv.gz` holds every score of every case, patient and training, so that any p-value can be recomputed.
 
     `out` may hold other things: every file is written on its own, the report last, so that a report that is there
     is complete. The first example case is in `samples.png`, further ones in `samples-2.png` and so on.
@@ -72,7 +89,7 @@ def write_comparison(blocks: Sequence[Block], out: Path, *, overwrite: bool = Fa
     former = _check_former(out, overwrite=overwrite)
     tables = [
         replace(table, notes=(*table.notes, *block.notes))
-        for block, table in ((block, comparison_table(block.evaluations)) for block in blocks)
+        for block, table in ((block, comparison_table(block.evaluations, test=test)) for block in blocks)
     ]
     drawn = [draw_pictures(block.evaluations, block.labels) for block in blocks]
     headings = [block.title for block in blocks]
@@ -81,19 +98,22 @@ def write_comparison(blocks: Sequence[Block], out: Path, *, overwrite: bool = Fa
         for kind, write in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex))
     }
     parts = [Part(*part) for part in zip(headings, (b.evaluations for b in blocks), tables, drawn, strict=True)]
-    texts["report.html"] = render_report(parts, title=title)
     pictures = {
         f"{block.name}-{name}" if block.name else name: data
         for block, pictures in zip(blocks, drawn, strict=True)
         for name, data in pictures.items()
     }
-    for name, data in pictures.items():
+    files = {
+        **pictures,
+        **{name: text.encode() for name, text in texts.items()},
+        "cases.csv.gz": gzip.compress(_scores_by_case(blocks).encode(), mtime=0),
+        "report.html": render_report(parts, title=title).encode(),
+    }
+    for name, data in files.items():
         with atomic_file(out / name) as file:
             file.write(data)
-    for name, text in texts.items():
-        write_text(out / name, text)
     for path in former:  # a picture of the former comparison must not stay beside the new ones
-        if path.name not in pictures | texts:
+        if path.name not in files:
             _remove(path)
     return tables
 
@@ -104,6 +124,19 @@ def _check_former(out: Path, *, overwrite: bool) -> list[Path]:
     if former and not overwrite:
         raise OutputError(f"{former[0]} exists already; choose another folder or pass --overwrite")
     return former
+
+
+def _scores_by_case(blocks: Sequence[Block]) -> str:
+    """Return the scores of all blocks as CSV, one row per method, training and case."""
+    rows: list[dict[str, Any]] = []
+    for block in blocks:
+        for method, evaluation in zip(method_names(block.evaluations), block.evaluations, strict=True):
+            for number, scores in enumerate(evaluation.trainings or [evaluation.cases], start=1):
+                columns = {"case": scores["case"], "patient": patients_of(scores)} | scores
+                head = {"block": block.title, "method": method, "training": number}
+                rows += [head | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return cases_to_csv({name: [row.get(name) for row in rows] for name in names})
 
 
 def draw_pictures(evaluations: Sequence[Evaluation], labels: Mapping[str, str]) -> dict[str, bytes]:

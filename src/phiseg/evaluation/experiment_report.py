@@ -9,6 +9,7 @@ from phiseg.data.store import Dataset
 from phiseg.evaluation.compare import Block, write_comparison
 from phiseg.evaluation.examples import chosen_cases
 from phiseg.evaluation.experiment import METHODS, read_json
+from phiseg.evaluation.marks import Test
 from phiseg.evaluation.pooling import pool
 from phiseg.evaluation.results import MARKER, Evaluation, read_evaluation
 from phiseg.evaluation.scores import draw_examples
@@ -17,7 +18,7 @@ from phiseg.evaluation.tables import Table
 TITLES = {"all": "Trained with all experts", "one": "Trained with one expert"}
 
 
-def write_report(data: Path, out: Path, *, title: str | None = None) -> dict[str, Table]:
+def write_report(data: Path, out: Path, *, title: str | None = None, test: Test = "patients") -> dict[str, Table]:
     """Put all finished rows of an experiment into one report with tables and figures.
 
     The figures show the best, the median and the worst case of the method with the lowest GED, and the case that
@@ -27,6 +28,7 @@ def write_report(data: Path, out: Path, *, title: str | None = None) -> dict[str
         data: the dataset.
         out: the experiment's folder, which also gets the report.
         title: heading of the report.
+        test: what the significance test takes as independent.
 
     Returns:
         The table of every regime, by its title.
@@ -45,7 +47,8 @@ def write_report(data: Path, out: Path, *, title: str | None = None) -> dict[str
             blocks.append(Block(regime, heading, evaluations, labels, [_how(finished)]))
     if not blocks:
         raise DataError(f"{out} has no finished row to report; run its rows first")
-    tables = write_comparison(blocks, out, overwrite=True, title=title or f"Experiment on {dataset.info.name}")
+    title = title or f"Experiment on {dataset.info.name}"
+    tables = write_comparison(blocks, out, overwrite=True, title=title, test=test)
     return {block.title: table for block, table in zip(blocks, tables, strict=True)}
 
 

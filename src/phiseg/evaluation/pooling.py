@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from phiseg.evaluation.results import TEXT_COLUMNS, Evaluation, Provenance, Summary, defined
+from phiseg.evaluation.results import TEXT_COLUMNS, Cases, Evaluation, Provenance, Summary, defined
 from phiseg.evaluation.tables import check_comparable
 from phiseg.metrics.case import FURTHER_SCORES, SCORES
 
@@ -14,7 +13,8 @@ from phiseg.metrics.case import FURTHER_SCORES, SCORES
 def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Average the scores of every case over trainings with different seeds.
 
-    So a test over the cases compares methods, not lucky trainings. Figures show the first training.
+    The scores of each training are kept in `trainings`, for tests and intervals that include the variance between
+    seeds. Figures show the first training.
 
     Args:
         evaluations: of one method, on the same cases.
@@ -27,13 +27,24 @@ def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
         return first
     check_comparable(evaluations)
     order = [{case: row for row, case in enumerate(other.cases["case"])} for other in evaluations]
-    cases: dict[str, list[Any]] = {name: first.cases[name] for name in TEXT_COLUMNS if name in first.cases}
-    for name in first.cases.keys() - cases.keys():
-        values = [
-            [other.cases[name][place[case]] for other, place in zip(evaluations, order, strict=True)]
-            for case in first.cases["case"]
+    trainings: list[Cases] = [
+        {
+            name: column
+            if name in TEXT_COLUMNS
+            else [other.cases[name][place[case]] for case in first.cases["case"]]
+            for name, column in first.cases.items()
+        }
+        for other, place in zip(evaluations, order, strict=True)
+    ]
+    cases: Cases = {
+        name: column
+        if name in TEXT_COLUMNS
+        else [
+            float(np.mean(known)) if (known := defined(values)) else None
+            for values in zip(*(training[name] for training in trainings), strict=True)
         ]
-        cases[name] = [float(np.mean(known)) if (known := defined(seeds)) else None for seeds in values]
+        for name, column in first.cases.items()
+    }
     provenance = {name: getattr(first.summary, name) for name in Provenance.model_fields}
     names = (*SCORES, *FURTHER_SCORES, "ece")
     means = {name: defined([getattr(other.summary, name) for other in evaluations]) for name in names}
@@ -43,8 +54,8 @@ def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
     return replace(
         first,
         reliability=np.sum(tables, axis=0) if tables else None,
-        summary=Summary.of(cases, **provenance, ece=ece),
-        cases={name: cases[name] for name in first.cases},
+        summary=Summary.of(cases, trainings=trainings, **provenance, ece=ece),
+        cases=cases,
         spread=spread,
-        num_trainings=len(evaluations),
+        trainings=tuple(trainings),
     )

@@ -1,7 +1,7 @@
 """The folder of one evaluation: what `phiseg evaluate` writes and `phiseg compare` reads.
 
 ```
-EVAL/  cases.csv        one row a case with its patient; an undefined value is an empty field
+EVAL/  cases.csv        one row per case with its patient; an undefined value is an empty field
        summary.json     the means, their 95 % intervals and where they came from
        examples.npz     a few cases with samples and maps, for the figures
        reliability.csv  the probabilities of the mean prediction and how often they were right, by class and bin
@@ -35,7 +35,7 @@ from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
 from phiseg.data.npy import NPY_ERRORS
 from phiseg.metrics.calibration import bin_edges, expected_calibration_error
 from phiseg.metrics.case import FURTHER_SCORES, SCORES
-from phiseg.metrics.significance import bootstrap_interval
+from phiseg.metrics.significance import patient_interval
 from phiseg.models.calibration import Calibration
 
 FORMAT = "phiseg-evaluation"
@@ -99,6 +99,8 @@ class Summary(Provenance):
     """The content of `summary.json`: means over the cases where a value is defined."""
 
     num_cases: int = Field(ge=1)
+    num_patients: int | None = Field(default=None, ge=1)
+    """None in evaluations that did not record patients."""
     ged: FiniteFloat | None
     ged_unbiased: FiniteFloat | None
     ged_floor: FiniteFloat | None
@@ -114,15 +116,31 @@ class Summary(Provenance):
     ece: FiniteFloat | None = None
     """The calibration error over the pixels of all cases together: no case has one of its own."""
     intervals: dict[str, tuple[FiniteFloat, FiniteFloat]]
-    """95 % bootstrap interval of the mean, for every metric that is defined in two cases or more."""
+    """95 % interval of the mean, for every metric that is defined for two patients or more; patients are resampled,
+    and trainings where there are several, see `patient_interval`."""
 
     @classmethod
-    def of(cls, cases: Cases, **provenance: Any) -> Self:
-        """Summarise `cases`; `provenance` gives the fields that are not computed from them."""
-        values = {name: defined(cases[name]) for name in (*SCORES, *FURTHER_SCORES)}
-        means = {name: float(np.mean(column)) if column else None for name, column in values.items()}
-        intervals = {name: bootstrap_interval(column) for name, column in values.items() if len(column) > 1}
-        return cls(num_cases=len(cases["case"]), **means, intervals=intervals, **provenance)
+    def of(cls, cases: Cases, *, trainings: Sequence[Cases] = (), **provenance: Any) -> Self:
+        """Summarise `cases`.
+
+        Args:
+            cases: the scores, averaged over `trainings` if there are any.
+            trainings: the scores of each training, rows in the order of `cases`.
+            provenance: the fields that are not computed from the scores.
+        """
+        names, patients = (*SCORES, *FURTHER_SCORES), patients_of(cases)
+        means = {name: float(np.mean(values)) if (values := defined(cases[name])) else None for name in names}
+        intervals = {
+            name: patient_interval([training[name] for training in trainings or [cases]], patients)
+            for name in names
+        }
+        return cls(
+            num_cases=len(cases["case"]),
+            num_patients=len(set(patients)) if "patient" in cases else None,
+            **means,
+            intervals={name: interval for name, interval in intervals.items() if interval},
+            **provenance,
+        )
 
 
 @dataclass(frozen=True)
@@ -185,7 +203,18 @@ class Evaluation:
     """(K-1, B, 3), the sum of the cases' tables, see `metrics.calibration`; the first evaluations had none."""
     spread: dict[str, float] = field(default_factory=dict)
     """Standard deviation of every mean between trainings, where several were pooled."""
-    num_trainings: int = 1
+    trainings: tuple[Cases, ...] = ()
+    """The scores of every training, where several were pooled; rows in the order of `cases`."""
+
+    @property
+    def num_trainings(self) -> int:
+        """How many trainings the scores are the mean of."""
+        return len(self.trainings) or 1
+
+
+def patients_of(cases: Cases) -> list[str]:
+    """Return the patient of every case; where they were not recorded, every case is a patient of its own."""
+    return cases.get("patient", cases["case"])
 
 
 def write_evaluation(
@@ -208,7 +237,7 @@ def write_evaluation(
     """
     assert set(COLUMNS) <= set(cases), f"missing columns: {set(COLUMNS) - set(cases)}"
     with atomic_folder(out, overwrite=overwrite, marker=MARKER) as folder:
-        write_text(folder / "cases.csv", _to_csv(cases))
+        write_text(folder / "cases.csv", cases_to_csv(cases))
         write_json(folder / "summary.json", summary.model_dump(mode="json"))
         arrays = {field.name: getattr(examples, field.name) for field in fields(examples)}
         with atomic_file(folder / "examples.npz") as file:
@@ -274,7 +303,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
-def _to_csv(cases: Cases) -> str:
+def cases_to_csv(cases: Mapping[str, Sequence[Any]]) -> str:
+    """Write a table of cases as CSV; None is an empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(cases)

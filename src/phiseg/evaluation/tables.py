@@ -1,7 +1,4 @@
-"""The comparison table: one row a method, its score marked where it beats every other one (the paper's Tab. 1).
-
-"Beats": better than each of ALL other methods at p < 0.01 in a paired t-test over the cases both have.
-"""
+"""The comparison table: one row per method, a score marked where it beats every other (the paper's Tab. 1)."""
 
 import csv
 import io
@@ -16,15 +13,10 @@ from typing import Any
 import numpy as np
 
 from phiseg.core.errors import DataError
+from phiseg.evaluation.marks import BETTER, Test, best_scores, significance_note
 from phiseg.evaluation.results import Evaluation, defined
 from phiseg.metrics.case import SCORES
-from phiseg.metrics.significance import paired_t_test
 
-SIGNIFICANCE = 0.01
-MIN_PAIRS = 5
-"""Cases below which nothing is called significant."""
-BETTER = {"ged": -1, "s_ncc": 1, "dice": 1}
-"""The scores that are tested, with the sign of an improvement."""
 FLOOR_NOTE = (
     "GED floor: what a perfect sampler scores, δ (1/M + 1/N) for M annotators, N samples and the expected "
     "distance δ of two independent annotations; only the excess over it is the model's own."
@@ -45,6 +37,8 @@ class Row:
     dice: float | None
     num_cases: int
     num_samples: int
+    num_patients: int | None
+    """None where patients were not recorded."""
     intervals: dict[str, tuple[float, float]]
     best: frozenset[str]
     """The scores that are significantly better than those of all other methods."""
@@ -98,8 +92,8 @@ COLUMNS = (
     Column("num_parameters", "parameters", "parameters", _count),
     Column("ged", "GED ↓", r"GED $\downarrow$", _decimals),
     Column("ged_floor", "GED floor", "GED floor", _decimals),
-    Column("ged_excess", "excess ↓", r"excess $\downarrow$", _decimals),
-    Column("ged_unbiased", "unbiased GED", "unbiased GED", _decimals),
+    Column("ged_excess", "excess", "excess", _decimals),
+    Column("ged_unbiased", "unbiased GED ↓", r"unbiased GED $\downarrow$", _decimals),
     Column("s_ncc", "S_NCC ↑", r"$S_\mathrm{NCC}$ $\uparrow$", _decimals),
     Column("dice", "Dice ↑", r"Dice $\uparrow$", _decimals),
     Column("num_cases", "cases", "cases", str),
@@ -134,10 +128,14 @@ def has_further(table: Table) -> bool:
     return any(getattr(row, column.key) is not None for row in table.rows for column in FURTHER_COLUMNS[1:])
 
 
-def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
+def comparison_table(evaluations: Sequence[Evaluation], *, test: Test = "patients") -> Table:
     """Compare evaluations that were made on the same cases with the same number of samples.
 
     Dice is shown, but not tested, where it was not taken against the same annotators everywhere.
+
+    Args:
+        evaluations: one per method.
+        test: what the significance test takes as independent.
 
     Raises:
         DataError: two of them cannot be compared; the message names both and the difference.
@@ -147,8 +145,7 @@ def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
     references = [str(evaluation.summary.dice_annotator) for evaluation in evaluations]
     tested = [metric for metric in BETTER if metric != "dice" or len(set(references)) == 1]
     rows = []
-    for index, (name, own) in enumerate(zip(names, evaluations, strict=True)):
-        others = [other for place, other in enumerate(evaluations) if place != index]
+    for name, own, best in zip(names, evaluations, best_scores(evaluations, tested, test=test), strict=True):
         excess = defined(excess_ged(own))
         summary = own.summary
         row = Row(
@@ -158,14 +155,15 @@ def comparison_table(evaluations: Sequence[Evaluation]) -> Table:
             ged_excess=float(np.mean(excess)) if excess else None,
             num_cases=summary.num_cases,
             num_samples=summary.num_samples,
+            num_patients=summary.num_patients,
             intervals=summary.intervals,
-            best=frozenset(metric for metric in tested if _beats_all(own, others, metric)),
+            best=best,
             **{column.key: getattr(summary, column.key) for column in FURTHER_COLUMNS[1:]},
             num_trainings=own.num_trainings,
             spread=own.spread,
         )
         rows.append(row)
-    notes = [_significance_note(rows), FLOOR_NOTE, *_undefined_notes(rows, evaluations)]
+    notes = [significance_note(evaluations, names, test=test), FLOOR_NOTE, *_undefined_notes(rows, evaluations)]
     if len(set(references)) == 1:
         notes.append(f"Dice is that of the mean prediction with {_dice_reference(references[0])}.")
     if all(max(evaluation.cases["num_annotators"]) == 1 for evaluation in evaluations):
@@ -231,30 +229,9 @@ def excess_ged(evaluation: Evaluation) -> list[float | None]:
     return [None if ged is None or floor is None else ged - floor for ged, floor in pairs]
 
 
-def _beats_all(own: Evaluation, others: Sequence[Evaluation], metric: str) -> bool:
-    rivals = [other for other in others if defined(other.cases[metric])]
-    return bool(rivals) and all(_beats(own, rival, metric) for rival in rivals)
-
-
-def _beats(own: Evaluation, rival: Evaluation, metric: str) -> bool:
-    theirs = dict(zip(rival.cases["case"], rival.cases[metric], strict=True))
-    test = paired_t_test(own.cases[metric], [theirs[case] for case in own.cases["case"]])
-    if test.num_pairs < MIN_PAIRS or test.p_value is None or test.mean_difference is None:
-        return False
-    return test.p_value < SIGNIFICANCE and test.mean_difference * BETTER[metric] > 0
-
-
 def _dice_reference(annotator: str) -> str:
     known = {"all": "each annotator, averaged", "majority": "the annotators' majority", "staple": "their STAPLE"}
     return known.get(annotator, f"annotator {annotator}")
-
-
-def _significance_note(rows: Sequence[Row]) -> str:
-    if len(rows) < 2:
-        return "No significance: there is one method only."
-    if rows[0].num_cases < MIN_PAIRS:
-        return f"No significance: {rows[0].num_cases} cases are too few for a paired test; it takes {MIN_PAIRS}."
-    return f"Marked: better than all other methods, p < {SIGNIFICANCE} in a paired t-test over the cases."
 
 
 def _undefined_notes(rows: Sequence[Row], evaluations: Sequence[Evaluation]) -> list[str]:
@@ -277,7 +254,13 @@ def to_csv(tables: Mapping[str, Table]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     bounds = [f"{metric}_{side}" for metric in SCORES for side in ("low", "high")]
     columns = [*COLUMNS, *FURTHER_COLUMNS[1:]]
-    names = [*(column.key for column in columns), "num_trainings", *bounds, *(f"{key}_spread" for key in SPREAD)]
+    names = [
+        *(column.key for column in columns),
+        "num_patients",
+        "num_trainings",
+        *bounds,
+        *(f"{key}_spread" for key in SPREAD),
+    ]
     blocks = ["block"] if len(tables) > 1 else []
     writer.writerow([*blocks, *names, *(f"{metric}_marked" for metric in BETTER)])
     for heading, table in tables.items():
@@ -287,7 +270,7 @@ def to_csv(tables: Mapping[str, Table]) -> str:
             marks = ["true" if metric in row.best else "false" for metric in BETTER]
             values = [getattr(row, column.key) for column in columns]
             head = [heading] if blocks else []
-            writer.writerow([*head, *values, row.num_trainings, *limits, *spreads, *marks])
+            writer.writerow([*head, *values, row.num_patients, row.num_trainings, *limits, *spreads, *marks])
     return text.getvalue()
 
 

@@ -1,7 +1,7 @@
 """Scores of a set of sampled segmentations against a set of annotations: pure functions of tensors."""
 
 from phiseg.metrics.area import AreaScores, area_scores, foreground_areas
-from phiseg.metrics.calibration import expected_calibration_error, reliability
+from phiseg.metrics.calibration import brier_score, expected_calibration_error, reliability
 from phiseg.metrics.consensus import consensus
 from phiseg.metrics.diversity import diversity
 from phiseg.metrics.ged import EnergyDistance, energy_distance, ged_floor
@@ -17,7 +17,7 @@ from phiseg.metrics.ncc import (
     s_ncc,
 )
 from phiseg.metrics.overlap import dice, iou, most_probable, pairwise_dice, pairwise_iou
-from phiseg.metrics.significance import PairedTest, bootstrap_interval, paired_t_test
+from phiseg.metrics.significance import PairedTest, paired_t_test, patient_interval, patient_t_test
 
 __all__ = [
     "EPSILON",
@@ -27,7 +27,7 @@ __all__ = [
     "PairedTest",
     "area_scores",
     "best_dice",
-    "bootstrap_interval",
+    "brier_score",
     "consensus",
     "dice",
     "diversity",
@@ -46,6 +46,8 @@ __all__ = [
     "paired_t_test",
     "pairwise_dice",
     "pairwise_iou",
+    "patient_interval",
+    "patient_t_test",
     "reliability",
     "s_ncc",
 ]

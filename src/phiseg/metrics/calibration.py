@@ -61,6 +61,32 @@ def reliability(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = NUM_
     return torch.stack(tables)
 
 
+def brier_score(probs: Tensor, annotations: Tensor) -> float:
+    """Return the Brier score that the mean of infinitely many samples would have, estimated without bias.
+
+    E_y sum_k (p_k - [y = k])² = sum_k p_k² - 2 E_y p_y + 1 with p the mean prediction. p_k² is estimated by the
+    mean product of two *distinct* samples, so the expected value does not depend on the number of samples. The
+    cross entropy of the mean of a few samples does: it is too large, the more so the sharper the samples are.
+
+    Args:
+        probs: softmax samples (S, K, *spatial), S at least 2.
+        annotations: integer labels (A, *spatial), valid annotators only.
+
+    Raises:
+        DataError: there are fewer than two samples, or labels are not integers in 0..K-1.
+
+    >>> brier_score(torch.tensor([[[0.75], [0.25]], [[0.25], [0.75]]]), torch.tensor([[0]]))
+    0.375
+    """
+    num_samples = len(probs)
+    if num_samples < 2:
+        raise DataError(f"{num_samples} samples; the score takes pairs of distinct ones, pass at least 2")
+    labels = checked_labels("annotations", annotations, probs.shape[1]).long()
+    total = probs.sum(0)  # (K, *spatial)
+    pairs = (total.square() - probs.square().sum(0)) / (num_samples * (num_samples - 1))
+    return float((pairs.sum(0) - 2 * (total / num_samples).gather(0, labels) + 1).mean())
+
+
 def bin_edges(num_bins: int = NUM_BINS) -> Tensor:
     """Return the edges of the bins, 0, 1/B, ..., 1, float64 (B+1,).
 

@@ -11,4 +11,5 @@ class Calibration(StrictConfig):
     noise: tuple[PositiveFloat, ...] = ()
     """Factor on the noise of each latent level, fine to coarse: above 1, samples differ more. None given: 1."""
     logits: PositiveFloat = 1.0
-    """What the logits are divided by: above 1, probabilities are less sure. Labels do not depend on it."""
+    """What the logits are divided by: above 1, probabilities are less sure. Labels of single samples do not
+    depend on it; the label of their mean does."""

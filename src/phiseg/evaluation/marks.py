@@ -1,0 +1,80 @@
+"""Which scores of a table are marked: significantly better than those of all other methods (the paper's Tab. 1)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from phiseg.evaluation.results import Evaluation, defined, patients_of
+from phiseg.metrics.significance import paired_t_test, patient_t_test
+
+SIGNIFICANCE = 0.01
+MIN_PAIRS = 5
+"""Patients, or cases in a test over cases, below which nothing is called significant."""
+BETTER = {"ged": -1, "ged_unbiased": -1, "s_ncc": 1, "dice": 1}
+"""The scores that are tested, with the sign of an improvement."""
+
+Test = Literal["patients", "cases"]
+"""The independent units of a test: patients (and trainings, where there are several), or cases as in the paper."""
+
+
+def best_scores(
+    evaluations: Sequence[Evaluation], metrics: Sequence[str], *, test: Test = "patients"
+) -> list[frozenset[str]]:
+    """Return for every evaluation the metrics in which it is better than each of ALL others at p < `SIGNIFICANCE`.
+
+    Args:
+        evaluations: of the same cases; those where a metric is undefined have no say in it.
+        metrics: some of `BETTER`.
+        test: what counts as independent.
+    """
+    return [
+        frozenset(
+            metric
+            for metric in metrics
+            if (rivals := [other for other in evaluations if other is not own and defined(other.cases[metric])])
+            and all(_beats(own, rival, metric, test) for rival in rivals)
+        )
+        for own in evaluations
+    ]
+
+
+def _beats(own: Evaluation, rival: Evaluation, metric: str, test: Test) -> bool:
+    place = {case: row for row, case in enumerate(rival.cases["case"])}
+    order = [place[case] for case in own.cases["case"]]
+    if test == "cases":
+        result = paired_t_test(own.cases[metric], [rival.cases[metric][row] for row in order])
+    else:
+        ours, theirs = ([each[metric] for each in e.trainings or [e.cases]] for e in (own, rival))
+        known = own if "patient" in own.cases else rival
+        patients = dict(zip(known.cases["case"], patients_of(known.cases), strict=True))
+        owners = [patients[case] for case in own.cases["case"]]
+        result = patient_t_test(ours, [[scores[row] for row in order] for scores in theirs], owners)
+    if result.num_pairs < MIN_PAIRS or result.p_value is None or result.mean_difference is None:
+        return False
+    return result.p_value < SIGNIFICANCE and result.mean_difference * BETTER[metric] > 0
+
+
+def significance_note(evaluations: Sequence[Evaluation], names: Sequence[str], *, test: Test = "patients") -> str:
+    """Return the line below a table that states what was tested, and what the p-values do not include.
+
+    Args:
+        evaluations: the rows of the table.
+        names: what the table calls them.
+        test: what counted as independent.
+    """
+    if len(evaluations) < 2:
+        return "No significance: there is one method only."
+    recorded = [e for e in evaluations if "patient" in e.cases]
+    units = patients_of((recorded or evaluations)[0].cases) if test == "patients" else evaluations[0].cases["case"]
+    count = len(set(units))
+    if count < MIN_PAIRS:
+        return f"No significance: {count} {test} are too few for a paired test; it takes {MIN_PAIRS}."
+    note = f"Marked: better than all other methods, p < {SIGNIFICANCE} in a paired t-test over the {count} {test}"
+    if test == "cases":
+        return f"{note}, as in the paper. It takes the cases of one patient as independent and ignores seeds."
+    single = [name for name, own in zip(names, evaluations, strict=True) if own.num_trainings == 1]
+    if not recorded:
+        note += " (patients were not recorded, so every case counts as one; evaluate again to record them)"
+    if not single:
+        return f"{note} and the trainings."
+    whose = "every method has one training" if len(single) == len(names) else f"one training of {', '.join(single)}"
+    return f"{note}. The variance between seeds is not in the p-values: {whose}."
