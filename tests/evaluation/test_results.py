@@ -138,7 +138,8 @@ def test_patient_nodule_and_slice_are_read_as_text(tmp_path):
 def test_trainings_are_pooled_with_or_without_patients(tmp_path, first):
     """Also an older evaluation with a newer one; the scores are averaged, the names are those of the first."""
     names = {"patient": list("aabbcc"), "slice": list("010101")}
-    known, unknown = (make_cases(quality, num_cases=6) | extra for quality, extra in ((0.8, names), (0.6, {})))
+    known, unknown = make_cases(0.8, num_cases=6) | names, make_cases(0.6, num_cases=6)
+    del unknown["patient"]
     pair = [known, unknown] if first == "with patients" else [unknown, known]
     pooled = pool([make_evaluation(tmp_path, num_cases=6, size=16, cases=cases) for cases in pair])
     np.testing.assert_allclose(pooled.cases["ged"], np.mean([known["ged"], unknown["ged"]], axis=0))

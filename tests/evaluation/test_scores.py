@@ -10,7 +10,9 @@ import torch
 from synthetic_evaluations import forget_further_scores, forget_patients
 
 from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
+from phiseg.data.intensity import Intensity
 from phiseg.data.store import Dataset
+from phiseg.data.writer import Case, write_dataset
 from phiseg.evaluation.results import read_evaluation
 from phiseg.evaluation.scores import evaluate
 from phiseg.inference.sampling import sample_cases
@@ -350,3 +352,40 @@ def test_what_stops_one_process_stops_both(phiseg, trained, lesions, copy, tmp_p
     assert done.code == 2, done
     assert "Traceback" not in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_evaluation_counts_cases_with_neighbours(tmp_path, make_recipe):
+    """A tiny model with context on stacks of three slices: only the middle one has both neighbours."""
+    rng = np.random.default_rng(0)
+    stacks = [
+        Case(
+            f"p{patient}-{number}",
+            f"p{patient}",
+            rng.normal(size=(1, 16, 16)).astype(np.float32),
+            rng.integers(0, 2, (2, 16, 16)),
+            np.array([True, True]),
+            {"nodule": 0, "slice": number},
+        )
+        for patient in range(6)
+        for number in range(3)
+    ]
+    write_dataset(
+        tmp_path / "data",
+        name="stacks",
+        classes=("background", "lesion"),
+        num_annotators=2,
+        image_shape=(1, 16, 16),
+        image_dtype=np.float32,
+        intensity=Intensity(kind="zscore"),
+        cases=stacks,
+        splits={"train": ["p0", "p1", "p2"], "val": ["p3"], "test": ["p4", "p5"]},
+    )
+    recipe = make_recipe(settings={"context": 1}, steps=2, validate_every=2)
+    model = train(recipe, tmp_path / "data", tmp_path / "run", progress=False)
+    options = {"num_samples": 2, "num_examples": 1, "progress": False}
+    shown = evaluate(model, tmp_path / "data", tmp_path / "shown", **options)
+    hidden = evaluate(model, tmp_path / "data", tmp_path / "hidden", hide_neighbours=True, **options)
+    assert (shown.num_cases, shown.num_with_neighbours, hidden.num_with_neighbours) == (6, 2, None)
+    assert read_evaluation(tmp_path / "shown").cases["has_neighbours"] == [0, 1, 0, 0, 1, 0]
+    assert (shown.hide_neighbours, hidden.hide_neighbours) == (False, True)
+    assert shown.s_ncc != hidden.s_ncc

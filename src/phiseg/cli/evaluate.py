@@ -54,6 +54,8 @@ class Evaluate:
     """Machines that share the cases."""
     uncalibrated: bool = False
     """Do not use the temperatures that `phiseg calibrate` fitted."""
+    hide_neighbours: bool = False
+    """Show a model with context (neighbouring slices) every slice without its neighbours."""
     overwrite: bool = False
     """Replace OUT if it exists."""
 
@@ -91,6 +93,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         chunk_size=command.chunk_size,
         device=device,
         calibrated=not command.uncalibrated,
+        hide_neighbours=command.hide_neighbours,
         overwrite=command.overwrite,
     )
     if not first:
@@ -99,6 +102,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         f"{summary.method} on {summary.num_cases} {summary.split} cases of {summary.num_patients} patients, "
         f"{summary.num_samples} samples each"
     )
+    if summary.num_with_neighbours is not None:
+        print(f"  {summary.num_with_neighbours} of {summary.num_cases} cases with neighbouring slices")
     for name in (*SCORES, *FURTHER_SCORES, "ece"):
         value, interval = getattr(summary, name), summary.intervals.get(name)
         if value is not None:

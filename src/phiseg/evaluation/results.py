@@ -89,6 +89,8 @@ class Provenance(StrictConfig):
     num_samples: int = Field(ge=1)
     seed: int
     split: Line
+    hide_neighbours: bool = False
+    """Whether a model with context was shown every slice without its neighbours."""
     dice_annotator: Annotated[int, Field(ge=0)] | Literal["all", "majority", "staple"]
     """Whose annotation Dice is taken against; `all` averages over all of them, the others are their consensus."""
     dataset: DatasetRef
@@ -99,6 +101,8 @@ class Summary(Provenance):
     """The content of `summary.json`: means over the cases where a value is defined."""
 
     num_cases: int = Field(ge=1)
+    num_with_neighbours: int | None = Field(default=None, ge=0)
+    """Cases whose neighbouring slices the model saw; None for a model of single slices."""
     num_patients: int | None = Field(default=None, ge=1)
     """None in evaluations that did not record patients."""
     ged: FiniteFloat | None
@@ -137,6 +141,7 @@ class Summary(Provenance):
         return cls(
             num_cases=len(cases["case"]),
             num_patients=len(set(patients)) if "patient" in cases else None,
+            num_with_neighbours=int(sum(cases["has_neighbours"])) if "has_neighbours" in cases else None,
             **means,
             intervals={name: interval for name, interval in intervals.items() if interval},
             **provenance,

@@ -52,6 +52,7 @@ def evaluate(
     chunk_size: int = 16,
     device: str = "auto",
     calibrated: bool = True,
+    hide_neighbours: bool = False,
     overwrite: bool = False,
     reuse: bool = False,
     progress: bool = True,
@@ -76,6 +77,7 @@ def evaluate(
         chunk_size: samples of each decoded at once.
         device: where to run; `auto` is a GPU where there is one.
         calibrated: sample with the temperatures that were fitted for the model, if there are any.
+        hide_neighbours: show a model with context every slice without its neighbours.
         overwrite: replace an evaluation that is there.
         reuse: keep an evaluation that is there if it is of the same weights, data and settings.
         progress: whether to show a progress bar.
@@ -109,6 +111,7 @@ def evaluate(
         seed=seed,
         batch_size=batch_size,
         chunk_size=chunk_size,
+        hide_neighbours=hide_neighbours,
     )
     values = {
         "method": method or source.recipe or model.config.name,
@@ -116,6 +119,7 @@ def evaluate(
         "num_samples": num_samples,
         "seed": seed,
         "split": split,
+        "hide_neighbours": hide_neighbours,
         "dice_annotator": dice_annotator,
         "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
         "model": source,
@@ -136,7 +140,9 @@ def evaluate(
         )
     )
     names = [{name: value for name, value in row.items() if name in TEXT_COLUMNS} for row in dataset.cases]
-    table = [{**names[case.row], **case.scores} for case in scored]
+    context = 0 if hide_neighbours else model.config.context
+    shows = {row: {"has_neighbours": int(found)} for row, found in enumerate(dataset.has_neighbours(context))}
+    table = [{**names[case.row], **case.scores, **(shows[case.row] if context else {})} for case in scored]
     bins = sum((case.bins for case in scored), start=torch.zeros(()))
     kept = {case.row: case.samples for case in scored if case.samples is not None}
     cases = {column: [row[column] for row in table] for column in table[0]}

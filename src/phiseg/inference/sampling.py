@@ -1,11 +1,13 @@
 """Samples of the cases of a prepared dataset, in bounded memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phiseg.core.errors import ConfigError, ModelError
@@ -34,6 +36,7 @@ def sample_cases(
     batch_size: int = 4,
     chunk_size: int = 16,
     keep_probs: bool = False,
+    hide_neighbours: bool = False,
 ) -> Iterator[CaseSamples]:
     """Draw samples of the given rows, in their order.
 
@@ -50,6 +53,7 @@ def sample_cases(
         batch_size: images encoded at once.
         chunk_size: samples of each image decoded at once.
         keep_probs: also return the probabilities of every sample.
+        hide_neighbours: show a model with context every slice without its neighbours.
 
     Raises:
         ConfigError, ModelError: at once, before the first case is asked for.
@@ -58,7 +62,8 @@ def sample_cases(
     for name, number in (("num_samples", num_samples), ("batch_size", batch_size), ("chunk_size", chunk_size)):
         if number < 1:
             raise ConfigError(f"{name} is {number}; give at least 1")
-    return _draw(model, dataset, rows, num_samples, seed, batch_size, chunk_size, keep_probs)
+    image = partial(dataset.image, context=model.config.context, hide_neighbours=hide_neighbours)
+    return _draw(model, dataset, rows, image, num_samples, seed, batch_size, chunk_size, keep_probs)
 
 
 @torch.inference_mode()
@@ -66,6 +71,7 @@ def _draw(
     model: Segmenter,
     dataset: Dataset,
     rows: Sequence[int],
+    image_of: Callable[[int], NDArray[np.float32]],
     num_samples: int,
     seed: int,
     batch_size: int,
@@ -75,8 +81,7 @@ def _draw(
     device = next(model.parameters()).device
     for start in range(0, len(rows), batch_size):
         batch = list(rows[start : start + batch_size])
-        images = np.stack([dataset.image(row, context=model.config.context) for row in batch])
-        image = torch.from_numpy(images).to(device)
+        image = torch.from_numpy(np.stack([image_of(row) for row in batch])).to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"]) for row in batch]
         chunks = model.sample_chunks(image, num_samples, generator=generators, chunk_size=chunk_size)
         kept = list(chunks) if keep_probs else None
