@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +48,16 @@ TRAIN = {
     "recalibration_batches": 2,
     "accelerator": "cpu",
 }
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter):
+    """Report in one line, below all others, how many browser tests were skipped, and why."""
+    yield
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "tests/browser/" in report.nodeid]
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, number in reasons.items():
+        terminalreporter.write_line(f"{number} browser tests skipped: {reason}", yellow=True)
 
 
 class Result(NamedTuple):
