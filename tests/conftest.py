@@ -100,6 +100,19 @@ def recipe_file(make_recipe, tmp_path):
     return write
 
 
+@pytest.fixture(params=["channels_first", "channels_last"])
+def layout(request, monkeypatch):
+    """Train in each memory layout, whichever one this CPU would choose."""
+    import torch
+
+    from phiseg.training import setup
+
+    capability = "AVX2" if request.param == "channels_first" else "AVX512"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(setup, "WIDE", 1)
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def lesions(tmp_path_factory):
     """15 lesions of 16 x 16 pixels with 4 annotators: 9 to train on, 3 to validate, 3 to test."""
