@@ -5,12 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 SOURCES := pyproject.toml constraints.txt
+COMPUTING := $(addprefix tests/,benchmarks contracts data/test_augment.py data/test_loader.py evaluation golden inference metrics \
+	models training viewer)
 
 # Pins what pip installs, and what it builds phiseg with: the first name is for pip before 25.3, the second from then on.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: demo test test-slow coverage lint docs bench faults clean
+.PHONY: demo test test-slow test-cpus coverage lint docs bench faults clean
 
 demo: $(VENV)/.installed
 	$(BIN)/phiseg demo --out runs/demo
@@ -20,6 +22,20 @@ test: lint
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow
+
+# The tests that compute, or those of TESTS="tests/metrics ...", with several instruction sets and numbers of threads: one
+# line for each combination, and below it the tests that failed.
+test-cpus: $(VENV)/.installed-dev
+	@status=0; \
+	for cpu in "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41" "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" ""; do \
+		for threads in 1 4; do \
+			output=$$(env $$cpu OMP_NUM_THREADS=$$threads OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 -q $(or $(TESTS),$(COMPUTING)) 2>&1) \
+				|| status=1; \
+			echo "$${cpu:-all instructions of this CPU} OMP_NUM_THREADS=$$threads: $$(echo "$$output" | tail -n 1)"; \
+			echo "$$output" | grep -E "^(FAILED|ERROR)" || true; \
+		done; \
+	done; \
+	exit $$status
 
 # All tests but the fault campaign's, whose forks hang when they are traced, or those of TESTS="tests/metrics ...", with the
 # lines and branches that they reach; CONTRIBUTING.md says what is left out.

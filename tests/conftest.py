@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,16 @@ TRAIN = {
 }
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter):
+    """Report in one line, below all others, how many browser tests were skipped, and why."""
+    yield
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "tests/browser/" in report.nodeid]
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, number in reasons.items():
+        terminalreporter.write_line(f"{number} browser tests skipped: {reason}", yellow=True)
+
+
 class Result(NamedTuple):
     """What a command did."""
 
@@ -61,8 +72,11 @@ class Result(NamedTuple):
 def make_recipe():
     """Return a function that makes a recipe which trains in less than a second."""
     from phiseg.training.recipe import Recipe
+    from phiseg.training.setup import bf16_failure
 
     def make(model="phiseg", *, augment=None, settings=None, **changes):
+        if changes.get("precision") == "bf16-mixed" and (reason := bf16_failure()):
+            pytest.skip(f"this CPU cannot compute in bf16: {reason}")
         values = {
             "name": f"tiny-{model}",
             "model": MODELS[model] | (settings or {}),
@@ -84,6 +98,19 @@ def recipe_file(make_recipe, tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture(params=["channels_first", "channels_last"])
+def layout(request, monkeypatch):
+    """Train in each memory layout, whichever one this CPU would choose."""
+    import torch
+
+    from phiseg.training import setup
+
+    capability = "AVX2" if request.param == "channels_first" else "AVX512"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(setup, "WIDE", 1)
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="tests in a browser
 server = pytest.importorskip("phiseg.viewer.server", reason="the viewer needs FastAPI")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; install it with: apt-get install chromium")
 
 SPACING = (1.0, 1.5, 2.0)
 """Of voxels along i, j and k: columns, rows and slices of the axial plane."""

@@ -44,14 +44,14 @@ AUGMENT = {
     "quarter_turns": False,
 }
 TRAIN = {
-    "steps": 8,
+    "steps": 4,
     "batch_size": 4,
     "learning_rate": 1e-3,
     "seed": 0,
     "annotator": "random",
     "validate_every": 4,
     "validation_samples": 4,
-    "checkpoint_every": 8,
+    "checkpoint_every": 4,
     "log_every": 1,
     "select_by": "loss",
     "norm_statistics": "recalibrated",

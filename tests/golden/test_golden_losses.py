@@ -6,7 +6,8 @@ Where a change is meant to change them: `python tests/golden/record.py`, and say
 import pytest
 from record import MODELS, losses, recorded
 
-# The gradient's norm and the overlap of hard masks amplify rounding; losses must agree closely.
+# The gradient's norm and the overlap of hard masks amplify rounding; losses must agree closely. Rounding depends on
+# the CPU, and its effect grows about tenfold with each step after the third: the trainings have only four.
 TOLERANCES = {"gradient_norm": 1e-2, "ged": 2e-2, "ged_unbiased": 5e-2, "dice": 2e-2, "s_ncc": 2e-2}
 
 
@@ -16,9 +17,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_training_gives_the_recorded_numbers(model, folder):
+def test_a_training_gives_the_recorded_numbers(model, layout, folder):
     expected = {key: value for key, value in recorded().items() if key.split()[0] == model}
-    found = losses(model, folder)
+    found = losses(model, folder / layout)
     assert found.keys() == expected.keys()
     assert len(expected) > 8
     for key, value in expected.items():

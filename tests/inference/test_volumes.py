@@ -46,7 +46,8 @@ def labels_of(prediction, sample=0):
     return prediction.on_grid(prediction.labels[sample]).values
 
 
-def assert_same(first, second, *, tolerance=1e-6):
+def assert_same(first, second, *, tolerance=1e-5):
+    """Compare labels, and maps of the order of 1 up to the rounding of a network in float32."""
     assert first.box == second.box
     np.testing.assert_array_equal(first.labels, second.labels)
     for name in ("mean_probs", "mean_log_probs", "level_variance"):
@@ -201,7 +202,7 @@ def test_batches_and_chunks_change_nothing(trained, length, batch_size, chunk_si
             )
             for sizes in ({}, {"batch_size": batch_size, "chunk_size": chunk_size})
         )
-        assert_same(plain, other, tolerance=1e-5)
+        assert_same(plain, other)
 
 
 def test_a_sample_is_one_hypothesis_about_the_volume():
@@ -348,7 +349,7 @@ def test_the_variance_of_a_level_is_that_of_redrawing_it_alone(trained):
                 squares.append((foreground(redrawn) - foreground(latents)) ** 2)
             expected = torch.stack(squares).mean(0) / 2
             assert expected.max() > 1e-5
-            np.testing.assert_allclose(found[level, 0], expected, atol=1e-6)
+            np.testing.assert_allclose(found[level, 0], expected, rtol=1e-3, atol=2e-6)
 
 
 def test_shares_of_levels_sum_to_one(trained):
@@ -383,7 +384,7 @@ def test_the_outputs_of_levels_end_in_the_first_sample(trained):
     model = load_model(trained())
     whole = predict_volume(model, volume, sampling=Sampling(num_samples=1), name="it")
     levels = level_outputs(model, volume, slice_number=3, sampling=Sampling(num_samples=4), name="it")
-    np.testing.assert_allclose(levels[0], whole.mean_probs[1, 3], atol=1e-6)
+    np.testing.assert_allclose(levels[0], whole.mean_probs[1, 3], atol=1e-5)
     assert np.abs(levels[1] - levels[0]).max() > 1e-3
     assert level_outputs(load_model(trained("unet")), volume).shape == (1, 16, 20)
 

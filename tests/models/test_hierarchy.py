@@ -111,7 +111,8 @@ def test_each_sample_belongs_to_its_own_image(model, walk):
                 [f[image : image + 1] for f in features], [n[3 * image : 3 * image + 3] for n in noise]
             )
             for level in range(3):
-                torch.testing.assert_close(together[level][3 * image : 3 * image + 3], alone.latents[level])
+                latents = together[level][3 * image : 3 * image + 3]
+                torch.testing.assert_close(latents, alone.latents[level], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
@@ -160,7 +161,8 @@ def test_a_temperature_scales_the_spread_of_its_level(model, walk, heated):
         plain = model.prior.draw(features, noise)
         cooled = model.prior.draw(features, noise, temperatures=temperatures)
     mean = plain.distributions[heated].mean
-    torch.testing.assert_close(cooled.latents[heated] - mean, 0.25 * (plain.latents[heated] - mean))
+    spread = 0.25 * (plain.latents[heated] - mean)
+    torch.testing.assert_close(cooled.latents[heated] - mean, spread, rtol=1e-4, atol=1e-4)
     for level in range(heated + 1, 3):
         assert torch.equal(cooled.latents[level], plain.latents[level])
 

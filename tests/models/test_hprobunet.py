@@ -156,11 +156,11 @@ def test_the_multiplier_follows_the_exponential_of_the_moving_average():
     average, expected = 0.0, 1.0
     for constraint in (2.0, -1.0, 0.5, 4.0, -8.0, -8.0):
         used = geco(torch.tensor(constraint))
-        assert used.item() == pytest.approx(expected, rel=1e-6)  # this step still has the old one
+        assert used.item() == pytest.approx(expected, rel=1e-5)  # this step still has the old one
         average = 0.9 * average + 0.1 * constraint
         expected *= math.exp(0.5 * average)
-        assert geco.average.item() == pytest.approx(average, abs=1e-6)
-        assert geco.multiplier.item() == pytest.approx(expected, rel=1e-6)
+        assert geco.average.item() == pytest.approx(average, abs=1e-5)
+        assert geco.multiplier.item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("constraint", "bound"), [(50.0, 20.0), (-50.0, 0.05)])

@@ -3,8 +3,11 @@
 import hashlib
 import json
 import platform
+import signal
 import subprocess
+import sys
 from datetime import timedelta
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,18 @@ MAY_CHANGE_ON_RESUME = {
 
 WIDE = 128
 """Channels from which on the layout of `lay_out` pays."""
+
+BF16_PROBE = """
+import torch
+shapes = (2, 64, 32, 32), (64, 64, 3, 3)
+image, weight = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
+for layout in (torch.contiguous_format, torch.channels_last):
+    operands = (tensor.to(memory_format=layout) for tensor in (image, weight))
+    torch.nn.functional.conv2d(*operands, padding=1).sum().backward()
+matrix = torch.randn(64, 64, dtype=torch.bfloat16)
+matrix @ matrix
+"""
+"""Python code that needs the bf16 instructions of the CPU: convolutions in both layouts, and a matrix product."""
 
 
 def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
@@ -66,7 +81,7 @@ def make_fabric(settings: TrainConfig, *, timeout: timedelta | None = None) -> F
         timeout: how long processes wait for the slowest of them; by default what Fabric thinks right.
 
     Raises:
-        ConfigError: this machine has no such devices.
+        ConfigError: this machine has no such devices, or cannot compute in this precision.
     """
     several = settings.devices * settings.num_nodes > 1
     try:
@@ -85,7 +100,28 @@ def make_fabric(settings: TrainConfig, *, timeout: timedelta | None = None) -> F
         ) from None
     if settings.precision == "16-mixed" and fabric.device.type == "cpu":
         raise ConfigError("train.precision 16-mixed needs a GPU; use bf16-mixed or 32-true")
+    if settings.precision == "bf16-mixed" and fabric.device.type == "cpu" and (failure := bf16_failure()):
+        raise ConfigError(
+            "train.precision bf16-mixed does not work on this CPU: a small bf16 convolution failed with "
+            f"{failure}; set the environment variable ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 or AVX2, or use "
+            "train.precision 32-true"
+        )
     return fabric
+
+
+@cache
+def bf16_failure() -> str | None:
+    """Return why this CPU cannot compute in bf16, or None if it can.
+
+    Some virtual machines report instructions that they cannot execute, for example AMX, and torch dies with SIGILL.
+    A child process runs `BF16_PROBE` to find out, once per process.
+    """
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-P", "-c", BF16_PROBE], capture_output=True, text=True, check=False
+    )
+    if done.returncode < 0:
+        return signal.Signals(-done.returncode).name
+    return (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode else None
 
 
 def lay_out(model: Segmenter, device: torch.device) -> None:
