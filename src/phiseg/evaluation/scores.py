@@ -1,7 +1,7 @@
 """Evaluate a model on a split of a dataset: one row of scores per case."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,8 +28,9 @@ from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
 from phiseg.metrics import consensus, expected_calibration_error, ged_floor, reliability
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model
+from phiseg.models.calibration import Calibration
 from phiseg.models.noise import draw_noise, seeded_generator
-from phiseg.models.pretrained import find_model, weights_hash
+from phiseg.models.pretrained import calibration_fit, find_model, weights_hash
 from phiseg.training.card import patient_tokens
 from phiseg.training.tracking import read_metrics
 
@@ -93,7 +94,10 @@ def evaluate(
     dataset.check_labels(rows)
     rank, _ = process_rank()
     if rank == 0:
-        warn_of_leak(model, dataset, split)
+        tuned_on = {"used to select the model": model.provenance.get("val_patients") or ()}
+        if model.calibration != Calibration():
+            tuned_on["used to calibrate the model"] = calibration_fit(model_folder).get("patients") or ()
+        warn_of_leak(model, dataset, split, tuned_on=tuned_on)
     source = _model_ref(find_model(model_folder), model)
     if dice_annotator is None:
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
@@ -216,16 +220,28 @@ def _model_ref(folder: Path, model: Segmenter) -> ModelRef:
         raise ModelError(f"{error}; copy the model folder again") from None
 
 
-def warn_of_leak(model: Segmenter, dataset: Dataset, split: str) -> None:
-    """Say on stderr if the model was trained on patients of the split, as after `phiseg data split`."""
-    tokens = set(patient_tokens(dataset, split))
-    seen = tokens.intersection(map(str, model.provenance.get("train_patients") or ()))
-    if seen:
-        print(
-            f"phiseg: warning: leak: {len(seen)} of the {len(tokens)} patients in split '{split}' were trained on, "
-            "so these scores are no test of the model",
-            file=sys.stderr,
-        )
+def warn_of_leak(
+    model: Segmenter, dataset: Dataset, split: str, *, tuned_on: Mapping[str, Sequence[object]] | None = None
+) -> None:
+    """Warn on stderr if the model was trained on patients of the split, as after `phiseg data split`.
+
+    Args:
+        model: with the tokens of its patients in its provenance.
+        dataset: the dataset.
+        split: the split to evaluate on.
+        tuned_on: further tokens to look for, by what was done with these patients.
+    """
+    tokens = set(patient_tokens(dataset, split, salt=model.provenance.get("patient_salt")))
+    known = {"trained on": model.provenance.get("train_patients") or (), **(tuned_on or {})}
+    same = (model.preprocessing.get("dataset") or {}).get("fingerprint") == dataset.fingerprint
+    for what, recorded in known.items():
+        if seen := tokens.intersection(map(str, recorded)):
+            patients = f"{len(seen)} of the {len(tokens)} patients in split '{split}'"
+            found = f"{patients} were {what}" if same else f"{patients} have the ids of patients that were {what}"
+            unless = "" if same else ", unless they are other people with the same ids in another dataset"
+            print(
+                f"phiseg: warning: leak: {found}, so these scores are no test of the model{unless}", file=sys.stderr
+            )
 
 
 def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Summary | None:
