@@ -25,7 +25,14 @@ from phiseg.evaluation.results import (
 )
 from phiseg.inference.ranks import gather, process_rank, share_batches
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
-from phiseg.metrics import consensus, expected_calibration_error, ged_floor, reliability
+from phiseg.metrics import (
+    agreement_table,
+    consensus,
+    expected_calibration_error,
+    ged_floor,
+    reliability,
+    residual_correlation,
+)
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model
 from phiseg.models.calibration import Calibration
@@ -143,7 +150,10 @@ def evaluate(
     bins = sum((case.bins for case in scored), start=torch.zeros(()))
     kept = {case.row: case.samples for case in scored if case.samples is not None}
     cases = {column: [row[column] for row in table] for column in table[0]}
-    summary = Summary.of(cases, ece=expected_calibration_error(bins), **dict(provenance))
+    correlation = residual_correlation(sum((case.agreement for case in scored), start=torch.zeros(())))
+    summary = Summary.of(
+        cases, ece=expected_calibration_error(bins), residual_correlation=correlation, **dict(provenance)
+    )
     run = find_model(model_folder).parent / "metrics.jsonl"
     if rank > 0:
         return summary
@@ -167,6 +177,8 @@ class _Scored(NamedTuple):
     scores: dict[str, float | None]
     bins: torch.Tensor
     """Of its reliability."""
+    agreement: torch.Tensor
+    """Of its annotators, see `metrics.correlation`."""
     samples: CaseSamples | None
     """If it is one of the examples."""
 
@@ -178,7 +190,8 @@ def _score(
     reference = _dice_reference(dataset, case.row, dice_annotator)
     scores = score_case(*case.summary, annotations, reference=reference)
     bins = reliability(case.summary.mean_probs, annotations)
-    return _Scored(case.row, scores, bins, case if keep else None)
+    agreement = agreement_table(case.summary.mean_probs, annotations)
+    return _Scored(case.row, scores, bins, agreement, case if keep else None)
 
 
 def _gather_scored(scored: Iterable[_Scored]) -> list[_Scored]:
