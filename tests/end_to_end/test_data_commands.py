@@ -1,5 +1,6 @@
 """`phiseg data check`, `data show` and `data split` as a user meets them."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -14,7 +15,7 @@ from phiseg.training.loop import train
 def test_check_prints_a_report_and_writes_it_as_json(cli, gaps, tmp_path):
     done = cli("data", "check", gaps, "--json", tmp_path / "report.json")
     assert done.code == 0
-    for text in ("15 cases of 15 patients", "GED of a perfect model", "no problem found", "lesion"):
+    for text in ("15 cases of 15 patients", "GED floor", "no problem found", "lesion"):
         assert text in done.out
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["problems"] == []
@@ -135,7 +136,7 @@ def test_a_model_of_the_old_split_is_not_resumed_and_its_evaluation_warns(
     tested = Dataset.open(folder).splits["test"]
     leaked = len(seen.intersection(tested))
     assert leaked > 0
-    warnings = [line for line in cli(*words, "--out", tmp_path / "after").err.splitlines() if "leak" in line]
+    warnings = [line for line in cli(*words, "--out", tmp_path / "after").err.splitlines() if "trained on" in line]
     assert warnings == [
         f"phiseg: warning: leak: {leaked} of the {len(tested)} patients in split 'test' were trained on, "
         "so these scores are no test of the model"
@@ -144,16 +145,60 @@ def test_a_model_of_the_old_split_is_not_resumed_and_its_evaluation_warns(
         train(make_recipe(steps=9), folder, run, resume=True, progress=False)
 
 
-def test_the_patients_of_another_dataset_are_not_taken_for_those_trained_on(cli, gaps, trained, tmp_path):
-    """The gaps have the names of the lesions' patients; other labels make it another dataset."""
-    done = cli(
-        "evaluate", trained(), "--data", gaps, "--split", "train", "--num-samples", "2", "--out", tmp_path / "e"
+def evaluate_warnings(cli, run, data, split, out):
+    done = cli("evaluate", run, "--data", data, "--split", split, "--num-samples", "2", "--out", out)
+    assert done.code == 0, done.err
+    return [line for line in done.err.splitlines() if "leak" in line]
+
+
+def test_patients_are_recognised_in_a_dataset_that_was_prepared_again(cli, copy, lesions, trained, gaps, tmp_path):
+    """The gaps are the lesions' patients with other labels, and so with another fingerprint."""
+    assert Dataset.open(gaps).fingerprint != Dataset.open(lesions).fingerprint
+    number = len(Dataset.open(gaps).splits["train"])
+    (warning,) = evaluate_warnings(cli, trained(), gaps, "train", tmp_path / "gaps")
+    assert (
+        f"{number} of the {number} patients in split 'train' have the ids of patients that were trained" in warning
     )
-    assert done.code == 0
-    assert "leak" not in done.err
-    names = Dataset.open(gaps).splits["train"]
+    assert "unless they are other people" in warning
+    folder = copy(gaps, "renamed")
+    for name in ("cases.csv", "splits.json"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace("lesion-", "Lesion_"))
+    assert Dataset.open(folder).splits["train"][0].startswith("Lesion_")
+    assert evaluate_warnings(cli, trained(), folder, "train", tmp_path / "renamed") == [warning]
     config = (trained() / "model" / "config.json").read_text()
-    assert not any(name in config for name in names)
+    assert not any(name in config for name in Dataset.open(gaps).splits["train"])
+
+
+def test_evaluating_on_the_split_that_selected_or_calibrated_the_model_warns(cli, copy, lesions, trained, tmp_path):
+    run = copy(trained(), "run")
+    assert evaluate_warnings(cli, run, lesions, "test", tmp_path / "test") == []
+    (selected,) = evaluate_warnings(cli, run, lesions, "val", tmp_path / "val")
+    assert "were used to select the model" in selected
+    assert cli("calibrate", run, "--data", lesions, "--split", "test", "--num-samples", "2").code == 0
+    path = run / "model" / "calibration.json"
+    assert evaluate_warnings(cli, run, lesions, "test", tmp_path / "unused") == []  # it changed nothing
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"logits": 1.5}))
+    (calibrated,) = evaluate_warnings(cli, run, lesions, "test", tmp_path / "calibrated")
+    assert "were used to calibrate the model" in calibrated
+
+
+def test_a_model_without_a_salt_recognises_the_patients_of_its_own_dataset(
+    cli, copy, lesions, gaps, trained, tmp_path
+):
+    run = copy(trained(), "run")
+    dataset = Dataset.open(lesions)
+    path = run / "model" / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["provenance"]["patient_salt"], stored["provenance"]["val_patients"]
+    stored["provenance"]["train_patients"] = [
+        hashlib.sha256(f"{dataset.fingerprint}/{patient}".encode()).hexdigest()[:16]
+        for patient in dataset.splits["train"]
+    ]
+    path.write_text(json.dumps(stored))
+    (warning,) = evaluate_warnings(cli, run, lesions, "train", tmp_path / "own")
+    assert "were trained on" in warning
+    assert evaluate_warnings(cli, run, gaps, "train", tmp_path / "other") == []
 
 
 @pytest.mark.parametrize("command", ["check", "show", "split"])

@@ -83,7 +83,7 @@ def test_the_table_is_bold_where_a_method_is_best(evaluations):
     assert bold == [f"{getattr(table.rows[0], metric):.4f}" for metric in ("ged", "ged_unbiased", "s_ncc", "dice")]
     words = " ".join(Page(text).text.split())
     assert "Bold: better than all other methods" in words
-    assert "What a perfect sampler scores, δ (1/M + 1/N)" in words
+    assert "independent given the image" in words
     low, high = evaluations[0].summary.intervals["ged"]
     assert f"{low:.3f} to {high:.3f}" in words
 

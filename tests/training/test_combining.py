@@ -54,7 +54,8 @@ def test_the_combined_model_samples_from_each(runs, cli, tmp_path):
     for number, member in enumerate(picked):
         torch.testing.assert_close(samples[number], drawn[member][number], rtol=1e-4, atol=1e-4)
     assert [member["sha256"] for member in model.provenance["members"]] == [weights_hash(run) for run in runs]
-    assert model.provenance["train_patients"] == load_model(runs[0]).provenance["train_patients"] != []
+    for kind in ("patient_salt", "train_patients", "val_patients"):
+        assert model.provenance[kind] == load_model(runs[0]).provenance[kind] != []
 
 
 @torch.no_grad()

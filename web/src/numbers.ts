@@ -69,7 +69,7 @@ export class NumbersPanel {
       make("div", { class: "score", title: meaning }, make("dt", {}, name), make("dd", {}, value == null ? "–" : value.toFixed(3)));
     get("scores").replaceChildren(
       row("GED²", scores?.ged, "Distance between samples and annotators; lower is better"),
-      row("its floor", scores?.ged_floor, "What a perfect model would get on average with so few annotators and samples"),
+      row("its floor", scores?.ged_floor, "Expected for samples from the annotators' distribution, if they are independent given the image"),
       row("S-NCC", scores?.s_ncc, "Does the uncertainty lie where the annotators disagree? 1 is best"),
       row("Dice", scores?.dice, "Overlap of the consensus with the annotators"),
     );

@@ -18,8 +18,9 @@ class DataCheck:
     """Read a dataset from end to end: is it whole, does it leak, and how far do its annotators agree?
 
     Problems are changed files, labels that are no class, NaN pixels and images that lie in two splits; with any of
-    them the command ends with exit code 2, after all of them were listed. The GED floor is what a perfect model
-    scores with as many samples: read a model's GED beside it.
+    them the command ends with exit code 2, after all of them were listed. The GED floor is the
+    expected GED of samples from the annotators' distribution, if annotators are independent given the image: read a
+    model's GED beside it.
 
     Example: phiseg data check data
     """
@@ -81,7 +82,7 @@ def _describe(report: "Report") -> str:
         "agreement of two annotators (IoU; two empty masks count 1):",
         f"  over all {agreement.pairs} pairs: {_number(agreement.iou)}",
         f"  over the {agreement.pairs_who_both_drew} pairs who both drew: {_number(agreement.iou_who_both_drew)}",
-        "GED of a perfect model: "
+        "GED floor: "
         + ", ".join(f"{_number(floor)} with {number} samples" for number, floor in agreement.ged_floor.items()),
     ]
     lines += [f"note: {note}" for note in report.notes]

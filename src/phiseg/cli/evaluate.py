@@ -18,7 +18,8 @@ class Evaluate:
 
     OUT gets cases.csv (one row a case), summary.json (the means), reliability.csv (how true the probabilities are)
     and examples.npz (what the figures show). GED falls with the number of samples, so compare only scores of the
-    same number, and read it beside `ged_floor`, the score of a perfect sampler.
+    same number, and read it beside `ged_floor`, the expected score of samples from the annotators' distribution if
+    annotators are independent given the image.
 
     Example: phiseg evaluate runs/phiseg --data data --out runs/phiseg-eval
     """
@@ -109,6 +110,11 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         if value is not None:
             spread = f"   95 % interval {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
             print(f"  {name:<21}{value:9.4f}{spread}")
+    if summary.ged_correlated is not None:
+        print(
+            f"  annotators correlate by {summary.residual_correlation:.3f} given the model's probabilities; this "
+            f"accounts for at most {summary.ged_correlated:.4f} of ged_unbiased"
+        )
     if summary.ged is None:
         print("  no GED and S_NCC: they compare with several annotators, and no case here has two")
     print(f"written to {command.out}; next: phiseg compare {command.out} ... --out report")

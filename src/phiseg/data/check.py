@@ -64,7 +64,7 @@ class Agreement(StrictConfig):
     iou_who_both_drew: float | None
     """Mean over the pairs of which both drew something."""
     ged_floor: dict[int, float | None]
-    """The mean GED of a perfect model, by its number of samples."""
+    """The mean floor of the GED, by the number of samples."""
 
 
 class Report(StrictConfig):

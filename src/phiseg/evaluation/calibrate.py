@@ -28,6 +28,7 @@ from phiseg.models import Segmenter, load_model, save_calibration
 from phiseg.models.calibration import Calibration
 from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import find_model
+from phiseg.training.card import patient_tokens
 
 FACTOR = 1.15
 """One step of the search multiplies or divides a temperature by this."""
@@ -84,6 +85,7 @@ def calibrate(
     model = load_model(model_folder, device=usable_device(device), calibrated=False)
     dataset = Dataset.open(data)
     warn_of_leak(model, dataset, split)
+    salt = model.provenance.get("patient_salt")
     fit = fit_calibration(model, dataset, split=split, num_samples=num_samples, seed=seed, progress=progress)
     save_calibration(
         model_folder,
@@ -91,6 +93,7 @@ def calibrate(
         fit={
             "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
             "split": split,
+            "patients": patient_tokens(dataset, split, salt=salt) if salt else [],
             "num_cases": len(dataset.rows(split)),
             "num_patients": fit.num_patients,
             "num_samples": num_samples,

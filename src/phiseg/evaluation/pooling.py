@@ -50,11 +50,18 @@ def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
     means = {name: defined([getattr(other.summary, name) for other in evaluations]) for name in names}
     spread = {name: float(np.std(values, ddof=1)) for name, values in means.items() if len(values) > 1}
     ece = float(np.mean(means["ece"])) if means["ece"] else None
+    correlations = defined([other.summary.residual_correlation for other in evaluations])
     tables = [other.reliability for other in evaluations if other.reliability is not None]
     return replace(
         first,
         reliability=np.sum(tables, axis=0) if tables else None,
-        summary=Summary.of(cases, trainings=trainings, **provenance, ece=ece),
+        summary=Summary.of(
+            cases,
+            trainings=trainings,
+            ece=ece,
+            residual_correlation=float(np.mean(correlations)) if correlations else None,
+            **provenance,
+        ),
         cases=cases,
         spread=spread,
         trainings=tuple(trainings),

@@ -35,6 +35,7 @@ from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
 from phiseg.data.npy import NPY_ERRORS
 from phiseg.metrics.calibration import bin_edges, expected_calibration_error
 from phiseg.metrics.case import FURTHER_SCORES, SCORES
+from phiseg.metrics.correlation import correlated_excess
 from phiseg.metrics.significance import patient_interval
 from phiseg.models.calibration import Calibration
 
@@ -119,9 +120,18 @@ class Summary(Provenance):
     area_width: FiniteFloat | None = None
     ece: FiniteFloat | None = None
     """The calibration error over the pixels of all cases together: no case has one of its own."""
+    residual_correlation: FiniteFloat | None = None
+    """Of two annotators given the model's probabilities, over the pixels of all cases (`metrics.correlation`)."""
     intervals: dict[str, tuple[FiniteFloat, FiniteFloat]]
     """95 % interval of the mean, for every metric that is defined for two patients or more; patients are resampled,
     and trainings where there are several, see `patient_interval`."""
+
+    @property
+    def ged_correlated(self) -> float | None:
+        """How much of the unbiased GED the residual correlation of the annotators accounts for, at most."""
+        if self.residual_correlation is None or self.diversity_annotators is None:
+            return None
+        return correlated_excess(self.residual_correlation, self.diversity_annotators)
 
     @classmethod
     def of(cls, cases: Cases, *, trainings: Sequence[Cases] = (), **provenance: Any) -> Self:

@@ -1,7 +1,7 @@
 """Evaluate a model on a split of a dataset: one row of scores per case."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,11 +25,19 @@ from phiseg.evaluation.results import (
 )
 from phiseg.inference.ranks import gather, process_rank, share_batches
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
-from phiseg.metrics import consensus, expected_calibration_error, ged_floor, reliability
+from phiseg.metrics import (
+    agreement_table,
+    consensus,
+    expected_calibration_error,
+    ged_floor,
+    reliability,
+    residual_correlation,
+)
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model
+from phiseg.models.calibration import Calibration
 from phiseg.models.noise import draw_noise, seeded_generator
-from phiseg.models.pretrained import find_model, weights_hash
+from phiseg.models.pretrained import calibration_fit, find_model, weights_hash
 from phiseg.training.card import patient_tokens
 from phiseg.training.tracking import read_metrics
 
@@ -95,7 +103,10 @@ def evaluate(
     dataset.check_labels(rows)
     rank, _ = process_rank()
     if rank == 0:
-        warn_of_leak(model, dataset, split)
+        tuned_on = {"used to select the model": model.provenance.get("val_patients") or ()}
+        if model.calibration != Calibration():
+            tuned_on["used to calibrate the model"] = calibration_fit(model_folder).get("patients") or ()
+        warn_of_leak(model, dataset, split, tuned_on=tuned_on)
     source = _model_ref(find_model(model_folder), model)
     if dice_annotator is None:
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
@@ -146,7 +157,10 @@ def evaluate(
     bins = sum((case.bins for case in scored), start=torch.zeros(()))
     kept = {case.row: case.samples for case in scored if case.samples is not None}
     cases = {column: [row[column] for row in table] for column in table[0]}
-    summary = Summary.of(cases, ece=expected_calibration_error(bins), **dict(provenance))
+    correlation = residual_correlation(sum((case.agreement for case in scored), start=torch.zeros(())))
+    summary = Summary.of(
+        cases, ece=expected_calibration_error(bins), residual_correlation=correlation, **dict(provenance)
+    )
     run = find_model(model_folder).parent / "metrics.jsonl"
     if rank > 0:
         return summary
@@ -170,6 +184,8 @@ class _Scored(NamedTuple):
     scores: dict[str, float | None]
     bins: torch.Tensor
     """Of its reliability."""
+    agreement: torch.Tensor
+    """Of its annotators, see `metrics.correlation`."""
     samples: CaseSamples | None
     """If it is one of the examples."""
 
@@ -181,7 +197,8 @@ def _score(
     reference = _dice_reference(dataset, case.row, dice_annotator)
     scores = score_case(*case.summary, annotations, reference=reference)
     bins = reliability(case.summary.mean_probs, annotations)
-    return _Scored(case.row, scores, bins, case if keep else None)
+    agreement = agreement_table(case.summary.mean_probs, annotations)
+    return _Scored(case.row, scores, bins, agreement, case if keep else None)
 
 
 def _gather_scored(scored: Iterable[_Scored]) -> list[_Scored]:
@@ -223,16 +240,28 @@ def _model_ref(folder: Path, model: Segmenter) -> ModelRef:
         raise ModelError(f"{error}; copy the model folder again") from None
 
 
-def warn_of_leak(model: Segmenter, dataset: Dataset, split: str) -> None:
-    """Say on stderr if the model was trained on patients of the split, as after `phiseg data split`."""
-    tokens = set(patient_tokens(dataset, split))
-    seen = tokens.intersection(map(str, model.provenance.get("train_patients") or ()))
-    if seen:
-        print(
-            f"phiseg: warning: leak: {len(seen)} of the {len(tokens)} patients in split '{split}' were trained on, "
-            "so these scores are no test of the model",
-            file=sys.stderr,
-        )
+def warn_of_leak(
+    model: Segmenter, dataset: Dataset, split: str, *, tuned_on: Mapping[str, Sequence[object]] | None = None
+) -> None:
+    """Warn on stderr if the model was trained on patients of the split, as after `phiseg data split`.
+
+    Args:
+        model: with the tokens of its patients in its provenance.
+        dataset: the dataset.
+        split: the split to evaluate on.
+        tuned_on: further tokens to look for, by what was done with these patients.
+    """
+    tokens = set(patient_tokens(dataset, split, salt=model.provenance.get("patient_salt")))
+    known = {"trained on": model.provenance.get("train_patients") or (), **(tuned_on or {})}
+    same = (model.preprocessing.get("dataset") or {}).get("fingerprint") == dataset.fingerprint
+    for what, recorded in known.items():
+        if seen := tokens.intersection(map(str, recorded)):
+            patients = f"{len(seen)} of the {len(tokens)} patients in split '{split}'"
+            found = f"{patients} were {what}" if same else f"{patients} have the ids of patients that were {what}"
+            unless = "" if same else ", unless they are other people with the same ids in another dataset"
+            print(
+                f"phiseg: warning: leak: {found}, so these scores are no test of the model{unless}", file=sys.stderr
+            )
 
 
 def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Summary | None:

@@ -18,8 +18,9 @@ from phiseg.evaluation.results import Evaluation, defined
 from phiseg.metrics.case import SCORES
 
 FLOOR_NOTE = (
-    "GED floor: what a perfect sampler scores, δ (1/M + 1/N) for M annotators, N samples and the expected "
-    "distance δ of two independent annotations; only the excess over it is the model's own."
+    "GED floor: δ (1/M + 1/N) for M annotators, N samples and the mean distance δ of two annotations, the expected "
+    "GED of samples from the annotators' distribution if annotators are independent given the image. Those who saw "
+    "more than the image are not, so the excess is an upper bound of what a model could gain."
 )
 
 
@@ -163,7 +164,8 @@ def comparison_table(evaluations: Sequence[Evaluation], *, test: Test = "patient
             spread=own.spread,
         )
         rows.append(row)
-    notes = [significance_note(evaluations, names, test=test), FLOOR_NOTE, *_undefined_notes(rows, evaluations)]
+    notes = [significance_note(evaluations, names, test=test), FLOOR_NOTE, *_correlation_notes(names, evaluations)]
+    notes += _undefined_notes(rows, evaluations)
     if len(set(references)) == 1:
         notes.append(f"Dice is that of the mean prediction with {_dice_reference(references[0])}.")
     if all(max(evaluation.cases["num_annotators"]) == 1 for evaluation in evaluations):
@@ -232,6 +234,21 @@ def excess_ged(evaluation: Evaluation) -> list[float | None]:
 def _dice_reference(annotator: str) -> str:
     known = {"all": "each annotator, averaged", "majority": "the annotators' majority", "staple": "their STAPLE"}
     return known.get(annotator, f"annotator {annotator}")
+
+
+def _correlation_notes(names: Sequence[str], evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return the line on how much of the excess the annotators' correlation accounts for, where it is known."""
+    known = [
+        f"{name} {own.summary.residual_correlation:.2f} ({own.summary.ged_correlated:.3f})"
+        for name, own in zip(names, evaluations, strict=True)
+        if own.summary.ged_correlated is not None
+    ]
+    if not known:
+        return []
+    return [
+        "Residual correlation of two annotators given the model's probabilities, and in brackets how much of the "
+        f"unbiased GED it accounts for at most: {', '.join(known)}."
+    ]
 
 
 def _undefined_notes(rows: Sequence[Row], evaluations: Sequence[Evaluation]) -> list[str]:

@@ -3,6 +3,7 @@
 from phiseg.metrics.area import AreaScores, area_scores, foreground_areas
 from phiseg.metrics.calibration import brier_score, expected_calibration_error, reliability
 from phiseg.metrics.consensus import consensus
+from phiseg.metrics.correlation import agreement_table, correlated_excess, residual_correlation
 from phiseg.metrics.diversity import diversity
 from phiseg.metrics.ged import EnergyDistance, energy_distance, ged_floor
 from phiseg.metrics.matching import best_dice, matched_iou
@@ -25,10 +26,12 @@ __all__ = [
     "Correlation",
     "EnergyDistance",
     "PairedTest",
+    "agreement_table",
     "area_scores",
     "best_dice",
     "brier_score",
     "consensus",
+    "correlated_excess",
     "dice",
     "diversity",
     "energy_distance",
@@ -49,5 +52,6 @@ __all__ = [
     "patient_interval",
     "patient_t_test",
     "reliability",
+    "residual_correlation",
     "s_ncc",
 ]

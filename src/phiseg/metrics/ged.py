@@ -22,9 +22,12 @@ class EnergyDistance(NamedTuple):
     ged: float
     """The paper's: 2 cross - within_samples - within_annotations."""
     ged_unbiased: float | None
-    """The U-statistic, distinct pairs only: 0 on average for a perfect sampler. None if S < 2 or A < 2."""
+    """The U-statistic, distinct pairs only. Its mean is 0 for samples from the annotators' distribution if
+    annotators are independent given the image, above 0 if they correlate (`metrics.correlation`).
+    None if S < 2 or A < 2."""
     ged_floor: float | None
-    """What `ged` is on average for a perfect sampler. None if A < 2."""
+    """What `ged` is on average for samples from the annotators' distribution, if annotators are independent given
+    the image; `ged - ged_floor` is an upper bound of what a model could gain. None if A < 2."""
     cross: float
     """E d(s, y)."""
     within_samples: float
@@ -90,6 +93,9 @@ def energy_distance_from(d_cross: Tensor, d_samples: Tensor, d_annotations: Tens
 
 def ged_floor(annotations: Tensor, num_samples: int, *, num_classes: int, both_empty: float = 1.0) -> float | None:
     """Return the mean of the paper's GED for a sampler that draws from the annotators' own distribution.
+
+    It holds if annotators are independent given the image. Those who saw more than the image agree more, and the
+    floor cannot be reached (`metrics.correlation`).
 
     E[D²] = delta (1/A + 1/S) with delta the mean distance of two distinct annotators: the pairs i = j, at
     distance 0, make both within-terms too small. It is None with one annotator, who cannot disagree. If

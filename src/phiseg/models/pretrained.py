@@ -178,6 +178,17 @@ def _read_calibration(path: Path, model: Segmenter) -> Calibration:
     return calibration
 
 
+def calibration_fit(folder: Path) -> dict[str, Any]:
+    """Return the record of the calibration of a model folder: what it was fitted on; empty if there is none.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+    path = find_model(folder) / CALIBRATION
+    fit = _read_json(path).get("fit") if path.is_file() else None
+    return fit if isinstance(fit, dict) else {}
+
+
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     try:
         return parse_tensors(path.read_bytes())

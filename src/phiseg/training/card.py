@@ -1,7 +1,10 @@
 """What a model folder says about its model: where it comes from, and the model card."""
 
 import hashlib
+import re
+import unicodedata
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from phiseg.data.store import Dataset
@@ -10,24 +13,54 @@ from phiseg.training.recipe import Recipe
 
 
 def provenance(recipe: Recipe, dataset: Dataset, step: int) -> dict[str, Any]:
-    """Return where the weights come from: the recipe, the step, whose annotations were learned, and of whom."""
+    """Return where the weights come from: the recipe, the step, whose annotations were learned, and of whom.
+
+    The dataset's fingerprint is the salt of the patients' tokens, so that trainings on one dataset share it.
+    """
+    salt = dataset.fingerprint
     return {
         "recipe": recipe.name,
         "step": step,
         "annotator": recipe.train.annotator,
-        "train_patients": patient_tokens(dataset, "train"),
+        "patient_salt": salt,
+        "train_patients": patient_tokens(dataset, "train", salt=salt),
+        "val_patients": patient_tokens(dataset, "val", salt=salt),
     }
 
 
-def patient_tokens(dataset: Dataset, split: str) -> list[str]:
+def patient_tokens(dataset: Dataset, split: str, *, salt: str | None) -> list[str]:
     """Return one token for every patient who has a case in the split.
 
-    A token hashes the patient's name with the dataset's fingerprint: a model folder can say whom it was trained on
-    without their names, and patients of two datasets who happen to be called alike are told apart.
+    With tokens a model folder records its patients without their ids. A token depends on the id and the model's
+    salt alone, so a patient is recognised in any dataset, however it was prepared. The hash is slow on purpose; it
+    does not protect ids from someone who can list all possible ones.
+
+    Args:
+        dataset: the dataset.
+        split: one of its splits.
+        salt: `patient_salt` in the model's provenance. None for older models, which have none: they hashed the id
+            with the fingerprint of the dataset and recognise patients of that very dataset only.
     """
     patients = {dataset.cases[row]["patient"] for row in dataset.rows(split)}
-    salt = dataset.fingerprint
-    return sorted(hashlib.sha256(f"{salt}/{patient}".encode()).hexdigest()[:16] for patient in patients)
+    if salt is None:
+        fingerprint = dataset.fingerprint
+        return sorted(hashlib.sha256(f"{fingerprint}/{patient}".encode()).hexdigest()[:16] for patient in patients)
+    return sorted({_token(normalised_patient(patient), salt) for patient in patients})
+
+
+def normalised_patient(patient: str) -> str:
+    """Return a patient's id without differences of case, width and separators.
+
+    >>> normalised_patient(" LIDC_IDRI 0003")
+    'lidc-idri-0003'
+    """
+    plain = unicodedata.normalize("NFKC", patient).casefold()
+    return re.sub(r"[\W_]+", "-", plain).strip("-")
+
+
+@cache  # about 5 ms, and asked for at every validation
+def _token(patient: str, salt: str) -> str:
+    return hashlib.scrypt(patient.encode(), salt=salt.encode(), n=2**11, r=8, p=1, dklen=8).hex()
 
 
 def model_card(recipe: Recipe, dataset: Dataset, step: int, scores: Mapping[str, float | None]) -> str:

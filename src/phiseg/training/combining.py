@@ -65,6 +65,11 @@ def _check_member(model: Segmenter, first: Segmenter, folder: Path, first_folder
             f"{folder} has model.{key} = {ours[key]}, {first_folder} has {theirs.get(key)}; "
             "combine models of one recipe"
         )
+    if model.provenance.get("patient_salt") != first.provenance.get("patient_salt"):
+        raise ModelError(
+            f"{folder} and {first_folder} record their patients in different ways, since an older phiseg trained "
+            "one of them; combine models that one version trained"
+        )
     if model.preprocessing != first.preprocessing:
         raise ModelError(
             f"{folder} and {first_folder} were trained on other data, or on data prepared in another way; "
@@ -75,11 +80,16 @@ def _check_member(model: Segmenter, first: Segmenter, folder: Path, first_folder
 def _provenance(members: Sequence[Segmenter], hashes: Sequence[str]) -> dict[str, Any]:
     """Return what all members have in common, whom any of them was trained on, and where each comes from."""
     annotators = [member.provenance.get("annotator") for member in members]
-    patients = {str(token) for member in members for token in member.provenance.get("train_patients") or ()}
+    salt = members[0].provenance.get("patient_salt")
+    patients = {
+        kind: sorted({str(token) for member in members for token in member.provenance.get(kind) or ()})
+        for kind in ("train_patients", "val_patients")
+    }
     return {
         "recipe": f"{members[0].provenance.get('recipe', 'phiseg')} x {len(members)}",
         "annotator": annotators[0] if all(annotator == annotators[0] for annotator in annotators) else None,
-        "train_patients": sorted(patients),
+        **({"patient_salt": salt} if salt else {}),
+        **patients,
         "members": [
             {"sha256": digest, **{key: member.provenance.get(key) for key in ("recipe", "step", "annotator")}}
             for member, digest in zip(members, hashes, strict=True)
