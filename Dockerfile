@@ -1,9 +1,9 @@
-# phiseg in a container, as a user without rights: docs/how-to/container.md says how to build and run it.
-# BASE is an image of Debian's family with Python 3.11 or newer and its venv module.
+# Runs phiseg as an unprivileged user. See docs/how-to/container.md for how to build and run the image.
+# BASE must be a Debian-based image with Python 3.11 or newer and its venv module.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
-# Where torch comes from, if not from pip's usual index; see the page for a build without CUDA.
+# Package index for torch; empty means the default index of pip. The page above shows a build without CUDA.
 ARG TORCH_INDEX=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/phiseg/bin:$PATH
 WORKDIR /source

@@ -110,7 +110,9 @@ def _run(name: str, good: Specimens, work: Path, options: argparse.Namespace, se
         part = run[name]()
     except Exception as error:  # what the other parts saw is worth a page all the same
         traceback.print_exc()
-        part = Part(name.capitalize(), "This part broke off; what it saw until then is not known.", of_faults=False)
+        part = Part(
+            name.capitalize(), "This part stopped with an error. Its results are not available.", of_faults=False
+        )
         told = "".join(traceback.format_exception_only(error)).split("\n")
         part.add("the part itself", 1, "see below", [[next(line for line in reversed(told) if line.strip())]])
     print(f"{name}: {part.tried:,} tried, {part.lost:,} lost", file=sys.stderr)

@@ -49,13 +49,10 @@ def disk(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float)
             if number == 0 and locked:
                 tried["read-only"].append(_read_only(scenario, folder / "read-only"))
     rows = {
-        "a disk too small for the result": ("full", "an error line each, and no file left over, or it fitted"),
-        "a disk that fills up in a training": (
-            "resumed",
-            "its files were whole, and it resumed to the same bytes",
-        ),
-        "a folder that cannot be written": ("read-only", "an error line each, before any work"),
-        "a folder that vanishes": ("vanished", "an error line each, or a whole result"),
+        "disk too small for the result": ("full", "one error line and no leftover files, or a complete result"),
+        "disk fills up during training": ("resumed", "files intact; resumed to an identical result"),
+        "read-only folder": ("read-only", "one error line, before any computation"),
+        "folder removed": ("vanished", "one error line, or a complete result"),
     }
     for what, (key, seen) in rows.items():
         part.add(what, len(tried[key]), always(seen, tried[key]), tried[key])
@@ -64,14 +61,14 @@ def disk(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float)
 
 def _how(*, real: bool) -> str:
     small = (
-        "The small disk is a file system in memory (tmpfs) that runs full"
+        "a file system in memory (tmpfs)"
         if real
-        else "Mounting was not allowed here: a full disk is imitated by a limit on each file (RLIMIT_FSIZE)"
+        else "a limit on the size of each file (RLIMIT_FSIZE), because mounting was not allowed here"
     )
     return (
-        f"{small}; its size is drawn anew each time, from nothing to a little more than needed. A disk that fills "
-        "up is filled at a random moment of a training. A folder that vanishes is renamed and removed at a random "
-        "moment."
+        f"- **Disk too small:** {small}. Its size is random, from nothing to slightly more than needed.\n"
+        "- **Disk fills up:** the disk is filled at a random moment of a training.\n"
+        "- **Folder removed:** the folder is renamed and deleted at a random moment."
     )
 
 

@@ -46,6 +46,26 @@ DEEP = Path("1", "2", "3")
 """Where the inputs lie: as deep as the names that lead upwards, so that these end in a place that is looked at."""
 ROOT = Path("/")
 """Where the names lead that begin with a slash."""
+HOW = f"""\
+Every input is a valid file or request with random damage:
+
+- flipped bits, cut or repeated bytes
+- extreme numbers in headers, values of other types, deep nesting
+- entities and aliases that expand without limit
+- names that lead out of their folder (path traversal)
+- pickles that run code
+
+Checksums of gzip, zip and PNG are corrected, so that the damage is actually read. The command that a user would \
+run reads the input, with at most {MEMORY >> 20} MB of additional address space and {CPU_SECONDS:.0f} s of CPU \
+time. A trial passes if:
+
+- the command ends with exit code 0, or with exit code 2 and one error line
+- there is no traceback and no crash
+- nothing is written where the names lead: the working folder, three folders above it, or `/evil`
+- the code in a pickle did not run
+
+*Read*: the command completed. *Skipped*: the case was reported and skipped. *Rejected*: the command \
+stopped with an error line."""
 PROGRESS = re.compile(r"\d+%\||[\d?](it|case|step|series|row)/s|[\[<]\d\d:\d\d")
 """What only a progress bar prints."""
 
@@ -65,18 +85,7 @@ def bad_bytes(good: Specimens, *, seed: int, inputs: int, seconds: float, worker
     """Read up to `inputs` damaged inputs of all kinds, for as long as there is time."""
     tasks = _tasks(inputs, seed)
     outcomes = list(_all_outcomes(good, tasks, seed=seed, seconds=seconds, workers=workers))
-    part = Part(
-        "Bad bytes",
-        "Every input is a good file, or request, with damage: flipped bits, cut or repeated bytes, absurd numbers "
-        "in headers, values of other types, deep nesting, entities and aliases that expand without end, names that "
-        "lead out of their folder, pickles that are programs. Checksums of gzip, zip and PNG are made right again, "
-        "so that the damage is read. The command that users would give reads it, "
-        f"with {MEMORY >> 20} MB of further address space and {CPU_SECONDS:.0f} s of processor time at most. It "
-        "holds when the command ends with exit code 0, or with 2 and one line; no traceback, no crash, nothing "
-        "written where the names lead (the working folder, three folders above it, or `/evil`), and no trace of "
-        "the file that a pickle's code would have made.",
-        asked=len(tasks),
-    )
+    part = Part("Damaged files and requests", HOW, asked=len(tasks))
     for kind in SHARES:
         of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
         seen = Counter(outcome.seen for outcome in of_kind)
@@ -274,13 +283,13 @@ def judge(command: str, code: object, said: str) -> tuple[str, str | None]:
     if any(len(line) > LONGEST_LINE for line in lines):
         return "lost", f"{command}: a line of {max(map(len, lines)):,} characters"
     if code == 0:
-        return "left out" if "left out" in said else "read", None
+        return "skipped" if "left out" in said else "read", None
     told = [line for line in lines if line.startswith("phiseg: ")]
     if command == "predict" and any("is left out: " in line for line in told):
-        return "left out", None
+        return "skipped", None
     if not lines or not lines[-1].startswith("phiseg: error: "):
         return "lost", f"{command}: exit code 2, and last {lines[-1:]}"
-    return "refused", None
+    return "rejected", None
 
 
 def _last_error(said: str) -> str:

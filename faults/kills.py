@@ -68,7 +68,7 @@ def kills(good: Specimens, work: Path, *, seed: int, number: int, seconds: float
             left += [scenario] if tally.kills < each else []
     part = Part("Kill -9", _how(chosen), asked=each * len(chosen))
     for name, tally in tallies.items():
-        same = f"{tally.lives} results the same, byte for byte; {tally.files_checked:,} files whole after a kill"
+        same = f"{tally.lives} results identical byte for byte; {tally.files_checked:,} files intact after a kill"
         part.add(f"`phiseg {name}`", tally.kills, "see below" if tally.losses else same, tally.losses)
     return part
 
@@ -76,12 +76,17 @@ def kills(good: Specimens, work: Path, *, seed: int, number: int, seconds: float
 def _how(chosen: list[Scenario]) -> str:
     excepted = [f"`{file}` ({why})" for scenario in chosen for file, why in scenario.may_differ.items()]
     return (
-        "A command and all that it started are killed with SIGKILL at a random moment: three times of four while "
-        "it writes, else before. After each kill, every file in its result that has its proper name is read to the "
-        "end. Then the command is given again (`phiseg train` with `--resume`), and killed again, up to "
-        f"{KILLS_OF_A_LIFE} times; then it is let to its end, and all files are compared with those of an "
-        f"undisturbed run, none missing and none left over. Not compared: {' and '.join(excepted)}. This shows "
-        "nothing of a power cut, where the disk itself may forget; files are flushed before they get their names."
+        "Each test kills a command and its child processes with SIGKILL at a random moment: in three of four "
+        "trials while it writes, otherwise before.\n"
+        "\n"
+        "- After each kill, every result file with its final name is read completely.\n"
+        "- Then the command is run again (`phiseg train` with `--resume`) and killed again, "
+        f"up to {KILLS_OF_A_LIFE} times.\n"
+        "- Finally it runs to its end. All files must be identical to those of an undisturbed run, with none "
+        f"missing and none left over. Not compared: {' and '.join(excepted)}.\n"
+        "\n"
+        "The test does not simulate a power cut, where the disk itself may lose data. Files are flushed before "
+        "they are renamed."
     )
 
 

@@ -86,38 +86,46 @@ def _stop(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
+def _how(clients: int, seconds: float) -> str:
+    return (
+        f"`phiseg view` serves {clients} clients at once for {seconds:.0f} s. Each client repeatedly clicks, loads "
+        "slices, uploads a scan, exports a result, or disconnects in the middle of an answer.\n"
+        "\n"
+        "- A request passes if its answer is complete.\n"
+        f"- Resident memory must grow by at most {100 * MAY_GROW:.0f} % from the second to the last third of the "
+        "run. The table gives the medians. In the first third, the caches fill up.\n"
+        "\n"
+        "These requests are normal use and are not counted as faults."
+    )
+
+
 def _report(log: Log, memory: list[tuple[float, float]], clients: int, seconds: float) -> Part:
     part = Part(
         "Load",
-        f"`phiseg view` serves {clients} clients at once for {seconds:.0f} s. Each, again and again, clicks, "
-        "looks at slices, drops a scan, exports a result, or goes away in the middle of an answer. Nobody is lost "
-        "when every answer is complete. Memory (resident) is the median of the last third of the time against "
-        "that of the second; in the first one, scans and predictions fill the room that is kept for them. "
-        "Such requests are ordinary use: they are not among the faults counted above.",
+        _how(clients, seconds),
         of_faults=False,
     )
     times = sorted(log.seconds) or [0.0]
-    answered = (
-        f"{median(times):.1f} s to a complete answer in the middle, {times[int(0.95 * len(times))]:.1f} s for 95 %"
-    )
+    slow = times[int(0.95 * len(times))]
+    answered = f"complete answer after {median(times):.1f} s (median), {slow:.1f} s (95th percentile)"
     rows = {
         "click": ("clicks", answered),
         "slice": ("slices", "answered"),
-        "drop": ("scans dropped", "answered"),
+        "drop": ("uploads", "answered"),
         "export": ("exports", "answered"),
-        "leave": ("clients that left", "the others went on"),
+        "leave": ("clients that disconnected", "other clients not affected"),
     }
     for what, (name, seen) in rows.items():
         part.add(name, log.asked[what], seen, [[loss] for loss in log.losses[what]])
     viewer = [log.losses["viewer"]]
-    part.add("the viewer", 1, always("it served to the end", viewer), viewer)
+    part.add("viewer process", 1, always("ran to the end", viewer), viewer)
     end = memory[-1][0] if memory else 0
     middle = [mb for when, mb in memory if end / 3 <= when < 2 * end / 3] or [0.0]
     last = [mb for when, mb in memory if when >= 2 * end / 3] or [0.0]
     grown = median(last) / max(median(middle), 1) - 1
     losses = [f"it grew by {100 * grown:.0f} %"] if grown > MAY_GROW else []
-    seen = f"{median(middle):.0f} MB, then {median(last):.0f} MB in {len(memory)} readings"
-    part.add("its memory", 1, seen, [losses])
+    seen = f"{median(middle):.0f} MB, then {median(last):.0f} MB ({len(memory)} readings)"
+    part.add("viewer memory", 1, seen, [losses])
     return part
 
 

@@ -21,6 +21,15 @@ from .specimens import SIZE, Specimens
 from .trees import visible_files
 
 PATIENCE = 300.0
+HOW = """\
+Each invalid value is put into an otherwise valid input of `phiseg prepare` ("prepared"), `phiseg predict` \
+("predicted") or `phiseg train` (the loss). A trial passes in one of these cases:
+
+- The command stops with an error line that names the problem.
+- The command reports the case and skips it.
+- The command completes, and every number in the result is finite.
+
+The table quotes part of the message."""
 Change = Callable[[NDArray[Any]], NDArray[Any]]
 AFFINE = np.diag([0.8, 0.9, 2.0, 1.0])
 
@@ -39,12 +48,7 @@ class Case:
 
 def numbers(good: Specimens, work: Path, *, seed: int) -> Part:
     """Try everything once."""
-    part = Part(
-        "Bad numbers",
-        "Each is put into an otherwise good input. It holds when the command refuses it with a line that says what "
-        "is wrong, leaves out that case and tells so, or gives a result whose every number is finite. A NaN in a "
-        "training is put into the loss of one step, or of all steps from one on.",
-    )
+    part = Part("Invalid numbers", HOW)
     rng = np.random.default_rng(seed)
     for number, case in enumerate(_cases(good, work, rng)):
         folder = work / f"case-{number}"
@@ -52,7 +56,7 @@ def numbers(good: Specimens, work: Path, *, seed: int) -> Part:
         with Command(case.words, folder, folder.with_suffix(".log"), case.limit) as command:
             code = command.wait(PATIENCE)
         losses = _judge(case, code, command, folder)
-        seen = "done, all numbers finite" if case.says is None else f'"{case.says}"'
+        seen = "completed, all numbers finite" if case.says is None else f'"{case.says}"'
         part.add(case.name, 1, always(seen, [losses]), [losses])
     return part
 
@@ -140,9 +144,9 @@ def _cases(good: Specimens, work: Path, rng: np.random.Generator) -> list[Case]:
             scan("farther", image.astype(np.float64) * 1e300),
             "beyond those of 32 bits",
         ),
-        Case("a NaN in the loss of one step", train, limit=lambda: _spoil_loss(3, 4)),
+        Case("NaN loss in one step", train, limit=lambda: _spoil_loss(3, 4)),
         Case(
-            "a NaN in the loss of all steps from the third on",
+            "NaN loss in all steps from the third",
             train,
             "not finite",
             limit=lambda: _spoil_loss(2, 99),

@@ -29,6 +29,11 @@ BOUND = 60.0
 """Seconds after which the others must have ended."""
 PATIENCE = 300.0
 STEPS = 16
+HOW = f"""\
+- **Training:** one of two training processes (gloo, on the CPU) is killed with SIGKILL. The other must end within \
+{BOUND:.0f} s with an error line. `--resume` must give the same files as an undisturbed training on two processes.
+- **Worker:** a worker process that prepares data is killed in the same way.
+- **Thread:** a thread that loads batches in advance meets an invalid image."""
 
 
 def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float) -> Part:
@@ -36,14 +41,7 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
     rng = np.random.default_rng(seed)
     end = time.monotonic() + seconds
     work.mkdir(parents=True, exist_ok=True)
-    part = Part(
-        "Processes that die",
-        "A training on two processes (gloo, on the CPU) loses one of them to SIGKILL while it trains. The other "
-        f"must end within {BOUND:.0f} s with an error line, and `--resume` must come to the very files of an "
-        "undisturbed training on two processes. A worker that prepares data dies in the same way; a thread that "
-        "loads batches ahead meets a bad image.",
-        asked=2 * rounds + 2,
-    )
+    part = Part("Killed processes", HOW, asked=2 * rounds + 2)
     train = [
         "train",
         good.recipe,
@@ -67,11 +65,13 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
     for role, found in outcomes.items():
         tried = [losses for _, losses in found]
         longest = max((took for took, _ in found), default=0)
-        seen = always(f"the other ended after {longest:.0f} s at most; resumed to the same bytes", tried)
-        part.add(f"the {role} of two training processes", len(tried), seen, tried)
+        seen = always(
+            f"the other process ended after at most {longest:.0f} s; resumed to an identical result", tried
+        )
+        part.add(f"{role} of two training processes", len(tried), seen, tried)
     for what, seen, losses in (
-        ("a worker process", "one error line", _lose_worker()),
-        ("the thread that loads ahead", "its error is raised in its turn", _bad_batch(good)),
+        ("data-preparation worker", "one error line", _lose_worker()),
+        ("data-loading thread", "error raised when its batch is due", _bad_batch(good)),
     ):
         part.add(what, 1, always(seen, [losses]), [losses])
     return part

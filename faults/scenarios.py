@@ -45,8 +45,8 @@ def scenarios(good: Specimens, *, workers: int = 2) -> list[Scenario]:
             "experiment",
             ["experiment", "table1", *experiment, "--steps", 4, "--num-samples", 4, "--workers", workers],
             may_differ={
-                "rows/*/log.txt": "what the rows print, with the time that they took",
-                "rows/*/lock": "an empty file that keeps two processes from one row",
+                "rows/*/log.txt": "output of the rows, with run times",
+                "rows/*/lock": "empty lock files",
             },
         ),
         Scenario("predict", ["predict", good.run, scans / "anna", scans / "bert", *few, "--out", "out"]),

@@ -22,10 +22,10 @@ from faults.trees import differences, half_written
 @pytest.mark.parametrize(
     ("code", "said", "seen"),
     [
-        (2, "phiseg: error: x.nii is damaged; copy it again", "refused"),
-        (0, "phiseg: left out: case 'a': damaged\nwritten", "left out"),
+        (2, "phiseg: error: x.nii is damaged; copy it again", "rejected"),
+        (0, "phiseg: left out: case 'a': damaged\nwritten", "skipped"),
         (0, "written", "read"),
-        (2, "reading: 100%|####| 3/3 [00:01<00:00, 2.9case/s]\nphiseg: error: bad", "refused"),
+        (2, "reading: 100%|####| 3/3 [00:01<00:00, 2.9case/s]\nphiseg: error: bad", "rejected"),
         (2, 'Traceback (most recent call last):\n  File "a.py", line 3\nValueError: no', "lost"),
         (1, "phiseg: error: bad", "lost"),
         (2, "something went wrong", "lost"),
@@ -139,22 +139,22 @@ def test_a_tree_is_damaged_in_one_place_and_stays_as_it_was():
 
 def test_the_page_tells_what_was_lost():
     part = Part("Bytes", "By hand.", asked=4)
-    part.add("npz", 3, "2 refused", [[], ["input 7: <a traceback>", "input 7: and a crash"]])
+    part.add("npz", 3, "2 rejected", [[], ["input 7: <a traceback>", "input 7: and a crash"]])
     use = Part("Load", "By clients.", of_faults=False)
     use.add("clicks", 50, "answered", [])
     told = {"command": "python -m faults --seed 5", "seed": 5, "where": "a day, a machine"}
     page = describe([part, use], **told, left_out=["kills", "disk"])
     assert "\npython -m faults --seed 5\n" in page
-    assert "**3 faults, 1 lost**. Not run: kills, disk.\n" in page
-    assert "| npz | 3 | 2 refused | 1 |" in page
+    assert "**3 faults, 1 failure**. Not run: kills, disk.\n" in page
+    assert "| npz | 3 | 2 rejected | 1 |" in page
     assert "- npz: input 7: \\<a traceback>" in page
     assert "- npz: input 7: and a crash" in page
-    assert page.count("It was to try") == page.count("It was to try 4; there was time for 3.") == 1
-    assert "**0 faults, nothing lost**.\n" in describe([Part("Bytes", "By hand.")], **told)
+    assert page.count("Planned trials") == page.count("Planned trials: 4. Completed in the available time: 3.") == 1
+    assert "**0 faults, no failures**.\n" in describe([Part("Bytes", "By hand.")], **told)
 
 
 def test_what_was_never_seen_is_not_counted():
-    assert counted({"refused": 3000, "read": 1, "left out": 0}) == "3,000 refused, 1 read"
+    assert counted({"rejected": 3000, "read": 1, "skipped": 0}) == "3,000 rejected, 1 read"
     assert counted({"read": 0}) == "nothing"
 
 

@@ -40,7 +40,7 @@ def test_a_part_that_breaks_is_told_and_the_others_are_not_lost(campaign, monkey
         campaign.main()
     assert ended.value.code == 1
     text = page.read_text()
-    assert "**1 faults, 1 lost**" in text
+    assert "**1 faults, 1 failure**" in text
     assert text.index("## Ranks") < text.index("- the part itself: no memory") < text.index("| NaN voxel | 1 |")
 
 
