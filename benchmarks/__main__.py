@@ -1,8 +1,8 @@
-"""Measure everything and write benchmarks/results.md.
+"""Run the benchmarks and write benchmarks/results.md.
 
-python -m benchmarks                     # all of it; wants a machine that does nothing else
-python -m benchmarks scoring memory      # some of it, printed only
-python -m benchmarks --quick             # at toy sizes, to see whether it runs; printed only
+python -m benchmarks                     # all benchmarks; needs an otherwise idle machine
+python -m benchmarks scoring memory      # some benchmarks; prints the results only
+python -m benchmarks --quick             # toy sizes, to check that everything runs; prints the results only
 """
 
 import argparse
@@ -25,26 +25,28 @@ BENCHMARKS: dict[str, Callable[[Scale, Path], list[Section]]] = {
     "startup": lambda scale, _: startup.run(scale),
     "growth": growth.run,
 }
-HEAD = """# What phiseg costs
+HEAD = """# Benchmark results
 
-Made by `make bench`; [README.md](README.md) says how to read it. Times are medians of turns, ± half of what lies
-between the fastest and the slowest.
+Speed and memory of phiseg compared with a plain implementation, measured by `make bench`. [README.md](README.md)
+explains the tables. Times are medians over rounds; ± is half the range from the fastest to the slowest round.
 
 {machine}
 """
 
 
 def main() -> None:
-    """Run the benchmarks that are asked for."""
+    """Run the requested benchmarks."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}; all by default")
-    parser.add_argument("--quick", action="store_true", help="toy sizes; the numbers mean nothing")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"Benchmarks to run: {', '.join(BENCHMARKS)}; default: all."
+    )
+    parser.add_argument("--quick", action="store_true", help="Use toy sizes; the numbers are not meaningful.")
     options = parser.parse_args()
     unknown = sorted({*options.names} - {*BENCHMARKS})
     if unknown:
-        parser.error(f"there is no benchmark {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}")
+        parser.error(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}")
     scale = QUICK if options.quick else Scale()
     names = options.names or list(BENCHMARKS)
     writes = not options.quick and names == list(BENCHMARKS)

@@ -28,31 +28,31 @@ class Axis(NamedTuple):
 NETWORK = {"small": True}
 AXES = (
     Axis(
-        "a training step by side of the image",
+        "training step by image side",
         "training_step",
         64,
-        "2: by pixels",
+        "2 (pixels)",
         {"way": "phiseg", **NETWORK},
         {"size": ...},
     ),
     Axis(
-        "a training step by classes",
+        "training step by classes",
         "training_step",
         2,
-        "near 0: only the last layers",
+        "near 0 (only the last layers)",
         {"way": "phiseg", **NETWORK, "num_classes": ...},
         {},
     ),
     Axis(
-        "16 samples by side of the image",
+        "16 samples by image side",
         "sampling",
         64,
-        "2: by pixels",
+        "2 (pixels)",
         {"way": "streamed", **NETWORK},
         {"size": ..., "num_samples": 16},
     ),
     Axis(
-        "sampling by samples",
+        "sampling by number of samples",
         "sampling",
         32,
         "1; memory bounded by `chunk_size`",
@@ -60,25 +60,23 @@ AXES = (
         {"num_samples": ...},
     ),
     Axis(
-        "scoring by samples, drawing blobs included",
+        "scoring by samples, including drawing",
         "streamed_scoring",
         64,
-        "1, then 2: every pair of samples is compared",
+        "1, then 2 (all pairs of samples)",
         {},
         {"num_samples": ...},
     ),
     Axis(
-        "scoring by annotators, drawing blobs included",
+        "scoring by annotators, including drawing",
         "streamed_scoring",
         2,
-        "near 0: few pairs beside those of the samples",
+        "near 0 (few additional pairs)",
         {},
         {"num_annotators": ...},
     ),
-    Axis("scoring by classes, drawing blobs included", "streamed_scoring", 2, "1", {"num_classes": ...}, {}),
-    Axis(
-        "evaluation by cases", "evaluation", 8, "1; memory does not grow", {}, {"num_cases": ..., "num_samples": 16}
-    ),
+    Axis("scoring by classes, including drawing", "streamed_scoring", 2, "1", {"num_classes": ...}, {}),
+    Axis("evaluation by cases", "evaluation", 8, "1; constant memory", {}, {"num_cases": ..., "num_samples": 16}),
 )
 STANDARD = {"batch_size": 4, "size": 64, "num_samples": 100, "chunk_size": 16}
 """At most; a smaller scale is kept."""
@@ -89,8 +87,8 @@ def run(scale: Scale, folder: Path) -> list[Section]:
     scale = replace(scale, **{name: min(most, getattr(scale, name)) for name, most in STANDARD.items()})
     table = Section(
         f"Growth (phiseg-small, {scale.size} x {scale.size} pixels, batches of {scale.batch_size}, "
-        "where not said otherwise)",
-        ("what", "at", "time", "MB beyond the start", "time grows with the power", "expected"),
+        "unless stated otherwise)",
+        ("what", "values", "time", "MB above start", "exponent of time", "expected"),
     )
     curves = []
     for axis in AXES:
@@ -110,7 +108,9 @@ def run(scale: Scale, folder: Path) -> list[Section]:
         )
     draw(curves, folder / PICTURE)
     table.notes.append(f"![time and memory]({PICTURE})")
-    table.notes.append("The power p of time ~ n^p is fitted to the last two points, where fixed costs weigh least.")
+    table.notes.append(
+        "The exponent p of time ~ n^p comes from the last two points, where fixed costs matter least."
+    )
     return [table]
 
 
@@ -154,6 +154,6 @@ def draw(curves: Sequence[tuple[Axis, Sequence[int], Sequence[Cost]]], path: Pat
         memory.set_ylim(bottom=0)
         memory.tick_params(axis="y", colors="tab:orange")
         memory.set_ylabel("MB", color="tab:orange")
-    figure.suptitle("Time (blue; dotted: in proportion) and memory beyond the start (orange)")
+    figure.suptitle("Time (blue; dotted: proportional) and memory above the start (orange)")
     figure.savefig(path, dpi=80)
     plt.close(figure)

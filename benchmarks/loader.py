@@ -26,8 +26,8 @@ BATCHES = 10
 def run(scale: Scale) -> list[Section]:
     """Time the loader, a plain loader and training steps of the small recipes in turns, on phantom lesions."""
     table = Section(
-        "Loader, on one core (images a second)",
-        ("images", "recipe", "plain loader", "loader", "training", "loader / training", "wanted"),
+        "Loader on one core (images per second)",
+        ("images", "recipe", "plain loader", "loader", "training", "loader / training", "target"),
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -44,8 +44,8 @@ def run(scale: Scale) -> list[Section]:
                 table.rows.append([*cells, f"**{loader / training:.0f} x**", "at least 3 x"])
     torch.set_num_threads(threads)
     table.notes.append(
-        "On a CPU the loader shares the cores with the network, so it must be many times faster. The plain loader "
-        "augments image by image; both read memory-mapped arrays and interpolate with torch."
+        "On a CPU, the loader shares the cores with the network, so it must be several times as fast. The plain "
+        "loader augments one image at a time. Both read memory-mapped arrays and interpolate with torch."
     )
     return [table]
 

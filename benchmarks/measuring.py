@@ -172,7 +172,7 @@ def comparison(what: str, plain: Timing, ours: Timing, target: str = "") -> list
     return [what, str(plain), str(ours), f"**{plain.median / ours.median:.2f} x**", target]
 
 
-COMPARISON = ("what", "plain", "phiseg", "plain / phiseg", "wanted")
+COMPARISON = ("what", "plain", "phiseg", "plain / phiseg", "target")
 
 
 def machine() -> str:

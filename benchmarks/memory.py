@@ -9,7 +9,7 @@ def run(scale: Scale) -> list[Section]:
     """Weigh two training steps: the optimiser's state is there from the second on."""
     table = Section(
         f"Memory of a training step ({scale.batch_size} images of {scale.size} x {scale.size})",
-        ("what", "peak MB", "of plain", "MB beyond weights and torch", "of plain", "wanted"),
+        ("what", "peak MB", "relative to plain", "MB above weights and torch", "relative to plain", "target"),
     )
     names = {
         "plain": "plain",

@@ -14,14 +14,14 @@ import time
 from collections.abc import Sequence
 
 PARTS = {
-    "reading the model": (("models/pretrained.py", "load_model"),),
-    "the network": (
+    "load the model": (("models/pretrained.py", "load_model"),),
+    "network": (
         ("models/phiseg.py", "encode"),
         ("models/phiseg.py", "sample_latents"),
         ("models/phiseg.py", "decode"),
     ),
-    "writing the case": (("inference/cohort.py", "_write_case"),),
-    "the report": (("evaluation/prediction_report.py", "write_prediction_report"),),
+    "write the case": (("inference/cohort.py", "_write_case"),),
+    "report": (("evaluation/prediction_report.py", "write_prediction_report"),),
 }
 """Where the time of a prediction goes, by file and function."""
 
@@ -29,7 +29,7 @@ PARTS = {
 def main() -> None:
     """Run the command three times, the last time under the profiler, and print the seconds of its parts."""
     first, second = (timed(sys.argv[1:]) for _ in range(2))
-    parts = {"all": first, "importing and warming up": first - second, **profiled(sys.argv[1:])}
+    parts = {"total": first, "import and warm-up": first - second, **profiled(sys.argv[1:])}
     print(json.dumps(parts))
 
 

@@ -17,22 +17,25 @@ def run(scale: Scale) -> list[Section]:
     table = Section("Scoring one image", COMPARISON)
     what = f"GED, S_NCC and HM-IoU of {scale.num_samples} samples and {scale.num_annotators} annotators"
     table.rows.append(comparison(what, plain, ours, "at least 50 x"))
-    table.rows.append(comparison("the same, phiseg from logits as in `phiseg evaluate`", plain, from_logits))
+    table.rows.append(
+        comparison("the same; phiseg starts from logits, as in `phiseg evaluate`", plain, from_logits)
+    )
     expected, *others = (action() for action in actions)
     worst = max(abs(expected[name] - found[name]) for name in expected for found in others)
-    table.notes.append(f"Largest difference of the three scores: {worst:.1e} (wanted: at most 1e-6).")
+    table.notes.append(f"Largest difference between plain and phiseg scores: {worst:.1e} (target: at most 1e-6).")
 
     memory = Section(
         "Scoring many samples",
-        ("samples", "time, drawing them included", "peak MB", "MB beyond torch and one image"),
+        ("samples", "time, including drawing", "peak MB", "MB above torch and one image"),
     )
     for number in (scale.num_samples, scale.many_samples):
         settings = asdict(replace(scale, num_samples=number))
         cost = in_own_process("streamed_scoring", repeats=1, scale=settings)
         memory.rows.append([str(number), in_words(cost.seconds), f"{cost.peak:.0f}", f"{cost.extra:.0f}"])
     memory.notes.append(
-        "All scores of `phiseg evaluate`. Samples are reduced as they come: of each its labels are kept (a byte a "
-        "pixel), and of all two maps; pairs are compared through a matrix product over a fixed number of pixels."
+        "All scores of `phiseg evaluate`. Samples are reduced as they are drawn: only the labels of each sample "
+        "(one byte per pixel) and two maps are kept. Pairs are compared by matrix products over a fixed number of "
+        "pixels."
     )
     return [table, memory]
 

@@ -19,7 +19,7 @@ from phiseg.models import save_model
 def run(scale: Scale) -> list[Section]:
     """Time `phiseg --help`, and take a prediction apart."""
     (help_time,) = in_turns([lambda: _python("-m", "phiseg", "--help")], scale.repeats + 2)
-    table = Section("Start-up", ("what", "time", "wanted"))
+    table = Section("Start-up", ("what", "time", "target"))
     table.rows.append(["`phiseg --help`", str(help_time), "under 0.5 s"])
 
     parts = Section(
@@ -29,13 +29,13 @@ def run(scale: Scale) -> list[Section]:
     )
     with tempfile.TemporaryDirectory() as folder:
         shares = _prediction(Path(folder), scale)
-    whole = shares["all"]
-    shares["the rest"] = max(0.0, 2 * whole - sum(shares.values()))
+    whole = shares["total"]
+    shares["other"] = max(0.0, 2 * whole - sum(shares.values()))
     parts.rows = [[name, in_words(seconds), f"{seconds / whole:.0%}"] for name, seconds in shares.items()]
     parts.notes.append(
-        "All is that of the first of three predictions in one process; importing and warming up, what it took "
-        "longer than the second; the other parts are of the third, by Python's profiler, which slows Python down "
-        "but not the network."
+        "The total is that of the first of three predictions in one process. Import and warm-up is the difference "
+        "between the first and the second. The other parts come from the third, measured with Python's profiler, "
+        "which slows down Python code but not the network."
     )
     return [table, parts]
 

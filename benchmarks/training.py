@@ -18,7 +18,7 @@ def run(scale: Scale) -> list[Section]:
     *steps, product = in_turns(actions, scale.repeats)
     del actions  # four networks, which the profile below should not share the memory with
     plain, *ours = steps
-    what = ("a training step", "- with channels last in any case", "- with `train.checkpoint_activations`")
+    what = ("training step", "- with channels last always", "- with `train.checkpoint_activations`")
     targets = ("at least 2 x", "", "")
     table = Section("Training step", COMPARISON)
     table.rows = [comparison(*row) for row in zip(what, [plain] * 3, ours, targets, strict=True)]
@@ -26,15 +26,15 @@ def run(scale: Scale) -> list[Section]:
     flops = {way: sum(step_flops(way, scale).values()) for way in ("plain", "phiseg")}
     peak = 2 * scale.matmul**3 / product.median
     share = Section(
-        "Training step: share of the machine's peak", ("what", "GFLOP", "GFLOP/s", "of the peak", "wanted")
+        "Training step: share of peak performance", ("what", "GFLOP", "GFLOP/s", "share of peak", "target")
     )
-    share.rows.append([f"matrix product of side {scale.matmul}", "", f"{peak / 1e9:.0f}", "100 %", ""])
+    share.rows.append([f"{scale.matmul} x {scale.matmul} matrix product", "", f"{peak / 1e9:.0f}", "100 %", ""])
     timed = zip(("plain", *what), steps, strict=True)
     for (name, timing), target in zip(timed, ("", "at least 80 %", "", ""), strict=True):
         work = flops["plain" if name == "plain" else "phiseg"]  # of use: what is computed twice counts once
         speed = work / timing.median
         share.rows.append([name, f"{work / 1e9:.0f}", f"{speed / 1e9:.0f}", f"**{speed / peak:.0%}**", target])
-    share.notes.append("FLOPs by torch's counter: convolutions and their gradients, a multiply-add counts two.")
+    share.notes.append("FLOPs counted by torch for convolutions and their gradients; a multiply-add counts as two.")
     return [table, share, where_the_time_goes(scale, peak)]
 
 
@@ -52,7 +52,7 @@ OPERATORS = {
     "- their gradients": ("aten::convolution_backward",),
     "batch norm and its gradient": ("aten::native_batch_norm", "aten::native_batch_norm_backward"),
     "ReLU and its gradient": ("aten::clamp_min_", "aten::threshold_backward"),
-    "halving, doubling and their gradients": (
+    "downsampling, upsampling and their gradients": (
         *("aten::avg_pool2d", "aten::avg_pool2d_backward"),
         *("aten::upsample_bilinear2d", "aten::upsample_bilinear2d_backward"),
     ),
@@ -71,14 +71,12 @@ def where_the_time_goes(scale: Scale, peak: float) -> Section:
     total = sum(seconds.values())
     flops = step_flops("phiseg", scale)
     work = {"convolutions": "aten.convolution", "- their gradients": "aten.convolution_backward"}
-    section = Section("Training step: where the time goes", ("what", "time", "of the step", "of the peak"))
+    section = Section("Training step: where the time goes", ("what", "time", "share of step", "share of peak"))
     for what, operators in OPERATORS.items():
         spent = sum(seconds.pop(operator, 0.0) for operator in operators)
         speed = f"{flops[work[what]] / spent / peak:.0%}" if what in work and spent else ""
         section.rows.append([what, in_words(spent), f"{spent / total:.0%}", speed])
     rest = sum(seconds.values())
-    section.rows.append(
-        ["all else: losses, latents, copies, the optimiser", in_words(rest), f"{rest / total:.0%}", ""]
-    )
-    section.notes.append(f"The mean of {scale.repeats} steps, by torch's profiler.")
+    section.rows.append(["other: losses, latents, copies, optimiser", in_words(rest), f"{rest / total:.0%}", ""])
+    section.notes.append(f"Mean of {scale.repeats} steps, measured with torch's profiler.")
     return section
