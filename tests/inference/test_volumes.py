@@ -654,3 +654,13 @@ def test_a_model_must_say_how_its_images_were_made():
     refused("preprocessing.json: unknown key 'colour'", error=ModelError, model=model)
     model.preprocessing = {}
     refused("does not say how its images were prepared", error=ModelError, model=model)
+
+
+def test_a_temperature_is_refused_where_noise_selects():
+    class Selecting(KnownModel):
+        takes_temperature = (False,)
+
+    volume, model = ball((9, 9, 1), place()), Selecting(noisy, plane="axial")
+    assert predict_volume(model, volume, sampling=Sampling(num_samples=2, levels=(Level(seed=1),))).labels.any()
+    with pytest.raises(ConfigError, match=r"takes no temperature on this noise.*leave it at 1"):
+        predict_volume(model, volume, sampling=Sampling(num_samples=2, levels=(Level(temperature=2.0),)))
