@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -179,6 +180,30 @@ def test_more_annotations_than_readers_are_merged_by_reader(lidc_source, prepare
     assert [bool(mask.any()) for mask in dataset.labels[0]] == [True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("readers", "slots", "valid"),
+    [("pylidc", "0 0 2 -", [True, True, True, False]), ("sessions", "0 - 2 -", [True, True, True, False])],
+)
+def test_a_second_annotation_stays_with_its_reader_if_asked(lidc_source, prepare, readers, slots, valid):
+    """Three sessions: reader 0 drew two parts of the nodule, reader 1 nothing, and there is no reader 3."""
+    parts = [{5: disc(30, 30, 2)}, {5: disc(30, 33, 2)}]
+    lidc_source.patient("P1", [parts, [], [{5: disc(30, 31, 3)}]])
+    dataset = prepare(options=replace(SMALL, readers=readers))
+    assert dataset.cases[0]["readers"] == slots
+    assert dataset.valid[0].tolist() == valid
+    areas = (dataset.labels[0] == 1).sum((1, 2)).tolist()
+    assert areas == ([25, 25, 49, 0] if readers == "pylidc" else [40, 0, 49, 0])  # 5 x 5 twice, 2 columns shared
+    assert counts(dataset)["nodules that a reader annotated more than once"] == 1
+    assert counts(dataset)["series with fewer than 4 reading sessions"] == 1
+
+
+def test_a_session_without_an_outline_is_a_reader_who_saw_nothing(lidc_source, prepare):
+    lidc_source.patient("P1", [[{5: disc(30, 30, 2)}], [], [], []])
+    lidc_source.patient("P22", [[{5: disc(30, 30, 2)}], []])
+    dataset = prepare()
+    assert dataset.valid.tolist() == [[True] * 4, [True, True, False, False]]
+
+
 def test_xml_may_lie_anywhere_in_the_source(lidc_source, prepare):
     folder = lidc_source.patient("P1", [[{5: disc(30, 30, 3)}]])
     shutil.move(folder / "000.xml", lidc_source.root / "readings.xml")
@@ -196,7 +221,7 @@ def test_images_are_found_by_position_where_xml_names_none(lidc_source, prepare)
 
 @pytest.fixture
 def good(lidc_source):
-    lidc_source.patient("good", [[{5: disc(30, 30, 3)}]])
+    lidc_source.patient("good", [[{5: disc(30, 30, 3)}], [], [], []])
 
 
 def left_out(dataset):

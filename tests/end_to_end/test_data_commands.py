@@ -165,7 +165,7 @@ def test_patients_are_recognised_in_a_dataset_that_was_prepared_again(cli, copy,
         text = (folder / name).read_text()
         (folder / name).write_text(text.replace("lesion-", "Lesion_"))
     assert Dataset.open(folder).splits["train"][0].startswith("Lesion_")
-    assert evaluate_warnings(cli, trained(), folder, "train", tmp_path / "renamed") == [warning]
+    assert evaluate_warnings(cli, trained(), folder, "train", tmp_path / "eval") == [warning]
     config = (trained() / "model" / "config.json").read_text()
     assert not any(name in config for name in Dataset.open(gaps).splits["train"])
 

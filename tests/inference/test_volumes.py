@@ -694,3 +694,13 @@ def test_stored_coupling_of_a_model_is_used():
     explicit = Sampling(num_samples=5, noise_length_mm=3.0, noise_shared=0.5)
     np.testing.assert_array_equal(found[2], predict_volume(model, Volume(slope, place()), sampling=explicit).labels)
     assert (found[0] != found[2]).any()
+
+
+def test_a_temperature_is_refused_where_noise_selects():
+    class Selecting(KnownModel):
+        takes_temperature = (False,)
+
+    volume, model = ball((9, 9, 1), place()), Selecting(noisy, plane="axial")
+    assert predict_volume(model, volume, sampling=Sampling(num_samples=2, levels=(Level(seed=1),))).labels.any()
+    with pytest.raises(ConfigError, match=r"takes no temperature on this noise.*leave it at 1"):
+        predict_volume(model, volume, sampling=Sampling(num_samples=2, levels=(Level(temperature=2.0),)))

@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 from tiny_models import batch, trained
 
-from phiseg.core.errors import ConfigError
+from phiseg.core.errors import ConfigError, ModelError
+from phiseg.models.calibration import Calibration
 from phiseg.models.mcdropout import MCDropoutConfig, dropout_mask
 from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.pretrained import load_model, save_calibration, save_model
 from phiseg.models.registry import build_model
 from phiseg.models.unet import UNetConfig
 
@@ -133,3 +135,22 @@ def test_more_levels_with_dropout_than_there_are_is_refused():
 def test_dropping_everything_is_refused():
     with pytest.raises(ConfigError, match="'dropout' = 1"):
         MCDropoutConfig.parse({"dropout": 1}, where="recipe.yaml")
+
+
+def test_a_factor_on_the_noise_would_change_the_dropout_rate_so_it_takes_none(model, tmp_path):
+    noise = torch.randn(200_000, generator=seeded_generator(0))
+    rates = {
+        (rate, factor): float((dropout_mask(factor * noise, rate) == 0).float().mean())
+        for rate in (0.25, 0.5)
+        for factor in (1, 2)
+    }
+    assert rates[0.25, 1] == pytest.approx(0.25, abs=0.01)
+    assert rates[0.25, 2] == pytest.approx(0.368, abs=0.01)  # half of the 0.25 quantile, -0.6745, is left of it
+    assert rates[0.5, 1] == rates[0.5, 2]
+    assert set(model.takes_temperature) == {False}
+    save_model(tmp_path / "model", model, preprocessing={}, provenance={}, card="")
+    save_calibration(tmp_path / "model", Calibration(noise=(1.0,) * len(model.takes_temperature)), fit={})
+    assert load_model(tmp_path / "model").config == model.config
+    save_calibration(tmp_path / "model", Calibration(noise=(2.0,) * len(model.takes_temperature)), fit={})
+    with pytest.raises(ModelError, match="takes none; run `phiseg calibrate` again"):
+        load_model(tmp_path / "model")

@@ -20,6 +20,7 @@ class PrepareLidc:
     SRC is the folder of patients (patient / study / series) with DICOM slices and the readers' XML; XML files may
     lie anywhere in it. Radiographs and their XML are skipped. Every outlined slice of every nodule of 3 mm and more
     gives a crop in Hounsfield units, centred on the nodule; a reader who did not outline it has an empty mask.
+    Where the XML has fewer than four reading sessions, the other readers are missing.
 
     It works through the series with several processes; run the same command again to go on after an interruption. A
     series that cannot be read is told, counted and left out.
@@ -42,6 +43,9 @@ class PrepareLidc:
     model can learn where nodules end. Slices outside of the scan are omitted."""
     spacing: Annotated[float | None, tyro.conf.arg(metavar="MM")] = None
     """Resample to this pixel spacing in mm; by default the scan's own pixels are kept."""
+    readers: Literal["pylidc", "sessions"] = "pylidc"
+    """Where a second annotation of a nodule by one reader goes: into a free reader's slot, as in datasets made with
+    pylidc, or (`sessions`) to the first one in the reader's own slot."""
     window: tuple[float, float] = (-1000, 400)
     """Hounsfield units between which the network sees differences."""
     seed: int = 0
@@ -64,7 +68,9 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     dataset = prepare_lidc(
         command.src,
         command.out,
-        options=LidcOptions(command.size, command.slices, command.spacing, command.margin),
+        options=LidcOptions(
+            command.size, command.slices, command.spacing, margin=command.margin, readers=command.readers
+        ),
         window=command.window,
         seed=command.seed,
         fractions=parse_fractions(command.fractions),

@@ -140,7 +140,7 @@ def fit_calibration(
     dataset.check_labels(np.array(rows))
     patients = [dataset.cases[row]["patient"] for row in rows]
     num_patients, shapes = len(set(patients)), model.noise_shapes(dataset.info.size)
-    levels = [level for level, shape in enumerate(shapes) if shape]  # a lone number picks a member: no temperature
+    levels = [level for level, takes in enumerate(model.takes_temperature) if takes]
     trials = 2 * (len(levels) + 1)  # every temperature, that of the logits as well, may go up or down
     bar: tqdm[Any] = tqdm(desc="calibrating", unit="case", disable=not progress, dynamic_ncols=True)
 

@@ -52,6 +52,8 @@ class LidcReading(NamedTuple):
 
     series_uid: str
     annotations: tuple[Annotation, ...]
+    num_sessions: int
+    """How many reading sessions there are, also those without an outline: the readers who saw the scan."""
 
 
 def read_series_uid(path: Path) -> str | None:
@@ -86,13 +88,14 @@ def read_lidc_xml(path: Path) -> LidcReading:
     annotations = []
     with _reading(path):
         root = ElementTree.parse(path, forbid_dtd=True).getroot()
-        for reader, session in enumerate(_children(root, "readingSession")):
+        sessions = _children(root, "readingSession")
+        for reader, session in enumerate(sessions):
             for nodule in _children(session, "unblindedReadNodule"):
                 drawn = [_outline(roi) for roi in _children(nodule, "roi")]
                 outlines = tuple(outline for outline in drawn if len(outline.points) > 1)
                 if outlines:
                     annotations.append(Annotation(reader, _text(_child(nodule, "noduleID")), outlines))
-    return LidcReading(series_uid, tuple(annotations))
+    return LidcReading(series_uid, tuple(annotations), len(sessions))
 
 
 def _outline(roi: Any) -> Outline:

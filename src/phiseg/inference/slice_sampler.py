@@ -106,6 +106,12 @@ class SliceSampler:
         shapes = self.tile_shapes
         if (row, column) != (0, 0):  # noise for the whole slice, of which every tile has its part
             shapes = model.noise_shapes((row + self.padded[0], column + self.padded[1]))
+        for level, takes in zip(sampling.levels, model.takes_temperature, strict=False):
+            if level.temperature != 1 and not takes:
+                raise ConfigError(
+                    f"model '{model.config.name}' takes no temperature on this noise, which selects instead of "
+                    "spreading samples; leave it at 1"
+                )
         self.level_names = model.noise_names if sampling.level_draws and len(shapes) > 1 else ()
         source = partial(
             SliceNoise,

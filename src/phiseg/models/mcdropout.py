@@ -90,6 +90,11 @@ class MCDropout(Segmenter):
         up = down[-2::-1]
         return [(channels, height >> level, width >> level) for level, channels in [*down, *up]]
 
+    @property
+    def takes_temperature(self) -> tuple[bool, ...]:
+        """No: the noise is compared with a threshold, so a factor changes the dropout rate, or nothing at 0.5."""
+        return tuple(False for _ in self.noise_shapes((self.stride, self.stride)))
+
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Turn the noise of the masks, each (B, S, C, h, w), into logits (B, S, K, H, W)."""
         masks = (dropout_mask(fold_samples(tensor), self.config.dropout) for tensor in noise)

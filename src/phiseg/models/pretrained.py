@@ -175,6 +175,11 @@ def _read_calibration(path: Path, model: Segmenter) -> Calibration:
             f"{path} has {len(calibration.noise)} noise temperatures, the model has {levels} levels; "
             "run `phiseg calibrate` again"
         )
+    if any(f != 1 and not takes for f, takes in zip(calibration.noise, model.takes_temperature, strict=False)):
+        raise ModelError(
+            f"{path} has a noise temperature where model '{model.config.name}' takes none; "
+            "run `phiseg calibrate` again"
+        )
     return calibration
 
 

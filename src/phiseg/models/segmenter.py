@@ -130,6 +130,11 @@ class Segmenter(nn.Module, ABC):
         shapes = self.noise_shapes((self.stride, self.stride))
         return tuple(f"level {number}" for number in range(1, len(shapes) + 1))
 
+    @property
+    def takes_temperature(self) -> tuple[bool, ...]:
+        """Whether a factor on each part of the noise spreads samples out; a lone number picks a member instead."""
+        return tuple(shape != () for shape in self.noise_shapes((self.stride, self.stride)))
+
     @abstractmethod
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Turn noise, each (B, S, *shape), into logits (B, S, K, H, W).

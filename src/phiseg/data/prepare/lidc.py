@@ -281,7 +281,9 @@ def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
     if not reading.annotations:
         outcome.counts["CT series without an outlined nodule"] += 1
         return outcome
-    crops, outcome.problems = crop_series(series, reading, job.options)
+    crops, repeated, outcome.problems = crop_series(series, reading, job.options)
+    outcome.counts["series with fewer than 4 reading sessions"] += reading.num_sessions < MAX_READERS
+    outcome.counts["nodules that a reader annotated more than once"] += repeated
     unreadable = "slices" if job.options.margin else "outlined slices"
     outcome.counts[f"{unreadable} without a readable image"] += len(outcome.problems)
     if not crops:
@@ -291,6 +293,7 @@ def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
             file,
             images=np.stack([crop.image for crop in crops]),
             labels=np.stack([crop.labels for crop in crops]),
+            valid=np.stack([crop.valid for crop in crops]),
             columns=json.dumps([crop.columns for crop in crops]),
         )
     num_nodules = len({crop.columns["nodule"] for crop in crops})
@@ -321,14 +324,14 @@ def _gather(found: _Found, outcomes: list[_Outcome]) -> tuple[list[_Series], Cou
 
 def _cases(all_series: list[_Series], work: Path, *, progress: bool) -> Iterator[Case]:
     """Read the crops of all series, one series at a time."""
-    valid = np.ones(MAX_READERS, dtype=np.bool_)  # all readers saw the whole scan
     names = _short_names(all_series)
     for series in tqdm(all_series, desc="writing", unit="series", disable=not progress):
         with np.load(work / series.crops, allow_pickle=False) as arrays:
             images, labels, rows = arrays["images"], arrays["labels"], json.loads(str(arrays["columns"]))
-        for image, masks, columns in zip(images, labels, rows, strict=True):
+            valid = arrays["valid"]
+        for image, masks, present, columns in zip(images, labels, valid, rows, strict=True):
             case = f"{names[series.uid]}-n{columns['nodule']}-s{columns['slice']}"
-            yield Case(case, series.patient, image[None], masks, valid, {"series_uid": series.uid, **columns})
+            yield Case(case, series.patient, image[None], masks, present, {"series_uid": series.uid, **columns})
 
 
 def _short_names(all_series: list[_Series]) -> dict[str, str]:

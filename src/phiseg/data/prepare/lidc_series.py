@@ -38,6 +38,9 @@ class LidcOptions:
     margin: int = 0
     """Number of slices added beyond the last outline on both sides of a nodule, with empty masks. Slices outside of
     the scan are omitted. With a margin, slices between the outlines that nobody outlined are added too."""
+    readers: Literal["pylidc", "sessions"] = "pylidc"
+    """Where the second annotation of a nodule by one reader goes. `pylidc`: into a free slot, as if another reader
+    had drawn it, as in the datasets that pylidc made. `sessions`: to the first one, into the reader's own slot."""
 
     def __post_init__(self) -> None:
         if self.margin < 0:
@@ -53,15 +56,18 @@ class Crop(NamedTuple):
     """(H, W) Hounsfield units."""
     labels: NDArray[np.uint8]
     """(A, H, W), 1 inside of the nodule; all 0 for a reader who did not outline it here."""
+    valid: NDArray[np.bool_]
+    """(A,), false where the XML has no reading session, and so no reader who could have drawn."""
     columns: dict[str, str | float | int]
     """Where it comes from, for cases.csv."""
 
 
 class _Drawn(NamedTuple):
-    """An outline, and the number of the slice that it lies on."""
+    """An outline, the number of the slice that it lies on, and that of its annotation."""
 
     level: int
     outline: Outline
+    annotation: int
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,10 @@ class _Nodule:
     """What is drawn in each of the A annotation slots."""
     readers: list[str]
     """The reading session behind each slot; empty for nobody."""
+    valid: NDArray[np.bool_]
+    """(A,), whether there is a reader for the slot, who drew or saw nothing."""
+    repeated: bool
+    """Whether a reader annotated it more than once."""
 
     @property
     def levels(self) -> list[int]:
@@ -83,9 +93,13 @@ class _Nodule:
         return points.min(axis=0), points.max(axis=0)
 
     def masks(self, level: int, origin: tuple[int, int], size: tuple[int, int]) -> NDArray[np.bool_]:
-        """Fill the outlines on one slice, (A, H, W)."""
-        drawn = ([outline for k, outline in slot if k == level] for slot in self.slots)
-        return np.stack([rasterise(outlines, origin, size) for outlines in drawn])
+        """Fill the outlines on one slice, (A, H, W); where a slot holds several annotations, it has their union."""
+        masks = np.zeros((len(self.slots), *size), dtype=np.bool_)
+        for mask, slot in zip(masks, self.slots, strict=True):
+            for number in {drawn.annotation for drawn in slot}:
+                drawn = [each.outline for each in slot if (each.level, each.annotation) == (level, number)]
+                mask |= rasterise(drawn, origin, size)
+        return masks
 
     def chosen(self, options: LidcOptions, num_levels: int) -> Sequence[int]:
         """Return the numbers of the slices to crop, of a scan with `num_levels` slices."""
@@ -103,7 +117,7 @@ class _Nodule:
         return max(self.levels, key=lambda level: int(self.masks(level, origin, size).sum()))
 
 
-def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> tuple[list[Crop], list[str]]:
+def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> tuple[list[Crop], int, list[str]]:
     """Cut out every nodule of a series, ordered by nodule and slice.
 
     Args:
@@ -112,7 +126,8 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
         options: how to cut.
 
     Returns:
-        The crops, and one line for every slice of a nodule whose image is missing or cannot be read.
+        The crops, the number of nodules that a reader annotated more than once, and one line for every slice of a
+        nodule whose image is missing or cannot be read.
 
     Raises:
         DataError: no slice is axial.
@@ -121,7 +136,8 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
     annotations, problems = _locate(series, reading, levels)
     drawn_on = {drawn.outline.sop_uid for _, slot in annotations for drawn in slot}
     crops = {}
-    nodules = list(enumerate(_nodules(annotations, tolerance=_thickness(levels))))
+    found = _nodules(annotations, reading.num_sessions, options, tolerance=_thickness(levels))
+    nodules = list(enumerate(found))
     wanted = [
         (level, number, nodule) for number, nodule in nodules for level in nodule.chosen(options, len(levels))
     ]
@@ -135,7 +151,7 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
             continue
         for _, number, nodule in group:
             crops[number, level] = _crop(image, values, level, number, nodule, options)
-    return [crops[key] for key in sorted(crops)], problems
+    return [crops[key] for key in sorted(crops)], sum(nodule.repeated for nodule in found), problems
 
 
 def _levels(series: Series) -> list[list[SliceHeader]]:
@@ -172,14 +188,14 @@ def _locate(
     by_uid = {header.sop_uid: level for level, group in enumerate(levels) for header in group}
     places = np.array([group[0].position[2] for group in levels])
     annotations, lost = [], set()
-    for annotation in reading.annotations:
+    for number, annotation in enumerate(reading.annotations):
         slot = []
         for outline in annotation.outlines:
             distance = np.abs(places - outline.z_mm)
             if outline.sop_uid in by_uid:
-                slot.append(_Drawn(by_uid[outline.sop_uid], outline))
+                slot.append(_Drawn(by_uid[outline.sop_uid], outline, number))
             elif distance.min() <= Z_TOLERANCE_MM:
-                slot.append(_Drawn(int(distance.argmin()), outline))
+                slot.append(_Drawn(int(distance.argmin()), outline, number))
             else:
                 lost.add(outline.z_mm)
         if slot:
@@ -190,25 +206,31 @@ def _locate(
     ]
 
 
-def _nodules(annotations: list[tuple[int, list[_Drawn]]], *, tolerance: float) -> list[_Nodule]:
+def _nodules(
+    annotations: list[tuple[int, list[_Drawn]]], num_sessions: int, options: LidcOptions, *, tolerance: float
+) -> list[_Nodule]:
     """Group annotations into nodules, from one end of the scan to the other."""
     points = [
-        np.concatenate([np.insert(outline.points, 2, level, axis=1) for level, outline in slot])
+        np.concatenate([np.insert(drawn.outline.points, 2, drawn.level, axis=1) for drawn in slot])
         for _, slot in annotations
     ]
     groups = cluster(points, tolerance)
     groups.sort(key=lambda members: np.mean([points[member][:, 2].mean() for member in members]))
-    return [_nodule([annotations[member] for member in members]) for members in groups]
+    share = options.readers == "sessions"
+    return [_nodule([annotations[member] for member in members], num_sessions, share=share) for members in groups]
 
 
-def _nodule(annotations: list[tuple[int, list[_Drawn]]]) -> _Nodule:
-    """Give annotations their slots: the reader's own, or a free one where a reader drew several.
+def _nodule(annotations: list[tuple[int, list[_Drawn]]], num_sessions: int, *, share: bool) -> _Nodule:
+    """Give annotations their slots: the reader's own, or a free one for a reader's second annotation.
 
-    More annotations than slots cannot all be of different readers; those of one reader then share a slot.
+    With `share`, all annotations of a reader go into the reader's own slot.
+
+    More annotations than slots cannot all be of different readers; those of one reader then share a slot. A slot
+    without a reading session, into which nothing was put, is a missing reader.
     """
     slots: list[list[_Drawn]] = [[] for _ in range(MAX_READERS)]
     readers = [""] * MAX_READERS
-    share = len(annotations) > MAX_READERS
+    share = share or len(annotations) > MAX_READERS
     later = []
     for reader, drawn in annotations:
         slot = reader % MAX_READERS
@@ -220,7 +242,8 @@ def _nodule(annotations: list[tuple[int, list[_Drawn]]]) -> _Nodule:
     for reader, drawn in later:
         slot = readers.index("")
         slots[slot], readers[slot] = drawn, str(reader)
-    return _Nodule(slots, readers)
+    valid = np.array([slot < num_sessions or bool(drawn) for slot, drawn in enumerate(slots)])
+    return _Nodule(slots, readers, valid, len({reader for reader, _ in annotations}) < len(annotations))
 
 
 def _crop(
@@ -243,6 +266,7 @@ def _crop(
     return Crop(
         image=cut(hu, frame, fill=AIR, interpolation="linear"),
         labels=cut(masks, frame, interpolation="nearest"),
+        valid=nodule.valid,
         columns={
             "nodule": number,
             "slice": level,
