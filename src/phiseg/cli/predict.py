@@ -82,6 +82,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         unfinished,
     )
     from phiseg.inference.points import Point, read_points
+    from phiseg.inference.preprocessing import Preprocessing
     from phiseg.inference.scans import find_scans
     from phiseg.inference.volumes import Sampling
     from phiseg.models import load_model
@@ -137,7 +138,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     if fabric.is_global_zero:
         failed |= find_vanished(jobs, command.out, failed)
         done = [job.name for job in jobs if job.name not in failed]
-        page = write_prediction_report(command.out, done, failed, model=command.model)
+        check = Preprocessing.of(model).volume_check
+        page = write_prediction_report(command.out, done, failed, model=command.model, volume_check=check)
         left_out = f" ({len(failed)} of {len(jobs)} cases failed, see failed.csv)" if failed else ""
         print(f"written to {command.out}{left_out}; look at {page}")
         if failed:

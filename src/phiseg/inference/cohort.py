@@ -26,6 +26,7 @@ from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
+from phiseg.inference.prediction import Limit
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.ranks import gather
 from phiseg.inference.scans import SUMMARY, Scan, ScanFile, read_scan
@@ -273,8 +274,7 @@ def _write_case(
     measures = measure(prediction)
     warnings = [*prediction.stack.warnings]
     if measures.truncated:
-        share = f"{100 * measures.truncated:.0f} % of the samples"
-        warnings.append(f"the lesion is cut off in {share}; {_cure_of_cuts(prediction)}")
+        warnings.append(_cut_warning(prediction))
     foreground = np.moveaxis(prediction.mean_probs[1:], 0, 3)  # (n, h, w, K-1)
     mean = prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
     labels = prediction.on_grid(prediction.consensus)
@@ -311,15 +311,19 @@ def _write_case(
         _warn(name, warning)
 
 
-def _cure_of_cuts(prediction: Prediction) -> str:
-    """Say what would show the whole of a lesion that is cut off."""
-    touched = prediction.labels.max(0) > 0  # (n, h, w)
-    cut = []
-    for axis, (part, length) in enumerate(zip(prediction.box, prediction.stack.stack.grid, strict=True)):
-        first, last = touched.take(0, axis), touched.take(-1, axis)
-        cut.append((part.start > 0 and first.any()) or (part.stop < length and last.any()))
-    cures = {"give a larger --reach": cut[0], "take a model with larger crops": cut[1] or cut[2]}
-    return " and ".join(cure for cure, helps in cures.items() if helps) or "the scan ends there"
+def _cut_warning(prediction: Prediction) -> str:
+    """Return by what, and in how many samples, the lesion may be cut off, and what would show the whole of it."""
+    limits: dict[Limit, tuple[str, str]] = {
+        "reach": ("the last slice within --reach", " (give a larger --reach)"),
+        "crop": ("the border of the crop", " (use a model with larger crops)"),
+        "scan": ("the first or last slice of the scan", ""),
+    }
+    found = [
+        f"{where} in {100 * prediction.cuts[limit].mean():.0f} % of the samples{advice}"
+        for limit, (where, advice) in limits.items()
+        if prediction.cuts[limit].any()
+    ]
+    return f"the lesion may be larger than measured: it extends to {', to '.join(found)}"
 
 
 def _box_in_file(prediction: Prediction) -> list[list[int]]:

@@ -112,9 +112,8 @@ def _predict_slices(slices: SliceSampler, volume: Volume, numbers: range, bar: "
         variance[:, number] = levels
         bar.update()
     levels_or_none = variance if slices.level_names else None
-    whole = np.zeros(num_samples, dtype=bool)
     return Prediction(
-        volume, stack, box, labels, mean_probs, mean_log_probs, levels_or_none, whole, None, slices.level_names
+        volume, stack, box, labels, mean_probs, mean_log_probs, levels_or_none, {}, None, slices.level_names
     )
 
 
