@@ -277,7 +277,7 @@ def test_cases_of_older_versions_are_reported(finished):
     summary = json.loads((out / "a" / "summary.json").read_text())
     summary["classes"] = {"lesion": {"present": 0.5, "volume_ml": spread, "diameter_mm": spread}}
     (out / "a" / "summary.json").write_text(json.dumps(summary))
-    assert "<td>2 (1.25 to 3)</td><td>none</td>" in write_report(out, "a")
+    assert "<td>2<small>1.25 to 3</small></td><td>none</td>" in write_report(out, "a")
 
 
 def test_report_states_the_measured_coverage_of_the_interval(finished):
@@ -293,6 +293,14 @@ def test_report_states_that_coverage_was_never_measured(finished):
     text = write_report(finished("a"), "a")
     assert "never measured for this model" in text
     assert "were checked on" not in text
+
+
+def test_unusual_images_come_first(finished):
+    finished("lost", present=0.1, point=[1, 2, 3], agreement=0.9)
+    out = finished("strange", unusual=True, agreement=0.5)
+    page = write_report(out, "lost", "strange")
+    assert headings(page) == ["strange", "lost"]
+    assert [row["look"] for row in table(out / "cases.csv")] == ["unusual image", "not found"]
 
 
 def test_failures_are_reported_and_forgotten_once_mended(finished):
@@ -330,7 +338,9 @@ def test_only_the_cases_that_were_asked_for_are_reported(finished):
 def test_warnings_are_shown_with_their_case(finished):
     finished("a", warnings=["no DICOM SEG: <why>"])
     page = write_report(finished("b"), "a", "b")
-    assert re.search(r"<h2>a</h2>\s*<p class=\"note\">no DICOM SEG: &lt;why&gt;</p>", page)
+    assert re.search(
+        r"<h2>a</h2>\s*<p class=\"note\"><strong>Warning:</strong> no DICOM SEG: &lt;why&gt;</p>", page
+    )
     assert page.count("no DICOM SEG") == 1
 
 

@@ -152,7 +152,11 @@ def write_prediction_report(
 def _look(case: Mapping[str, Any]) -> str:
     """Say why a case needs a second look however well its samples agree; nothing where it does not."""
     present = max(found["present"] for found in case["classes"].values())
-    reasons = {"cut off": case["truncated"] > 0, "not found": case["point"] is not None and present < 0.5}
+    reasons = {
+        "unusual image": case.get("unusual", False),
+        "cut off": case["truncated"] > 0,
+        "not found": case["point"] is not None and present < 0.5,
+    }
     return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 

@@ -272,7 +272,7 @@ def _write_case(
     folder: Path, prediction: Prediction, scan: Scan, made_with: Mapping[str, Any], draw: Draw, name: str
 ) -> None:
     measures = measure(prediction)
-    warnings = [*prediction.stack.warnings]
+    warnings = [*prediction.stack.warnings, *([prediction.doubt] if prediction.doubt else [])]
     if measures.truncated:
         warnings.append(_cut_warning(prediction))
     foreground = np.moveaxis(prediction.mean_probs[1:], 0, 3)  # (n, h, w, K-1)
@@ -303,6 +303,7 @@ def _write_case(
                 "box": _box_in_file(prediction),
                 "point": prediction.point and prediction.voxel(*prediction.point),
                 "has_spacing": scan.has_spacing,
+                "unusual": prediction.doubt is not None,
                 "warnings": [*scan.warnings, *warnings],
                 "made_with": made_with,
             },

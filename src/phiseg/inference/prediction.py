@@ -40,6 +40,8 @@ class Prediction:
     """(slice, row, column) that a model of lesion-centred crops was shown."""
     level_names: tuple[str, ...]
     """Of what `level_variance` has, as `Segmenter.noise_names` calls them."""
+    doubt: str | None = None
+    """Why the image around the point does not look like a training image; None where it does, or none is known."""
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -14,11 +14,13 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, ModelError
+from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity, normalise, zscored
 from phiseg.data.neighbours import neighbour_offsets
 from phiseg.data.store import Dataset, SlicePlane
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
+from phiseg.inference.plausibility import MAX_IMAGES, UsualValues
 from phiseg.models import Segmenter
 
 MIN_INSIDE = 0.01
@@ -69,6 +71,8 @@ class Preprocessing(StrictConfig):
     """Smallest and largest pixel spacing of the training images; None where it is not known."""
     thickness_range_mm: Range | None = None
     """Smallest and largest slice thickness of the training images; None where it is not known."""
+    usual_values: UsualValues | None = None
+    """What values images around a lesion have; None for whole slices, or where it is not known."""
     slice_coupling: SliceCoupling = SliceCoupling()
     volume_check: VolumeCheck | None = None
     dataset: dict[str, Any] = Field(default_factory=dict)
@@ -91,6 +95,7 @@ class Preprocessing(StrictConfig):
             modality=info.modality,
             spacing_range_mm=_range([mm for spacing in spacings for mm in spacing]),
             thickness_range_mm=_range(thicknesses),
+            usual_values=_usual_values(dataset, rows) if info.centred_on else None,
             dataset={"name": info.name, "fingerprint": dataset.fingerprint},
         )
 
@@ -250,6 +255,13 @@ class PreparedStack:
 
 def _range(values: Sequence[float]) -> Range | None:
     return (min(values), max(values)) if values else None
+
+
+def _usual_values(dataset: Dataset, rows: NDArray[np.int64]) -> UsualValues | None:
+    """Return what values some images of a dataset have, always the same ones."""
+    if len(rows) > MAX_IMAGES:
+        rows = np.random.default_rng(derive_seed(0, "usual values")).choice(rows, MAX_IMAGES, replace=False)
+    return UsualValues.of([dataset.image(int(row)) for row in rows])
 
 
 def _unit_warnings(values: NDArray[Any], intensity: Intensity) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples,
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,10 @@ def predict_volume(
             )
         place = _to_stack(volume, stack, point)
         frame = Frame.centred(place[1:], preprocessing.size, stack.step)
-        return predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), volume, place, bar)
+        prediction = predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), volume, place, bar)
+    usual = preprocessing.usual_values
+    image = stack.images(np.array([place[0]]), frame)[0]
+    return replace(prediction, doubt=usual.doubts(image, preprocessing.intensity) if usual else None)
 
 
 def case_key(volume: Volume, point: Sequence[float] | None) -> str:
