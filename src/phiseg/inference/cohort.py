@@ -158,6 +158,7 @@ def predict_cohort(
     identity: Mapping[str, Any],
     draw: Draw,
     progress: bool = True,
+    strict_spacing: bool = False,
 ) -> dict[str, str]:
     """Predict cases; one that cannot be is told and left out.
 
@@ -169,6 +170,7 @@ def predict_cohort(
         identity: what else a result depends on, such as the hash of the weights.
         draw: makes the picture of a case.
         progress: show progress bars.
+        strict_spacing: refuse scans whose pixel spacing lies outside of the range of the training images.
 
     Returns:
         The reason for every case that could not be predicted, by name.
@@ -187,7 +189,13 @@ def predict_cohort(
                 scan, read = _read(job.scan, model), job.scan
             point = job.point.in_voxels(scan.volume) if job.point else None
             prediction = predict_volume(
-                model, scan.volume, point=point, sampling=sampling, name=job.name, progress=progress
+                model,
+                scan.volume,
+                point=point,
+                sampling=sampling,
+                name=job.name,
+                progress=progress,
+                resample=not strict_spacing,
             )
             _write_case(out / job.name, prediction, scan, made_with, draw, job.name)
         except (DataError, ConfigError, OSError, MemoryError, RuntimeError) as error:
@@ -229,7 +237,8 @@ def _reason(error: Exception) -> str:
 def _read(file: ScanFile, model: Segmenter) -> Scan:
     preprocessing = Preprocessing.of(model)
     plane = None if preprocessing.plane == "auto" else preprocessing.plane
-    scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=preprocessing.spacing_mm)
+    assumed = preprocessing.network_spacing_mm((1.0, 1.0))
+    scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=assumed)
     if scan.series is not None:
         preprocessing.check_modality(scan.series.modality, name=file.name)
     for warning in scan.warnings:

@@ -113,6 +113,16 @@ class Preprocessing(StrictConfig):
         except ConfigError as error:
             raise ModelError(f"{error}; copy the model folder again") from None
 
+    def network_spacing_mm(self, own: tuple[float, float]) -> tuple[float, float]:
+        """Return the pixel spacing (vertical, horizontal) at which the network sees a scan of some spacing.
+
+        It is that of all training images, or the nearest within their range, or the scan's own.
+        """
+        if self.spacing_mm is not None or self.spacing_range_mm is None:
+            return self.spacing_mm or own
+        vertical, horizontal = (float(np.clip(mm, *self.spacing_range_mm)) for mm in own)
+        return vertical, horizontal
+
     def check_modality(self, series_modality: str, *, name: str) -> None:
         """Refuse a series that another kind of machine made than the training images.
 
@@ -149,6 +159,7 @@ class PreparedStack:
         name: str,
         modality: str | None = None,
         is_prepared: bool = False,
+        resample: bool = True,
     ) -> Self:
         """Slice a volume (I, J, K) or (I, J, K, C).
 
@@ -158,10 +169,12 @@ class PreparedStack:
             name: of the scan, for messages.
             modality: of the scan, as DICOM names it; None where nothing tells.
             is_prepared: the values are those of a prepared dataset.
+            resample: resample a scan whose pixel spacing lies outside of the range of the training images; else it
+                is refused.
 
         Raises:
-            DataError: it is no volume, has not the model's modality or channels, or its voxels are not finite, all
-                the same, or too large for the network.
+            DataError: it is no volume, has not the model's modality, channels or spacing, or its voxels are not
+                finite, all the same, or too large for the network.
         """
         if modality is not None:
             preprocessing.check_modality(modality, name=name)
@@ -183,16 +196,13 @@ class PreparedStack:
         chosen = coarsest_plane(volume) if plane == "auto" else plane
         stack = to_slices(Volume(values, volume.affine), chosen)
         warnings = () if is_prepared else _unit_warnings(values, preprocessing.intensity)
+        warnings = (*warnings, *_spacing_warnings(stack, preprocessing, name=name, resample=resample))
         return cls(stack, chosen, preprocessing, name, warnings, is_prepared)
 
     @property
     def step(self) -> tuple[float, float]:
         """How many pixels of a slice one pixel of the network's image is, along rows' and columns' axes."""
-        wanted, own = self.preprocessing.spacing_mm, self.stack.spacing_mm[1:]
-        if wanted is None:
-            return 1.0, 1.0
-        row, column = (1.0 if abs(w / o - 1) < 1e-4 else w / o for w, o in zip(wanted, own, strict=True))
-        return row, column
+        return _step(self.stack, self.preprocessing)
 
     @cached_property
     def _scale(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -251,6 +261,43 @@ class PreparedStack:
     def _values(self, slices: NDArray[np.int64]) -> NDArray[Any]:
         """Return some slices as they were read, (len(slices), C, H, W)."""
         return np.moveaxis(self.stack.values[slices], 3, 1)
+
+
+def _step(stack: Volume, preprocessing: Preprocessing) -> tuple[float, float]:
+    _, *own = stack.spacing_mm
+    wanted = preprocessing.network_spacing_mm((own[0], own[1]))
+    row, column = (1.0 if abs(w / o - 1) < 1e-4 else w / o for w, o in zip(wanted, own, strict=True))
+    return row, column
+
+
+def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str, resample: bool) -> tuple[str, ...]:
+    """Return a line where pixels or slices are smaller or larger than any that the model was trained on.
+
+    Raises:
+        DataError: the pixels are, and may not be resampled.
+    """
+    warnings = []
+    distance, vertical, horizontal = stack.spacing_mm
+    pixels, thickness = preprocessing.spacing_range_mm, preprocessing.thickness_range_mm
+    if pixels and preprocessing.spacing_mm is None and _step(stack, preprocessing) != (1.0, 1.0):
+        own = f"pixels of {vertical:.3g} x {horizontal:.3g} mm"
+        usual = f"{pixels[0]:.3g} to {pixels[1]:.3g} mm"
+        if not resample:
+            raise DataError(
+                f"{name} has {own}, and the model was trained on {usual}; give a scan within that range, or allow "
+                "resampling (without --strict-spacing)"
+            )
+        row, column = preprocessing.network_spacing_mm((vertical, horizontal))
+        warnings.append(
+            f"it has {own}, and the model was trained on {usual}: the network sees it resampled to "
+            f"{row:.3g} x {column:.3g} mm, and results are on the scan's own grid"
+        )
+    if thickness and stack.grid[0] > 1 and not thickness[0] * 0.999 <= distance <= thickness[1] * 1.001:
+        warnings.append(
+            f"its slices are {distance:.3g} mm apart, and those of the training images were {thickness[0]:.3g} to "
+            f"{thickness[1]:.3g} mm thick: the samples may be less reliable"
+        )
+    return tuple(warnings)
 
 
 def _range(values: Sequence[float]) -> Range | None:

@@ -38,6 +38,7 @@ def predict_volume(
     sampling: Sampling | None = None,
     name: str = "volume",
     progress: bool = False,
+    resample: bool = True,
 ) -> Prediction:
     """Draw samples of a volume.
 
@@ -49,6 +50,8 @@ def predict_volume(
         sampling: how.
         name: what errors call the volume.
         progress: show a progress bar over the slices.
+        resample: resample a volume whose pixel spacing lies outside of the range of the training images; else it is
+            refused.
 
     Raises:
         DataError: the volume does not fit the model, or the point lies outside of it.
@@ -57,7 +60,7 @@ def predict_volume(
     sampling = sampling or Sampling()
     preprocessing = Preprocessing.of(model)
     check_point(preprocessing, point, name=name)
-    stack = PreparedStack.of(volume, preprocessing, name=name)
+    stack = PreparedStack.of(volume, preprocessing, name=name, resample=resample)
     every = range(stack.stack.grid[0])
     numbers = every if slices is None else slices
     if point is not None and slices is not None:
