@@ -83,14 +83,15 @@ def predict_volume(
 
 
 def case_key(volume: Volume, point: Sequence[float] | None) -> str:
-    """Return what tells the noise of one case from that of another: a hash of the scan, and of the point.
+    """Return what tells the noise of one case from that of another: a hash of the scan, and of the point's voxel.
 
     With one noise for all cases, their samples would be large together and small together. A coarse grid of voxels
     tells scans apart.
     """
     coarse = volume.values[tuple(slice(None, None, max(1, length // 64)) for length in volume.grid)]
     digest = hashlib.blake2b(np.ascontiguousarray(coarse, dtype=np.float32).tobytes(), digest_size=16)
-    digest.update(repr((volume.grid, None if point is None else [float(place) for place in point])).encode())
+    voxel = None if point is None else (np.rint(point) + 0.0).tolist()  # + 0.0: no -0
+    digest.update(repr((volume.grid, voxel)).encode())
     return digest.hexdigest()
 
 
