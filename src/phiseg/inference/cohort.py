@@ -26,7 +26,6 @@ from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
-from phiseg.inference.prediction import Limit
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.ranks import gather
 from phiseg.inference.scans import SUMMARY, Scan, ScanFile, read_scan
@@ -281,9 +280,7 @@ def _write_case(
     folder: Path, prediction: Prediction, scan: Scan, made_with: Mapping[str, Any], draw: Draw, name: str
 ) -> None:
     measures = measure(prediction)
-    warnings = [*prediction.stack.warnings, *([prediction.doubt] if prediction.doubt else [])]
-    if measures.truncated:
-        warnings.append(_cut_warning(prediction))
+    warnings = [*prediction.stack.warnings, *filter(None, (prediction.doubt, prediction.cut_warning))]
     foreground = np.moveaxis(prediction.mean_probs[1:], 0, 3)  # (n, h, w, K-1)
     mean = prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
     labels = prediction.on_grid(prediction.consensus)
@@ -319,21 +316,6 @@ def _write_case(
         )
     for warning in warnings:
         _warn(name, warning)
-
-
-def _cut_warning(prediction: Prediction) -> str:
-    """Return by what, and in how many samples, the lesion may be cut off, and what would show the whole of it."""
-    limits: dict[Limit, tuple[str, str]] = {
-        "reach": ("the last slice within --reach", " (give a larger --reach)"),
-        "crop": ("the border of the crop", " (use a model with larger crops)"),
-        "scan": ("the first or last slice of the scan", ""),
-    }
-    found = [
-        f"{where} in {100 * prediction.cuts[limit].mean():.0f} % of the samples{advice}"
-        for limit, (where, advice) in limits.items()
-        if prediction.cuts[limit].any()
-    ]
-    return f"the lesion may be larger than measured: it extends to {', to '.join(found)}"
 
 
 def _box_in_file(prediction: Prediction) -> list[list[int]]:

@@ -54,6 +54,21 @@ class Prediction:
         truncated: NDArray[np.bool_] = np.any([np.zeros(len(self.labels), bool), *self.cuts.values()], axis=0)
         return truncated
 
+    @property
+    def cut_warning(self) -> str | None:
+        """By what, and in how many samples, the lesion may be cut off, and what would show the whole of it."""
+        limits: dict[Limit, tuple[str, str]] = {
+            "reach": ("the last slice within --reach", " (give a larger --reach)"),
+            "crop": ("the border of the crop", " (use a model with larger crops)"),
+            "scan": ("the first or last slice of the scan", ""),
+        }
+        found = [
+            f"{where} in {100 * self.cuts[limit].mean():.0f} % of the samples{advice}"
+            for limit, (where, advice) in limits.items()
+            if limit in self.cuts and self.cuts[limit].any()
+        ]
+        return f"the lesion may be larger than measured: it extends to {', to '.join(found)}" if found else None
+
     def voxel(self, number: int, row: int, column: int) -> tuple[int, int, int]:
         """Return the voxel (i, j, k) of the volume at a slice, row and column of the stack."""
         place = np.linalg.inv(self.volume.affine) @ self.stack.stack.affine @ [number, row, column, 1]
