@@ -34,7 +34,7 @@ def model(trained, tmp_path):
     def copy(name="model", **changes):
         folder = Path(shutil.copytree(trained() / "model", tmp_path / name))
         path = folder / "preprocessing.json"
-        values = json.loads(path.read_text()) | {"spacing_mm": None} | changes
+        values = json.loads(path.read_text()) | {"spacing_mm": None, "spacing_range_mm": None} | changes
         path.write_text(json.dumps(values))
         return folder
 
@@ -296,6 +296,20 @@ def test_another_modality_is_left_out_and_values_of_another_unit_are_told(predic
     assert result.code == 0
     assert "phiseg: strange: " in result.err
     assert "unit" in result.err
+
+
+def test_other_spacing_is_resampled_or_refused(predict, model, tmp_path):
+    folder = model(spacing_range_mm=[0.5, 0.8], modality=None)
+    nifti(tmp_path / "scan.nii.gz")  # pixels of 1 x 1.5 mm
+    result = predict(folder, tmp_path / "scan.nii.gz", "--strict-spacing")
+    assert result.code == 2
+    (failed,) = table(tmp_path / "pred", "failed.csv")
+    assert "and the model was trained on 0.5 to 0.8 mm" in failed["reason"]
+    result = predict(folder, tmp_path / "scan.nii.gz")
+    assert result.code == 0
+    assert any("the network sees it resampled to 0.8 x 0.8 mm" in line for line in messages(result))
+    assert maps(tmp_path / "pred" / "scan")["mean"].shape == (14, 12, 3)
+    assert "resampled to 0.8 x 0.8 mm" in (tmp_path / "pred" / "report.html").read_text()
 
 
 def test_a_result_that_somebody_removes_meanwhile_is_no_success(predict, model, tmp_path, monkeypatch):

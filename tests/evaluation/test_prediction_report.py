@@ -4,28 +4,38 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from PIL import Image
 
 from phiseg.evaluation import prediction_report
 from phiseg.evaluation.prediction_report import case_picture, write_prediction_report
 from phiseg.imaging.volume import Volume
-from phiseg.inference.measures import measure
-from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.measures import Spread, measure
+from phiseg.inference.preprocessing import PreparedStack, Preprocessing, VolumeCheck
 from phiseg.inference.volumes import Prediction
 
 
 def prediction(
-    *, samples=4, classes=("background", "lesion"), spacing=(1.0, 1.0, 3.0), kind="window", box=None, turned=False
+    *,
+    samples=4,
+    classes=("background", "lesion"),
+    spacing=(1.0, 1.0, 3.0),
+    kind="window",
+    box=None,
+    turned=False,
+    depth=5,
 ):
     """Samples of noise: squares that grow from sample to sample.
 
     Turned, the slices lie along the file's first axis, in falling order.
     """
-    values = np.random.default_rng(0).normal(0, 100, (24, 20, 5))
+    values = np.random.default_rng(0).normal(0, 100, (24, 20, depth))
     intensity = {"kind": "window", "low": -300, "high": 300} if kind == "window" else {"kind": "zscore"}
     preprocessing = Preprocessing(
         classes=classes, image_channels=1, size=(32, 32), intensity=intensity, plane="axial"
@@ -41,8 +51,7 @@ def prediction(
     mean = np.stack([(labels == k).mean(0) for k in range(len(classes))]).astype(np.float32)
     gamma = (mean * (1 - mean)).sum(0)
     point = (3, 8, 8) if box[0].start else None
-    truncated = np.zeros(samples, dtype=bool)
-    return Prediction(volume, stack, box, labels, mean, gamma, None, truncated, point, ())
+    return Prediction(volume, stack, box, labels, mean, gamma, None, {}, point, ())
 
 
 @pytest.mark.parametrize(
@@ -62,8 +71,9 @@ def test_every_prediction_has_a_picture(options):
     height, width, _ = picture.shape
     assert width > 1000
     assert height > 150
-    panels = [picture[:, width * n // 5 : width * (n + 1) // 5].astype(int).std() for n in range(5)]
-    assert min(panels) > 10  # none is empty
+    panels = [picture[: height // 3, width * n // 5 : width * (n + 1) // 5].astype(int).std() for n in range(5)]
+    rows = [picture[height * n // 3 : height * (n + 1) // 3].astype(int).std() for n in range(3)]
+    assert min(panels + rows) > 10  # none is empty
 
 
 def test_samples_without_anything_have_a_picture_too():
@@ -79,7 +89,86 @@ def test_a_picture_names_its_slice_as_the_file_counts(monkeypatch, turned, place
     found = prediction(box=(slice(2, 5), slice(4, 20), slice(0, 16)), turned=turned)
     figure = case_picture(found, measure(found), "scan")
     assert found.point[0] == 3
-    assert figure.axes[0].get_title() == f"scan, axial {place}"
+    assert figure.subfigs[0].axes[0].get_title() == f"scan, axial {place}"
+
+
+def drawn(found, monkeypatch):
+    """The axes of a picture, row by row."""
+    monkeypatch.setattr(prediction_report, "to_png", lambda figure: figure)
+    return [part.axes for part in case_picture(found, measure(found), "scan").subfigs]
+
+
+def lines(axes):
+    """How many closed outlines each panel has, by colour."""
+    return [
+        Counter(to_hex(collection.get_edgecolor()[0]) for collection in panel.collections)
+        for panel in axes
+        if panel.images
+    ]
+
+
+def test_picture_shows_slices_spread_over_the_lesion(monkeypatch):
+    box = (slice(0, 30), slice(0, 20), slice(0, 24))
+    found = prediction(box=box, depth=30)
+    found.labels[:, :4] = 0
+    found.labels[:, 23:] = 0  # the lesion is in slices 4 to 22
+    _, slices, outlying = drawn(found, monkeypatch)
+    titles = [f"k = {number}" for number in (4, 7, 10, 13, 16, 19, 22)]
+    for row in (slices, outlying):
+        assert [axes.get_title() for axes in row] == titles
+    assert [sum(panel.values()) for panel in lines(slices)] == [4] * 7  # one for each sample
+
+
+def test_picture_of_a_thin_lesion_shows_each_slice_once(monkeypatch):
+    found = prediction()
+    found.labels[:, [0, 1, 4]] = 0
+    _, slices, _ = drawn(found, monkeypatch)
+    assert [axes.get_title() for axes in slices if axes.images] == ["k = 2", "k = 3"]
+
+
+def test_picture_outlines_the_smallest_median_and_largest_sample(monkeypatch):
+    """Samples of 2, 3, 4 and 5 rows of 6 pixels, in 5 slices of 3 mm; and one without anything."""
+    found = prediction(samples=5)
+    found.labels[4] = 0
+    _, _, outlying = drawn(found, monkeypatch)
+    legend = outlying[0].figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "smallest sample (0 ml)",
+        "median sample (0.27 ml)",
+        "largest sample (0.45 ml)",
+    ]
+    colours = [to_hex(line.get_color()) for line in legend.get_lines()]
+    for panel in lines(outlying):
+        assert panel == {colours[1]: 1, colours[2]: 1}
+
+
+def test_picture_without_a_lesion_has_no_slices_of_it(monkeypatch):
+    found = prediction()
+    found.labels[:] = 0
+    assert len(drawn(found, monkeypatch)) == 1
+
+
+@pytest.mark.parametrize(
+    ("volumes", "limit", "note"),
+    [
+        ([0.1, 0.2, 0.3, 0.25], 0.3, None),
+        ([0.1, 0.2, 0.3, 0.25] * 4 + [50.0], 0.3, "1 beyond, up to 50 ml"),
+        ([0.0] * 20 + [0.2, 0.3, 0.25], 0.3, None),  # most samples are empty: the others are no outliers
+        ([0.2] * 10 + [0.3], 0.3, None),  # all alike: a little more is no outlier
+        ([0.0] * 5, 0.0, None),
+    ],
+)
+def test_histogram_is_readable_beside_a_huge_sample(volumes, limit, note):
+    axes = Figure().subplots()
+    spread = Spread.of(np.array(volumes))
+    measures = SimpleNamespace(classes={"lesion": SimpleNamespace(volume_ml=spread)})
+    prediction_report._histogram(axes, measures)
+    bars = [bar for bar in axes.patches if bar.get_height()]
+    assert sum(bar.get_height() for bar in bars) == sum(volume <= limit for volume in volumes)
+    if limit:
+        assert max(bar.get_x() + bar.get_width() for bar in bars) == pytest.approx(limit)
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == [] if note is None else note in texts[0]
 
 
 @pytest.fixture
@@ -94,7 +183,16 @@ def finished(tmp_path):
             "format": "phiseg-prediction",
             "version": 1,
             "case": name,
-            "classes": {each: {"present": present, "volume_ml": spread, "diameter_mm": spread} for each in classes},
+            "classes": {
+                each: {
+                    "present": present,
+                    "volume_ml": spread,
+                    "diameter_mm": spread,
+                    "volume_ml_if_present": spread if present else None,
+                    "diameter_mm_if_present": spread if present else None,
+                }
+                for each in classes
+            },
             "agreement": agreement,
             "mean_gamma": gamma,
             "truncated": 0,
@@ -113,8 +211,8 @@ def finished(tmp_path):
     return write
 
 
-def write_report(out, *finished, failed=None, model="runs/m"):
-    return write_prediction_report(out, finished, failed or {}, model=model).read_text()
+def write_report(out, *finished, failed=None, model="runs/m", check=None):
+    return write_prediction_report(out, finished, failed or {}, model=model, volume_check=check).read_text()
 
 
 def headings(page):
@@ -140,6 +238,9 @@ def test_the_cases_that_agree_least_come_first(finished):
         "case": "wild", "class": "lesion", "present": "0.75", "agreement": "0.2", "mean_gamma": "0.4",
         "volume_ml_median": "2", "volume_ml_low": "1.25", "volume_ml_high": "3",
         "diameter_mm_median": "2", "diameter_mm_low": "1.25", "diameter_mm_high": "3",
+        "volume_ml_if_present_median": "2", "volume_ml_if_present_low": "1.25", "volume_ml_if_present_high": "3",
+        "diameter_mm_if_present_median": "2", "diameter_mm_if_present_low": "1.25",
+        "diameter_mm_if_present_high": "3",
         "truncated": "0", "look": "",
     }  # fmt: skip
 
@@ -159,6 +260,47 @@ def test_lesions_that_are_cut_off_or_not_found_come_before_all_others(finished):
     assert [row["look"] for row in rows.values()] == looks
     assert rows["cut"]["truncated"] == "0.25"
     assert re.findall(r"<tr>\s*<th>(?!case)[^<]+</th><td>(.*?)</td>", page) == looks
+
+
+def test_measures_if_present_are_empty_where_no_sample_has_the_class(finished):
+    out = finished("a", present=0)
+    page = write_report(out, "a")
+    (row,) = table(out / "cases.csv")
+    assert row["volume_ml_median"] == "2"
+    assert {row[key] for key in row if "if_present" in key} == {""}
+    assert page.count("<td>none</td>") == 2
+
+
+def test_cases_of_older_versions_are_reported(finished):
+    spread = {"median": 2, "low": 1.25, "high": 3, "samples": [1, 2, 3]}
+    out = finished("a", classes=())
+    summary = json.loads((out / "a" / "summary.json").read_text())
+    summary["classes"] = {"lesion": {"present": 0.5, "volume_ml": spread, "diameter_mm": spread}}
+    (out / "a" / "summary.json").write_text(json.dumps(summary))
+    assert "<td>2<small>1.25 to 3</small></td><td>none</td>" in write_report(out, "a")
+
+
+def test_report_states_the_measured_coverage_of_the_interval(finished):
+    check = VolumeCheck(dataset="lidc<b>", num_lesions=32, num_annotators=4, coverage=0.783)
+    text = " ".join(write_report(finished("a"), "a", check=check).split())
+    assert (
+        "checked on 32 lesions of lidc&lt;b&gt;, outlined by 4 annotators: 78 % of the annotators' volumes" in text
+    )
+    assert "never measured" not in text
+
+
+def test_report_states_that_coverage_was_never_measured(finished):
+    text = write_report(finished("a"), "a")
+    assert "never measured for this model" in text
+    assert "were checked on" not in text
+
+
+def test_unusual_images_come_first(finished):
+    finished("lost", present=0.1, point=[1, 2, 3], agreement=0.9)
+    out = finished("strange", unusual=True, agreement=0.5)
+    page = write_report(out, "lost", "strange")
+    assert headings(page) == ["strange", "lost"]
+    assert [row["look"] for row in table(out / "cases.csv")] == ["unusual image", "not found"]
 
 
 def test_failures_are_reported_and_forgotten_once_mended(finished):
@@ -196,7 +338,9 @@ def test_only_the_cases_that_were_asked_for_are_reported(finished):
 def test_warnings_are_shown_with_their_case(finished):
     finished("a", warnings=["no DICOM SEG: <why>"])
     page = write_report(finished("b"), "a", "b")
-    assert re.search(r"<h2>a</h2>\s*<p class=\"note\">no DICOM SEG: &lt;why&gt;</p>", page)
+    assert re.search(
+        r"<h2>a</h2>\s*<p class=\"note\"><strong>Warning:</strong> no DICOM SEG: &lt;why&gt;</p>", page
+    )
     assert page.count("no DICOM SEG") == 1
 
 

@@ -141,20 +141,17 @@ def test_points_of_a_scan_are_cases_of_their_own(scans, tmp_path, monkeypatch):
 
 
 def test_a_summary_counts_voxels_as_the_file_does(scans, tmp_path):
-    """Whatever the orientation: the point is the given one, and the box holds all that the maps have."""
-    model = KnownModel(noisy, centred_on="nodule", size=(6, 4))
-    run(scans, tmp_path / "out", model=model, sampling=Sampling(num_samples=9, reach_mm=3), points=[Point(3, 5, 2)])
-    num_found = 0
+    """Whatever the orientation: the point is the given one, and the box is where the samples are."""
+    model = KnownModel(brightest, centred_on="nodule", size=(6, 4))
+    run(scans, tmp_path / "out", model=model, sampling=Sampling(num_samples=3, reach_mm=3), points=[Point(3, 5, 2)])
     for name in ("s0", "s1", "s2"):
         summary = read(tmp_path / "out" / name)
         assert summary["point"] == [3, 5, 2]
-        places = np.argwhere(nibabel.load(tmp_path / "out" / name / "mean.nii.gz").get_fdata() > 0)
-        low, high = np.array(summary["box"]).T
-        assert (low <= summary["point"]).all()
-        assert (summary["point"] < high).all()
-        assert ((low <= places) & (places < high)).all()
-        num_found += len(places)
-    assert num_found
+        samples = np.argwhere(nibabel.load(tmp_path / "out" / name / "samples.nii.gz").get_fdata() > 0)[:, :3]
+        box = np.array(summary["box"])
+        assert (box[:, 0] <= samples.min(0)).all()
+        assert (samples.max(0) < box[:, 1]).all()
+        assert (box[:, 1] - box[:, 0]).prod() <= 6 * 4 * 3  # the crop, in the point's slice and those beside it
 
 
 # Going on
@@ -191,7 +188,7 @@ def test_what_a_killed_process_left_is_not_taken_for_a_case(scans, tmp_path):
     [
         ({"sampling": Sampling(num_samples=4)}, r"another num_samples \(3, now 4\)"),
         ({"sampling": Sampling(num_samples=3, seed=7)}, r"another seed \(0, now 7\)"),
-        ({"sampling": Sampling(num_samples=3, noise_length_mm=2)}, r"another noise_length_mm \(inf, now 2\)"),
+        ({"sampling": Sampling(num_samples=3, noise_length_mm=2)}, r"another noise_length_mm \(None, now 2\)"),
         ({"identity": {"model": "xyz"}}, r"another model \(abc, now xyz\)"),
         ({"identity": {"model": "abc", "calibration": 2}}, r"another calibration \(None, now 2\)"),
     ],
@@ -340,24 +337,48 @@ def test_every_scan_is_hashed_once_a_call(scans, tmp_path, monkeypatch):
 # What a user should know
 
 
+REACH = "the last slice within --reach in 100 % of the samples (give a larger --reach)"
+CROP = "the border of the crop in 100 % of the samples (use a model with larger crops)"
+SCAN = "the first or last slice of the scan in 100 % of the samples"
+
+
 @pytest.mark.parametrize(
-    ("depth", "size", "reach", "cure"),
+    ("depth", "size", "reach", "limits"),
     [
-        (15, (16, 16), 1, "give a larger --reach"),
-        (15, (4, 4), 100, "take a model with larger crops"),
-        (15, (4, 4), 1, "give a larger --reach and take a model with larger crops"),
-        (3, (16, 16), 100, "the scan ends there"),
+        (15, (16, 16), 1, REACH),
+        (15, (4, 4), 100, CROP),
+        (15, (4, 4), 1, f"{REACH}, to {CROP}"),
+        (3, (16, 16), 100, SCAN),
+        (3, (16, 16), None, SCAN),
+        (3, (16, 16), 1, SCAN),  # the reach ends with the scan: a larger one would help nothing
+        (5, (16, 16), 1, REACH),  # two slices are left
+        (5, (4, 4), 2, f"{CROP}, to {SCAN}"),
     ],
 )
-def test_a_lesion_that_is_cut_off_is_told_with_the_cure(tmp_path, capsys, depth, size, reach, cure):
+def test_cut_warning_names_the_limits_and_what_helps(tmp_path, capsys, depth, size, reach, limits):
+    """A ball with a radius of 4 mm, in slices of 1 mm."""
     write_nifti(tmp_path / "in" / "a.nii.gz", ball((15, 15, depth), place()))
     model = KnownModel(brightest, centred_on="nodule", size=size)
     sampling = Sampling(num_samples=3, reach_mm=reach)
     run(tmp_path / "in", tmp_path / "out", model=model, sampling=sampling, points=[Point(7, 7, depth // 2)])
-    warning = f"the lesion is cut off in 100 % of the samples; {cure}"
+    warning = f"the lesion may be larger than measured: it extends to {limits}"
     assert read(tmp_path / "out" / "a")["truncated"] == 1
     assert read(tmp_path / "out" / "a")["warnings"] == [warning]
     assert capsys.readouterr().err == f"phiseg: a: {warning}\n"
+
+
+def test_cut_warning_counts_the_samples_of_each_limit(tmp_path):
+    """The ball's radius differs from sample to sample, so that not all of them extend to the reach."""
+    write_nifti(tmp_path / "in" / "a.nii.gz", ball((31, 31, 31), place(), radius=5))
+    model = KnownModel(noisy, centred_on="nodule", size=(40, 40))
+    sampling = Sampling(num_samples=16, reach_mm=6)
+    run(tmp_path / "in", tmp_path / "out", model=model, sampling=sampling, points=[Point(15, 15, 15)])
+    samples = nibabel.load(tmp_path / "out" / "a" / "samples.nii.gz").get_fdata()
+    share = samples[:, :, [9, 21]].any((0, 1, 2)).mean()
+    assert 0 < share < 1
+    (warning,) = read(tmp_path / "out" / "a")["warnings"]
+    assert f"the last slice within --reach in {100 * share:.0f} % of the samples" in warning
+    assert read(tmp_path / "out" / "a")["truncated"] == share
 
 
 def test_a_lesion_that_is_seen_whole_gets_no_warning(tmp_path, capsys):

@@ -40,7 +40,7 @@ def prediction(labels, *, affine=None, plane="axial", classes=("background", "le
         mean_probs=np.stack([(sliced == k).mean(0) for k in range(len(classes))]).astype(np.float32),
         mean_log_probs=logs,
         level_variance=variance,
-        truncated=np.zeros(len(sliced), bool),
+        cuts={},
         point=None,
         level_names=() if variance is None else tuple(f"level {n + 1}" for n in range(len(variance))),
     )
@@ -130,6 +130,26 @@ def test_a_further_sample_falls_into_the_interval_in_nine_of_ten_cases(number, o
     assert volume.high == pytest.approx((number - outside) / 1000)
     inside = (number - 1 - 2 * outside) / (number + 1)
     assert inside == pytest.approx(0.9, abs=0.02)
+
+
+def test_measures_if_present_are_of_those_samples_alone():
+    labels = np.zeros((5, 6, 6, 2))
+    for sample, edge in enumerate((1, 2, 3)):
+        labels[sample, :edge, 0, 0] = 1  # 1, 2 and 3 voxels in a row; two samples without any
+    found = measure(prediction(labels, affine=place(spacing=(10, 10, 10)))).classes["lesion"]
+    assert found.volume_ml.samples == pytest.approx((1, 2, 3, 0, 0))
+    assert found.volume_ml.median == pytest.approx(1)
+    assert found.volume_ml_if_present.samples == pytest.approx((1, 2, 3))
+    assert found.volume_ml_if_present.median == pytest.approx(2)
+    assert (found.volume_ml_if_present.low, found.volume_ml_if_present.high) == pytest.approx((1, 3))
+    assert found.diameter_mm_if_present.samples == pytest.approx((10, 20, 30))
+
+
+def test_measures_if_present_are_null_without_any_sample():
+    found = to_json(measure(prediction(np.zeros((3, 4, 4, 2)))))["classes"]["lesion"]
+    assert found["volume_ml"]["median"] == 0
+    assert found["volume_ml_if_present"] is None
+    assert found["diameter_mm_if_present"] is None
 
 
 def test_tiny_volumes_keep_their_digits():

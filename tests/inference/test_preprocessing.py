@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from known_models import KnownModel, brightest, place
+from PIL import Image
 
 from phiseg.core.errors import DataError
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import Volume
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.scans import ScanFile, read_scan
 
 WINDOW = {"kind": "window", "low": -1000, "high": 400}
 
@@ -104,3 +106,78 @@ def test_values_that_the_network_cannot_hold_are_refused(intensity):
     PreparedStack.of(Volume(values * 1e38, place()), preprocessing, name="scan7")
     with pytest.raises(DataError, match="scan7 has values beyond those of 32 bits; check its unit and scaling"):
         PreparedStack.of(Volume(values * 1e39, place()), preprocessing, name="scan7")
+
+
+def spaced(spacing, *, slices=4, resample=True, **preprocessing):
+    """Slices (row, column) of some spacing (slice, vertical, horizontal)."""
+    distance, vertical, horizontal = spacing
+    values = np.random.default_rng(0).normal(-300, 200, (12, 10, slices))
+    volume = Volume(values, place(spacing=(horizontal, vertical, distance)))
+    model = KnownModel(brightest, plane="axial", intensity=WINDOW, **preprocessing)
+    return PreparedStack.of(volume, Preprocessing.of(model), name="scan7", resample=resample)
+
+
+@pytest.mark.parametrize(
+    ("own", "step"),
+    [
+        ((0.7, 0.7), (1, 1)),
+        ((0.5, 0.9), (1, 1)),  # the ends of the range
+        ((0.49999, 0.9), (1, 1)),  # but for rounding
+        ((0.25, 0.25), (2, 2)),
+        ((1.8, 0.7), (0.5, 1)),
+        ((0.1, 3.6), (5, 0.25)),
+    ],
+)
+def test_spacing_outside_of_the_range_is_brought_to_its_end(own, step):
+    stack = spaced((2, *own), spacing_range_mm=[0.5, 0.9])
+    assert stack.step == pytest.approx(step)
+    assert bool(stack.warnings) == (step != (1, 1))
+
+
+def test_resampling_is_warned_of():
+    (line,) = spaced((2, 0.25, 1.2), spacing_range_mm=[0.5, 0.9]).warnings
+    assert line.startswith("it has pixels of 0.25 x 1.2 mm, and the model was trained on 0.5 to 0.9 mm")
+    assert "the network sees it resampled to 0.5 x 0.9 mm" in line
+
+
+def test_resampling_can_be_refused():
+    with pytest.raises(DataError, match=r"scan7 has pixels of 0.25 x 0.25 mm, .* trained on 0.5 to 0.9 mm"):
+        spaced((2, 0.25, 0.25), spacing_range_mm=[0.5, 0.9], resample=False)
+    assert spaced((2, 0.6, 0.6), spacing_range_mm=[0.5, 0.9], resample=False).step == (1, 1)
+
+
+def test_one_spacing_of_all_images_comes_before_their_range():
+    stack = spaced((2, 0.5, 0.5), spacing_mm=[1, 1], spacing_range_mm=[1, 1], resample=False)
+    assert (stack.step, stack.warnings) == ((2, 2), ())
+
+
+@pytest.mark.parametrize(
+    ("distance", "slices", "warned"),
+    [(0.6, 4, False), (5, 4, False), (0.5, 4, True), (6, 4, True), (6, 1, False)],
+)
+def test_other_slice_thickness_is_warned_of(distance, slices, warned):
+    """But for a single slice, whose thickness nobody knows."""
+    lines = spaced((distance, 1, 1), slices=slices, thickness_range_mm=[0.6, 5]).warnings
+    assert len(lines) == warned
+    if warned:
+        assert f"its slices are {distance} mm apart, and those of the training images were 0.6 to 5 mm" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "assumed"),
+    [
+        ({}, (1, 1)),
+        ({"spacing_range_mm": [0.5, 0.9]}, (0.9, 0.9)),
+        ({"spacing_range_mm": [0.5, 2]}, (1, 1)),
+        ({"spacing_mm": [2, 3], "spacing_range_mm": [2, 3]}, (2, 3)),
+    ],
+)
+def test_pictures_without_spacing_are_not_resampled(tmp_path, preprocessing, assumed):
+    Image.fromarray(np.arange(240, dtype=np.uint8).reshape(12, 20)).save(tmp_path / "a.png")
+    model = Preprocessing.of(KnownModel(brightest, **preprocessing))
+    file = ScanFile("a", tmp_path / "a.png", "png")
+    scan = read_scan(file, channels=1, plane=None, spacing_mm=model.network_spacing_mm((1.0, 1.0)))
+    stack = PreparedStack.of(scan.volume, model, name="a", resample=False)
+    assert stack.step == (1, 1)
+    assert stack.stack.spacing_mm[1:] == pytest.approx(assumed)
+    assert not any("resampled" in line for line in stack.warnings)

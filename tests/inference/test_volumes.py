@@ -91,6 +91,48 @@ def test_so_it_does_when_the_network_has_other_pixels(affine, shape, size, spaci
     np.testing.assert_allclose(prediction.mean_probs.sum(0), 1, atol=1e-5)
 
 
+@pytest.mark.parametrize(("own", "seen"), [(0.5, 0.8), (0.9, 0.9), (2.5, 1.0)])
+def test_the_network_sees_spacing_within_the_range_of_training(own, seen):
+    """A ramp of 10 units per mm: neighbouring pixels of the network differ by what lies between them."""
+    columns = np.arange(40) * own * 10 - 100
+    volume = Volume(np.broadcast_to(columns[:, None, None], (40, 40, 3)), place(spacing=(own, own, 2)))
+    model = KnownModel(
+        brightest,
+        size=(8, 8),
+        plane="axial",
+        centred_on="nodule",
+        spacing_range_mm=[0.8, 1.0],
+        intensity={"kind": "window", "low": -1000, "high": 1000},
+    )
+    predict_volume(model, volume, point=(20, 20, 1), sampling=ONE)
+    (image,) = model.seen[0][1]
+    np.testing.assert_allclose(np.diff(image, axis=1), seen * 10 / 2000, rtol=1e-3)
+
+
+@settings(max_examples=8, deadline=None)
+@given(affine=affines, shape=shapes, size=sizes)
+def test_resampled_scans_come_out_on_their_own_grid(affine, shape, size):
+    volume = ball(shape, affine, radius=3.7)
+    prediction = predict_volume(KnownModel(brightest, size=size, spacing_range_mm=[0.6, 0.7]), volume, sampling=ONE)
+    clear = np.abs(volume.values) > max(prediction.stack.stack.spacing_mm[1:]) / 2 + 0.35
+    np.testing.assert_array_equal(labels_of(prediction)[clear], volume.values[clear] > 0)
+
+
+@pytest.mark.parametrize("spacing", [0.3, 0.45, 0.7, 1.0, 1.3, 1.9])
+@pytest.mark.parametrize(("radius", "cut_off"), [(4.0, False), (9.0, True)])
+def test_resampled_lesions_are_cut_off_by_the_crop(spacing, radius, cut_off):
+    """A crop of 12 mm around a ball of 8 or 18 mm, whatever pixels the network sees."""
+    volume = ball((31, 31, 31), place(), radius=radius)
+    size = round(12 / spacing)
+    model = KnownModel(brightest, size=(size, size), centred_on="nodule", spacing_mm=[spacing, spacing])
+    prediction = predict_volume(model, volume, point=(15, 15, 15), sampling=Sampling(num_samples=1, reach_mm=20))
+    assert {limit: bool(cut[0]) for limit, cut in prediction.cuts.items()} == {
+        "reach": False,
+        "crop": cut_off,
+        "scan": False,
+    }
+
+
 @settings(max_examples=10, deadline=None)
 @given(affine=affines, shape=shapes, plane=planes, scale=st.floats(0.1, 50), shift=st.floats(-1000, 1000))
 def test_z_scores_are_those_of_the_whole_volume(affine, shape, plane, scale, shift):

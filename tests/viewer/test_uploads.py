@@ -59,6 +59,16 @@ def test_a_nifti_file_becomes_slices(serve, name):
     assert served.client.get("/api/session").json()["scan_names"][info["id"]] == name
 
 
+def test_scans_of_other_spacing_are_resampled_with_a_warning(serve):
+    served = serve(make_model(spacing_range_mm=[0.4, 0.5]))
+    info = served.drop(("scan.nii", nifti_bytes(random_volume()))).json()  # pixels of 0.9 x 0.8 mm
+    (warning,) = info["warnings"]
+    assert "the network sees it resampled to 0.5 x 0.5 mm" in warning
+    assert (info["height"], info["width"]) == (22, 20)
+    info = served.drop(("a.png", png(np.arange(216, dtype=np.uint8).reshape(12, 18)))).json()
+    assert not any("resampled" in line for line in info["warnings"])
+
+
 def test_a_png_and_a_dicom_series_can_be_dropped(serve, dicom_files):
     served = serve(make_model(low=-1000, high=3000))
     pixels = np.random.default_rng(0).integers(0, 255, (12, 18), dtype=np.uint8)

@@ -20,10 +20,11 @@ class Predict:
     each case: samples.nii.gz (4-D, one sample after another), mean.nii.gz (probabilities), labels.nii.gz,
     gamma.nii.gz (where samples disagree), levels.nii.gz (which latent level causes it, fine to coarse), a summary
     (volume in ml, diameter in mm, presence), a picture, and DICOM SEG for a DICOM series; and for all cases of the
-    call cases.csv and report.html, with those first that need a second look, and failed.csv if any failed. What the
+    call cases.csv and report.html, with those first that need a review, and failed.csv if any failed. What the
     model was trained on (spacing, window, size, plane) is applied and undone. Finished cases are not done again.
 
-    A model that was trained on crops around lesions has to be shown where one is: --at.
+    A model that was trained on crops around lesions has to be shown where one is: --at. It warns where the image
+    there does not look like the training images, and where pixels or slices are of another size.
 
     Example: phiseg predict runs/phiseg scan.nii.gz --at 120,88,40 --out pred
     """
@@ -53,6 +54,9 @@ class Predict:
     with the model; 0 where --noise-length is given."""
     reach: float | None = None
     """Millimetres that a lesion is followed from its point; by default as far as the crop reaches."""
+    strict_spacing: bool = False
+    """Refuse scans whose pixel spacing lies outside of the range of the model's training images. By default they
+    are resampled to the nearest spacing in that range, with a warning."""
     level_draws: int = 8
     """Redraws of every latent level, for its share of the uncertainty; 0 leaves it out and is faster."""
     uncalibrated: bool = False
@@ -82,6 +86,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         unfinished,
     )
     from phiseg.inference.points import Point, read_points
+    from phiseg.inference.preprocessing import Preprocessing
     from phiseg.inference.scans import find_scans
     from phiseg.inference.volumes import Sampling
     from phiseg.models import load_model
@@ -132,12 +137,14 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         identity=identity,
         draw=case_picture,
         progress=fabric.is_global_zero,
+        strict_spacing=command.strict_spacing,
     )
     failed = gather_failures(failed)
     if fabric.is_global_zero:
         failed |= find_vanished(jobs, command.out, failed)
         done = [job.name for job in jobs if job.name not in failed]
-        page = write_prediction_report(command.out, done, failed, model=command.model)
+        check = Preprocessing.of(model).volume_check
+        page = write_prediction_report(command.out, done, failed, model=command.model, volume_check=check)
         left_out = f" ({len(failed)} of {len(jobs)} cases failed, see failed.csv)" if failed else ""
         print(f"written to {command.out}{left_out}; look at {page}")
         if failed:

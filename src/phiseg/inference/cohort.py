@@ -158,6 +158,7 @@ def predict_cohort(
     identity: Mapping[str, Any],
     draw: Draw,
     progress: bool = True,
+    strict_spacing: bool = False,
 ) -> dict[str, str]:
     """Predict cases; one that cannot be is told and left out.
 
@@ -169,6 +170,7 @@ def predict_cohort(
         identity: what else a result depends on, such as the hash of the weights.
         draw: makes the picture of a case.
         progress: show progress bars.
+        strict_spacing: refuse scans whose pixel spacing lies outside of the range of the training images.
 
     Returns:
         The reason for every case that could not be predicted, by name.
@@ -188,7 +190,13 @@ def predict_cohort(
                 scan, read = _read(job.scan, model), job.scan
             point = job.point.in_voxels(scan.volume) if job.point else None
             prediction = predict_volume(
-                model, scan.volume, point=point, sampling=sampling, name=job.name, progress=progress
+                model,
+                scan.volume,
+                point=point,
+                sampling=sampling,
+                name=job.name,
+                progress=progress,
+                resample=not strict_spacing,
             )
             _write_case(out / job.name, prediction, scan, made_with, draw, job.name)
         except (DataError, ConfigError, OSError, MemoryError, RuntimeError) as error:
@@ -230,7 +238,8 @@ def _reason(error: Exception) -> str:
 def _read(file: ScanFile, model: Segmenter) -> Scan:
     preprocessing = Preprocessing.of(model)
     plane = None if preprocessing.plane == "auto" else preprocessing.plane
-    scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=preprocessing.spacing_mm)
+    assumed = preprocessing.network_spacing_mm((1.0, 1.0))
+    scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=assumed)
     if scan.series is not None:
         preprocessing.check_modality(scan.series.modality, name=file.name)
     for warning in scan.warnings:
@@ -273,10 +282,7 @@ def _write_case(
     folder: Path, prediction: Prediction, scan: Scan, made_with: Mapping[str, Any], draw: Draw, name: str
 ) -> None:
     measures = measure(prediction)
-    warnings = [*prediction.stack.warnings]
-    if measures.truncated:
-        share = f"{100 * measures.truncated:.0f} % of the samples"
-        warnings.append(f"the lesion is cut off in {share}; {_cure_of_cuts(prediction)}")
+    warnings = [*prediction.stack.warnings, *filter(None, (prediction.doubt, prediction.cut_warning))]
     foreground = np.moveaxis(prediction.mean_probs[1:], 0, 3)  # (n, h, w, K-1)
     mean = prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
     labels = prediction.on_grid(prediction.consensus)
@@ -305,23 +311,13 @@ def _write_case(
                 "box": _box_in_file(prediction),
                 "point": prediction.point and prediction.voxel(*prediction.point),
                 "has_spacing": scan.has_spacing,
+                "unusual": prediction.doubt is not None,
                 "warnings": [*scan.warnings, *warnings],
                 "made_with": made_with,
             },
         )
     for warning in warnings:
         _warn(name, warning)
-
-
-def _cure_of_cuts(prediction: Prediction) -> str:
-    """Say what would show the whole of a lesion that is cut off."""
-    touched = prediction.labels.max(0) > 0  # (n, h, w)
-    cut = []
-    for axis, (part, length) in enumerate(zip(prediction.box, prediction.stack.stack.grid, strict=True)):
-        first, last = touched.take(0, axis), touched.take(-1, axis)
-        cut.append((part.start > 0 and first.any()) or (part.stop < length and last.any()))
-    cures = {"give a larger --reach": cut[0], "take a model with larger crops": cut[1] or cut[2]}
-    return " and ".join(cure for cure, helps in cures.items() if helps) or "the scan ends there"
 
 
 def _box_in_file(prediction: Prediction) -> list[list[int]]:

@@ -15,7 +15,7 @@ from scipy import ndimage
 from tqdm import tqdm
 
 from phiseg.imaging.volume import Volume
-from phiseg.inference.prediction import Prediction
+from phiseg.inference.prediction import Limit, Prediction
 from phiseg.inference.slice_sampler import SliceSampler, pixels_of
 from phiseg.metrics import EPSILON
 
@@ -114,11 +114,6 @@ def _prediction(
     removed = ~around | ((drawn > 0) & ~bodies)  # (S, n, h, w)
     background = np.eye(probs.shape[1], 1, dtype=np.float32)[:, 0]  # (K,)
     probs = np.where(removed[:, None], background[:, None, None, None], probs)
-    far, centre, depth = _reach_in_slices(slices), point[0], grid[0]
-    ends = [
-        n - numbers[0] for n in {centre - far, centre + far, 0, depth - 1} if n in numbers and far and depth > 1
-    ]
-    sides = [(rows.start, rows.stop, grid[1]), (columns.start, columns.stop, grid[2])]
     return Prediction(
         volume=volume,
         stack=slices.stack,
@@ -127,7 +122,7 @@ def _prediction(
         mean_probs=probs.mean(0),
         mean_log_probs=np.log(probs + EPSILON).mean(0),
         level_variance=levels * around if slices.level_names else None,
-        truncated=_touches(bodies, ends, [(start > 0, stop < length) for start, stop, length in sides]),
+        cuts=_cuts(bodies, numbers, (rows, columns), grid, centre=point[0], far=_reach_in_slices(slices)),
         point=point,
         level_names=slices.level_names,
     )
@@ -158,18 +153,42 @@ def _body(
     return body
 
 
-def _touches(
-    masks: NDArray[np.bool_], slices: Sequence[int], sides: Sequence[tuple[bool, bool]]
-) -> NDArray[np.bool_]:
-    """Tell which masks (S, n, h, w) have something in some slices, or at those sides of the picture that count.
+def _cuts(
+    bodies: NDArray[np.bool_],
+    numbers: Sequence[int],
+    crop: tuple[slice, slice],
+    grid: tuple[int, ...],
+    *,
+    centre: int,
+    far: int,
+) -> dict[Limit, NDArray[np.bool_]]:
+    """Return which bodies (S, n, h, w) extend up to a limit, beyond which they may go on.
+
+    The side of a picture counts only where the scan goes on behind it. A slice that is the last of both the reach
+    and the scan counts for the scan: a longer reach would show nothing more. A single slice is never cut off by its
+    neighbours: there are none, or nobody asked for them.
 
     Args:
-        masks: of the samples.
-        slices: which.
-        sides: whether the first and the last row count, and the first and the last column.
+        bodies: of the samples.
+        numbers: n, of their slices.
+        crop: rows and columns of the bodies in the scan.
+        grid: of the scan.
+        centre: slice of the point.
+        far: how many slices from it may be looked at.
     """
-    (top, bottom), (left, right) = sides
-    borders = ((masks[:, :, 0], top), (masks[:, :, -1], bottom), (masks[..., 0], left), (masks[..., -1], right))
-    parts = [masks[:, list(slices)].any((1, 2, 3)), *(border.any((1, 2)) for border, counts in borders if counts)]
-    touching: NDArray[np.bool_] = np.any(parts, axis=0)
-    return touching
+    rows, columns = crop
+    ends = {0, grid[0] - 1} if far and grid[0] > 1 else set()
+    reach = {centre - far, centre + far} - ends if far else set()
+    limits: dict[Limit, NDArray[np.bool_]] = {
+        "reach": np.zeros(bodies.shape[1:], bool),
+        "crop": np.zeros(bodies.shape[1:], bool),
+        "scan": np.zeros(bodies.shape[1:], bool),
+    }
+    for index, number in enumerate(numbers):
+        limits["reach"][index] = number in reach
+        limits["scan"][index] = number in ends
+    limits["crop"][:, 0] |= rows.start > 0
+    limits["crop"][:, -1] |= rows.stop < grid[1]
+    limits["crop"][:, :, 0] |= columns.start > 0
+    limits["crop"][:, :, -1] |= columns.stop < grid[2]
+    return {limit: np.asarray((bodies & voxels).any((1, 2, 3))) for limit, voxels in limits.items()}

@@ -3,7 +3,7 @@
 Shapes: S samples, n slices of h x w pixels, K classes.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import hypot
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ INTERVAL = (5.0, 95.0)
 
 @dataclass(frozen=True)
 class Spread:
-    """A quantity over the samples; one in which the class is absent counts as zero."""
+    """A quantity over samples; one in which the class is absent counts as zero."""
 
     median: float
     low: float
@@ -49,6 +49,10 @@ class ClassMeasures:
     volume_ml: Spread
     diameter_mm: Spread
     """Longest distance between two pixels of one piece in one slice, plus one pixel."""
+    volume_ml_if_present: Spread | None
+    """Over the samples that have it only; None where none has."""
+    diameter_mm_if_present: Spread | None
+    """Likewise."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Measures:
     agreement: float
     """Mean IoU of two samples, over the volume; 1 where all have nothing."""
     truncated: float
-    """Share of the samples that are cut off by the crop, by the reach or by the end of the scan: too small."""
+    """Share of the samples whose lesion extends to the end of the crop, the reach or the scan: maybe too small."""
     level_shares: dict[str, float] | None
     """Of what redrawing the noise of each latent level by itself changes, each level's share, by its name, fine to
     coarse; None without a hierarchy."""
@@ -79,8 +83,14 @@ def measure(prediction: Prediction) -> Measures:
             mask = labels == number  # (n, h, w)
             volumes[index] = mask.sum() * voxel_ml
             diameters[index] = longest_diameter(mask, (spacing[1], spacing[2]))
-        present = float((volumes > 0).mean())
-        classes[name] = ClassMeasures(present, Spread.of(volumes), Spread.of(diameters))
+        has = volumes > 0
+        classes[name] = ClassMeasures(
+            present=float(has.mean()),
+            volume_ml=Spread.of(volumes),
+            diameter_mm=Spread.of(diameters),
+            volume_ml_if_present=Spread.of(volumes[has]) if has.any() else None,
+            diameter_mm_if_present=Spread.of(diameters[has]) if has.any() else None,
+        )
     touched = prediction.labels.max(0) > 0
     return Measures(
         classes=classes,
@@ -131,21 +141,7 @@ def _level_shares(prediction: Prediction) -> dict[str, float] | None:
 def to_json(measures: Measures) -> dict[str, Any]:
     """Return measures as they stand in summary.json."""
     return {
-        "classes": {
-            name: {
-                "present": found.present,
-                **{
-                    key: {
-                        "median": spread.median,
-                        "low": spread.low,
-                        "high": spread.high,
-                        "samples": spread.samples,
-                    }
-                    for key, spread in (("volume_ml", found.volume_ml), ("diameter_mm", found.diameter_mm))
-                },
-            }
-            for name, found in measures.classes.items()
-        },
+        "classes": {name: asdict(found) for name, found in measures.classes.items()},
         "mean_gamma": measures.mean_gamma,
         "agreement": measures.agreement,
         "truncated": measures.truncated,

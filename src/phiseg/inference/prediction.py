@@ -4,6 +4,7 @@ Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples,
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from phiseg.imaging.volume import Volume, from_slices
 from phiseg.inference.preprocessing import PreparedStack
 from phiseg.inference.slice_sampler import Box
+
+Limit = Literal["reach", "crop", "scan"]
+"""What can cut a lesion off: the last slice within the reach, the border of the crop, the first or last slice."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +34,40 @@ class Prediction:
     level_variance: NDArray[np.float32] | None
     """(L, n, h, w), how much the foreground's probability varies when the noise of one level is redrawn and that of
     the others is kept, fine to coarse; None for a model with noise of one kind."""
-    truncated: NDArray[np.bool_]
-    """(S,), whether a sample's lesion is cut off by the crop, by the reach or by the end of the scan."""
+    cuts: dict[Limit, NDArray[np.bool_]]
+    """For each limit, which samples' lesions extend up to it, (S,); empty for a model of whole slices."""
     point: tuple[int, int, int] | None
     """(slice, row, column) that a model of lesion-centred crops was shown."""
     level_names: tuple[str, ...]
     """Of what `level_variance` has, as `Segmenter.noise_names` calls them."""
+    doubt: str | None = None
+    """Why the image around the point does not look like a training image; None where it does, or none is known."""
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names, the background first."""
         return self.stack.preprocessing.classes
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        """(S,), whether a sample's lesion may be cut off by any limit."""
+        truncated: NDArray[np.bool_] = np.any([np.zeros(len(self.labels), bool), *self.cuts.values()], axis=0)
+        return truncated
+
+    @property
+    def cut_warning(self) -> str | None:
+        """By what, and in how many samples, the lesion may be cut off, and what would show the whole of it."""
+        limits: dict[Limit, tuple[str, str]] = {
+            "reach": ("the last slice within --reach", " (give a larger --reach)"),
+            "crop": ("the border of the crop", " (use a model with larger crops)"),
+            "scan": ("the first or last slice of the scan", ""),
+        }
+        found = [
+            f"{where} in {100 * self.cuts[limit].mean():.0f} % of the samples{advice}"
+            for limit, (where, advice) in limits.items()
+            if limit in self.cuts and self.cuts[limit].any()
+        ]
+        return f"the lesion may be larger than measured: it extends to {', to '.join(found)}" if found else None
 
     def voxel(self, number: int, row: int, column: int) -> tuple[int, int, int]:
         """Return the voxel (i, j, k) of the volume at a slice, row and column of the stack."""

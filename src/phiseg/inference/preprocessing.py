@@ -14,11 +14,13 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, ModelError
+from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity, normalise, zscored
 from phiseg.data.neighbours import neighbour_offsets
 from phiseg.data.store import Dataset, SlicePlane
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
+from phiseg.inference.plausibility import MAX_IMAGES, UsualValues
 from phiseg.models import Segmenter
 
 MIN_INSIDE = 0.01
@@ -69,6 +71,8 @@ class Preprocessing(StrictConfig):
     """Smallest and largest pixel spacing of the training images; None where it is not known."""
     thickness_range_mm: Range | None = None
     """Smallest and largest slice thickness of the training images; None where it is not known."""
+    usual_values: UsualValues | None = None
+    """What values images around a lesion have; None for whole slices, or where it is not known."""
     slice_coupling: SliceCoupling = SliceCoupling()
     volume_check: VolumeCheck | None = None
     dataset: dict[str, Any] = Field(default_factory=dict)
@@ -91,6 +95,7 @@ class Preprocessing(StrictConfig):
             modality=info.modality,
             spacing_range_mm=_range([mm for spacing in spacings for mm in spacing]),
             thickness_range_mm=_range(thicknesses),
+            usual_values=_usual_values(dataset, rows) if info.centred_on else None,
             dataset={"name": info.name, "fingerprint": dataset.fingerprint},
         )
 
@@ -107,6 +112,16 @@ class Preprocessing(StrictConfig):
             return cls.parse(model.preprocessing, where="preprocessing.json")
         except ConfigError as error:
             raise ModelError(f"{error}; copy the model folder again") from None
+
+    def network_spacing_mm(self, own: tuple[float, float]) -> tuple[float, float]:
+        """Return the pixel spacing (vertical, horizontal) at which the network sees a scan of some spacing.
+
+        It is that of all training images, or the nearest within their range, or the scan's own.
+        """
+        if self.spacing_mm is not None or self.spacing_range_mm is None:
+            return self.spacing_mm or own
+        vertical, horizontal = (float(np.clip(mm, *self.spacing_range_mm)) for mm in own)
+        return vertical, horizontal
 
     def check_modality(self, series_modality: str, *, name: str) -> None:
         """Refuse a series that another kind of machine made than the training images.
@@ -144,6 +159,7 @@ class PreparedStack:
         name: str,
         modality: str | None = None,
         is_prepared: bool = False,
+        resample: bool = True,
     ) -> Self:
         """Slice a volume (I, J, K) or (I, J, K, C).
 
@@ -153,10 +169,12 @@ class PreparedStack:
             name: of the scan, for messages.
             modality: of the scan, as DICOM names it; None where nothing tells.
             is_prepared: the values are those of a prepared dataset.
+            resample: resample a scan whose pixel spacing lies outside of the range of the training images; else it
+                is refused.
 
         Raises:
-            DataError: it is no volume, has not the model's modality or channels, or its voxels are not finite, all
-                the same, or too large for the network.
+            DataError: it is no volume, has not the model's modality, channels or spacing, or its voxels are not
+                finite, all the same, or too large for the network.
         """
         if modality is not None:
             preprocessing.check_modality(modality, name=name)
@@ -178,16 +196,13 @@ class PreparedStack:
         chosen = coarsest_plane(volume) if plane == "auto" else plane
         stack = to_slices(Volume(values, volume.affine), chosen)
         warnings = () if is_prepared else _unit_warnings(values, preprocessing.intensity)
+        warnings = (*warnings, *_spacing_warnings(stack, preprocessing, name=name, resample=resample))
         return cls(stack, chosen, preprocessing, name, warnings, is_prepared)
 
     @property
     def step(self) -> tuple[float, float]:
         """How many pixels of a slice one pixel of the network's image is, along rows' and columns' axes."""
-        wanted, own = self.preprocessing.spacing_mm, self.stack.spacing_mm[1:]
-        if wanted is None:
-            return 1.0, 1.0
-        row, column = (1.0 if abs(w / o - 1) < 1e-4 else w / o for w, o in zip(wanted, own, strict=True))
-        return row, column
+        return _step(self.stack, self.preprocessing)
 
     @cached_property
     def _scale(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -248,8 +263,52 @@ class PreparedStack:
         return np.moveaxis(self.stack.values[slices], 3, 1)
 
 
+def _step(stack: Volume, preprocessing: Preprocessing) -> tuple[float, float]:
+    _, *own = stack.spacing_mm
+    wanted = preprocessing.network_spacing_mm((own[0], own[1]))
+    row, column = (1.0 if abs(w / o - 1) < 1e-4 else w / o for w, o in zip(wanted, own, strict=True))
+    return row, column
+
+
+def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str, resample: bool) -> tuple[str, ...]:
+    """Return a line where pixels or slices are smaller or larger than any that the model was trained on.
+
+    Raises:
+        DataError: the pixels are, and may not be resampled.
+    """
+    warnings = []
+    distance, vertical, horizontal = stack.spacing_mm
+    pixels, thickness = preprocessing.spacing_range_mm, preprocessing.thickness_range_mm
+    if pixels and preprocessing.spacing_mm is None and _step(stack, preprocessing) != (1.0, 1.0):
+        own = f"pixels of {vertical:.3g} x {horizontal:.3g} mm"
+        usual = f"{pixels[0]:.3g} to {pixels[1]:.3g} mm"
+        if not resample:
+            raise DataError(
+                f"{name} has {own}, and the model was trained on {usual}; give a scan within that range, or allow "
+                "resampling (without --strict-spacing)"
+            )
+        row, column = preprocessing.network_spacing_mm((vertical, horizontal))
+        warnings.append(
+            f"it has {own}, and the model was trained on {usual}: the network sees it resampled to "
+            f"{row:.3g} x {column:.3g} mm, and results are on the scan's own grid"
+        )
+    if thickness and stack.grid[0] > 1 and not thickness[0] * 0.999 <= distance <= thickness[1] * 1.001:
+        warnings.append(
+            f"its slices are {distance:.3g} mm apart, and those of the training images were {thickness[0]:.3g} to "
+            f"{thickness[1]:.3g} mm thick: the samples may be less reliable"
+        )
+    return tuple(warnings)
+
+
 def _range(values: Sequence[float]) -> Range | None:
     return (min(values), max(values)) if values else None
+
+
+def _usual_values(dataset: Dataset, rows: NDArray[np.int64]) -> UsualValues | None:
+    """Return what values some images of a dataset have, always the same ones."""
+    if len(rows) > MAX_IMAGES:
+        rows = np.random.default_rng(derive_seed(0, "usual values")).choice(rows, MAX_IMAGES, replace=False)
+    return UsualValues.of([dataset.image(int(row)) for row in rows])
 
 
 def _unit_warnings(values: NDArray[Any], intensity: Intensity) -> tuple[str, ...]:

@@ -272,10 +272,10 @@ def tiles(stack: PreparedStack, stride: int) -> list[Frame]:
 
 
 def pixels_of(frame: Frame, axis: int, length: int) -> slice:
-    """Return the pixels of a slice that a frame touches."""
-    first = frame.origin[axis]
-    last = first + frame.step[axis] * (frame.size[axis] - 1)
-    return slice(max(0, int(np.floor(first))), min(length, int(np.ceil(last)) + 1))
+    """Return the pixels of a slice whose centre lies inside of a frame."""
+    edge = frame.origin[axis] - frame.step[axis] / 2
+    first, last = edge + 1e-6, edge + frame.step[axis] * frame.size[axis] - 1e-6
+    return slice(max(0, int(np.ceil(first))), min(length, int(np.floor(last)) + 1))
 
 
 def _window(size: tuple[int, int]) -> NDArray[np.float32]:

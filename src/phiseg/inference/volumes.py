@@ -8,6 +8,7 @@ Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples,
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ def predict_volume(
     sampling: Sampling | None = None,
     name: str = "volume",
     progress: bool = False,
+    resample: bool = True,
 ) -> Prediction:
     """Draw samples of a volume.
 
@@ -48,6 +50,8 @@ def predict_volume(
         sampling: how.
         name: what errors call the volume.
         progress: show a progress bar over the slices.
+        resample: resample a volume whose pixel spacing lies outside of the range of the training images; else it is
+            refused.
 
     Raises:
         DataError: the volume does not fit the model, or the point lies outside of it.
@@ -56,7 +60,7 @@ def predict_volume(
     sampling = sampling or Sampling()
     preprocessing = Preprocessing.of(model)
     check_point(preprocessing, point, name=name)
-    stack = PreparedStack.of(volume, preprocessing, name=name)
+    stack = PreparedStack.of(volume, preprocessing, name=name, resample=resample)
     every = range(stack.stack.grid[0])
     numbers = every if slices is None else slices
     if point is not None and slices is not None:
@@ -72,7 +76,10 @@ def predict_volume(
                 SliceSampler(model, stack, sampling, tiles(stack, model.stride), key=key), volume, numbers, bar
             )
         frame = Frame.centred(place[1:], preprocessing.size, stack.step)
-        return predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), volume, place, bar)
+        prediction = predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), volume, place, bar)
+    usual = preprocessing.usual_values
+    image = stack.images(np.array([place[0]]), frame)[0]
+    return replace(prediction, doubt=usual.doubts(image, preprocessing.intensity) if usual else None)
 
 
 def case_key(volume: Volume, place: tuple[int, int, int] | None) -> str:
@@ -116,9 +123,8 @@ def _predict_slices(slices: SliceSampler, volume: Volume, numbers: range, bar: "
         variance[:, number] = levels
         bar.update()
     levels_or_none = variance if slices.level_names else None
-    whole = np.zeros(num_samples, dtype=bool)
     return Prediction(
-        volume, stack, box, labels, mean_probs, mean_log_probs, levels_or_none, whole, None, slices.level_names
+        volume, stack, box, labels, mean_probs, mean_log_probs, levels_or_none, {}, None, slices.level_names
     )
 
 

@@ -31,7 +31,7 @@ def example_volume(preprocessing: Preprocessing) -> tuple[Volume, tuple[int, int
     if rule.low is not None and rule.high is not None:
         images = rule.low + (rule.high - rule.low) * images
     scene = _scene(_WITH, side, 0)
-    vertical, horizontal = preprocessing.spacing_mm or (SPACING_MM, SPACING_MM)
+    vertical, horizontal = preprocessing.network_spacing_mm((SPACING_MM, SPACING_MM))
     radius_mm = scene.radius * side / 2 * vertical
     distance = max(radius_mm / SLICES_PER_RADIUS, 1.2 * max(vertical, horizontal))  # scanned in this plane
     plane = preprocessing.plane

@@ -193,7 +193,7 @@ class Library:
             file,
             channels=self.preprocessing.image_channels,
             plane=self._plane,
-            spacing_mm=self.preprocessing.spacing_mm,
+            spacing_mm=self.preprocessing.network_spacing_mm((1.0, 1.0)),
         )
         modality = scan.series.modality if scan.series else None
         stack = PreparedStack.of(scan.volume, self.preprocessing, name=file.name, modality=modality)
@@ -202,7 +202,7 @@ class Library:
     def _read_case(self, dataset: Dataset, row: int) -> OpenScan:
         """Return a case of the dataset as a scan of one slice."""
         own = dataset.spacing_mm(row)
-        vertical, horizontal = own or self.preprocessing.spacing_mm or (1.0, 1.0)
+        vertical, horizontal = own or self.preprocessing.network_spacing_mm((1.0, 1.0))
         towards = PLANES[self._plane or "axial"]
         thickness = max(vertical, horizontal)  # nothing tells; slices are at least as far apart as pixels
         affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, thickness, 1])

@@ -1,0 +1,210 @@
+"""A crop that does not look like the training images is noticed, and the reason names values of the scan."""
+
+import json
+import re
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from known_models import KnownModel, brightest, place
+
+from phiseg.data.intensity import Intensity, normalise
+from phiseg.data.writer import Case, write_dataset
+from phiseg.imaging.series import read_series
+from phiseg.imaging.volume import Volume
+from phiseg.inference.cohort import list_jobs, predict_cohort
+from phiseg.inference.plausibility import MAX_IMAGES, UsualValues
+from phiseg.inference.points import Point
+from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.scans import find_scans
+from phiseg.inference.volumes import Sampling, predict_volume
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+SERIES = SHARED / "lidc_dicom" / "LIDC-IDRI-0003" / "01-01-2000-94866" / "3000611-03264"
+WINDOW = Intensity(kind="window", low=-1000, high=400)
+SIZE = 24
+
+
+def nodule(random, *, noise=30):
+    """Lung at -850 with a nodule in the middle, and in some crops the chest wall."""
+    rows, columns = np.mgrid[:SIZE, :SIZE] - (SIZE - 1) / 2
+    image = np.full((SIZE, SIZE), -850.0)
+    image[np.hypot(rows, columns) < random.uniform(2, 8)] = random.uniform(-100, 100)
+    image[columns > random.uniform(2, SIZE)] = 50
+    return image + random.normal(0, noise, image.shape)
+
+
+def seen(image):
+    return normalise(np.asarray(image, dtype=np.float32)[None], WINDOW)
+
+
+@pytest.fixture(scope="module")
+def usual():
+    random = np.random.default_rng(0)
+    return UsualValues.of([seen(nodule(random)) for _ in range(400)])
+
+
+def test_few_further_training_images_are_doubted(usual):
+    random = np.random.default_rng(1)
+    doubted = [usual.doubts(seen(nodule(random)), WINDOW) is not None for _ in range(400)]
+    assert np.mean(doubted) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("mean", "noise", "above"),
+    [
+        pytest.param(-1000, 8, False, id="air"),
+        pytest.param(60, 20, True, id="soft tissue all around"),
+        pytest.param(500, 150, True, id="MR from 0 to 1000"),
+    ],
+)
+def test_other_tissue_or_modality_is_doubted(usual, mean, noise, above):
+    random = np.random.default_rng(2)
+    for _ in range(20):
+        image = random.normal(mean, noise, (SIZE, SIZE))
+        doubt = usual.doubts(seen(image), WINDOW)
+        assert doubt.startswith("the image around the point does not look like the model's training images")
+        numbers = re.search(
+            r"(\d+) % of its pixels are below (-?\d+), and in 99.8 % .* (-?\d+) to (-?\d+)\)", doubt
+        )
+        share, here, low, high = map(int, numbers.groups())
+        assert here == pytest.approx(np.percentile(np.clip(image, -1000, 400), share), abs=1)
+        assert here > high if above else here < low
+
+
+def test_range_is_that_of_the_training_images():
+    """Constant images: every percentile is the value itself."""
+    values = np.linspace(-700, -300, 201)
+    usual = UsualValues.of([seen(np.full((4, 4), value)) for value in values])
+    for value in (-695, -500, -305):
+        assert usual.doubts(seen(np.full((4, 4), value)), WINDOW) is None
+    doubt = usual.doubts(seen(np.full((4, 4), -250)), WINDOW)
+    assert "of its pixels are below -250, and in 99.8 % of those images -700 to -300" in doubt
+
+
+def test_rare_combination_of_usual_percentiles_is_doubted():
+    """Each value alone is usual, but training images are constant and this one is a ramp."""
+    usual = UsualValues.of([seen(np.full((4, 4), value)) for value in np.linspace(-700, -300, 201)])
+    ramp = np.linspace(-690, -310, 16).reshape(4, 4)
+    doubt = usual.doubts(seen(ramp), WINDOW)
+    assert "a combination that is rarer than in 99.5 % of those images" in doubt
+    assert f"50 % of its pixels are below {np.median(ramp):.0f}" in doubt
+
+
+def test_few_training_images_decide_nothing():
+    random = np.random.default_rng(0)
+    assert UsualValues.of([seen(nodule(random)) for _ in range(49)]) is None
+
+
+def test_z_scores_are_named_as_such():
+    random = np.random.default_rng(0)
+    usual = UsualValues.of([random.normal(0, 1, (1, 8, 8)).astype(np.float32) for _ in range(100)])
+    doubt = usual.doubts(np.full((1, 8, 8), 7, np.float32), Intensity(kind="zscore"))
+    assert "below 7.00 (z-score)" in doubt
+
+
+def dataset(folder, *, number, centred_on):
+    """Nodules for training, and air for validation, which must not count."""
+    random = np.random.default_rng(5)
+    nothing, looked = np.zeros((1, SIZE, SIZE)), np.array([True])
+    air = np.full((1, SIZE, SIZE), -1000)
+    train = [Case(f"t{n}", f"t{n}", nodule(random)[None], nothing, looked) for n in range(number)]
+    val = [Case(f"v{n}", f"v{n}", air, nothing, looked) for n in range(60)]
+    return write_dataset(
+        folder,
+        name="nodules",
+        classes=("background", "nodule"),
+        num_annotators=1,
+        image_shape=(1, SIZE, SIZE),
+        image_dtype=np.int16,
+        intensity=WINDOW,
+        cases=[*train, *val],
+        splits={"train": [case.patient for case in train], "val": [case.patient for case in val]},
+        centred_on=centred_on,
+    )
+
+
+def test_usual_values_are_stored_with_the_model(tmp_path):
+    prepared = dataset(tmp_path / "data", number=MAX_IMAGES + 40, centred_on="nodule")
+    stored = Preprocessing.of_dataset(prepared)
+    restored = Preprocessing.parse(json.loads(json.dumps(stored.model_dump(mode="json"))), where="a test")
+    assert restored == stored == Preprocessing.of_dataset(prepared)  # always of the same images
+    random = np.random.default_rng(6)
+    assert np.mean([bool(restored.usual_values.doubts(seen(nodule(random)), WINDOW)) for _ in range(200)]) < 0.04
+    assert restored.usual_values.doubts(seen(np.full((SIZE, SIZE), -1000)), WINDOW)
+
+
+def test_whole_slices_have_no_usual_values(tmp_path):
+    prepared = dataset(tmp_path / "data", number=60, centred_on=None)
+    assert Preprocessing.of_dataset(prepared).usual_values is None
+
+
+@pytest.fixture
+def scan(usual):
+    """A scan with a nodule in lung on its left, and soft tissue on its right; and a model that knows nodules."""
+    random = np.random.default_rng(3)
+    values = np.full((80, 40, 5), 40.0)
+    values[:40] = -850
+    values[17:23, 17:23, 1:4] = 30
+    values += random.normal(0, 30, values.shape)
+    model = KnownModel(
+        brightest,
+        size=(SIZE, SIZE),
+        centred_on="nodule",
+        plane="axial",
+        intensity=WINDOW.model_dump(),
+        usual_values=usual.model_dump(mode="json"),
+    )
+    return model, Volume(values.astype(np.float32), place())
+
+
+def test_prediction_doubts_the_crop_around_its_point(scan):
+    model, volume = scan
+    sampling = Sampling(num_samples=1)
+    assert predict_volume(model, volume, point=(20, 20, 2), sampling=sampling).doubt is None
+    assert "training images" in predict_volume(model, volume, point=(62, 20, 2), sampling=sampling).doubt
+
+
+def test_doubts_are_printed_and_stored(scan, tmp_path, capsys):
+    model, volume = scan
+    (tmp_path / "in").mkdir()
+    nibabel.save(nibabel.Nifti1Image(volume.values, volume.affine), tmp_path / "in" / "a.nii.gz")
+    jobs = list_jobs(find_scans([tmp_path / "in"])[0], [Point(20, 20, 2), Point(62, 20, 2)], {})
+    predict_cohort(
+        model,
+        jobs,
+        tmp_path / "out",
+        sampling=Sampling(num_samples=1, reach_mm=0),
+        identity={},
+        draw=lambda *_: b"",
+        progress=False,
+    )
+    usual, unusual = (json.loads((tmp_path / "out" / name / "summary.json").read_text()) for name in ("a-1", "a-2"))
+    assert (usual["unusual"], unusual["unusual"]) == (False, True)
+    doubt = "the image around the point does not look like the model's training images"
+    assert not any(doubt in line for line in usual["warnings"])
+    assert any(doubt in line for line in unusual["warnings"])
+    assert f"phiseg: a-2: {doubt}" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not SERIES.is_dir(), reason="needs ../shared/data with LIDC-IDRI")
+def test_lidc_crops_are_told_from_air_and_mediastinum():
+    with np.load(SHARED / "lidc_slices128.npz") as arrays:
+        images, split = arrays["images"][:, 32:96, 32:96], arrays["split"]
+    images = images.astype(np.float32) * 1400 / 255 - 1000
+    random = np.random.default_rng(0)
+    train = random.choice(np.flatnonzero(split == "train"), MAX_IMAGES, replace=False)
+    usual = UsualValues.of([seen(images[row]) for row in train])
+    val = [usual.doubts(seen(image), WINDOW) is not None for image in images[split == "val"]]
+    assert np.mean(val) < 0.03
+    values = read_series(SERIES).volume.values  # column, row, slice
+
+    def doubted(column, row, number):
+        crop = values[column - 32 : column + 32, row - 32 : row + 32, number].T
+        return usual.doubts(seen(crop), WINDOW) is not None
+
+    assert not doubted(368, 351, 77)  # two nodules
+    assert not doubted(307, 198, 83)
+    assert doubted(80, 60, 77)  # air beside the patient
+    assert doubted(250, 240, 58)  # mediastinum
