@@ -99,6 +99,7 @@ def test_a_model_folder_and_its_run_folder_are_the_same_model(run, trained):
 
 def test_batches_and_chunks_change_nothing(run):
     first, second = run("a", batch_size=1, chunk_size=2), run("b", batch_size=9, chunk_size=99)
+    assert first.summary.residual_correlation == pytest.approx(second.summary.residual_correlation, abs=1e-4)
     for name, column in first.cases.items():
         assert second.cases[name] == (column if name in ("case", "patient") else pytest.approx(column, rel=1e-5))
 

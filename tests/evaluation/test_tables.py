@@ -252,3 +252,14 @@ def test_a_dataset_with_one_annotator_has_no_ged_and_says_why(tmp_path):
     assert table.rows[0].ged is None
     assert table.rows[0].dice is not None
     assert any("no case here has two" in note for note in table.notes)
+
+
+def test_the_residual_correlation_and_what_it_accounts_for_are_noted():
+    known = evaluation("a", 0.9)
+    delta = known.summary.diversity_annotators
+    known = replace(known, summary=known.summary.model_copy(update={"residual_correlation": 0.2}))
+    notes = comparison_table([known, evaluation("b", 0.1)]).notes
+    (note,) = [note for note in notes if "Residual correlation" in note]
+    assert note.endswith(f"a 0.20 ({delta * 0.25:.3f}).")
+    assert any("independent given the image" in note and "upper bound" in note for note in notes)
+    assert not any("Residual correlation" in note for note in comparison_table([evaluation("b", 0.1)]).notes)

@@ -113,7 +113,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     if summary.ged_correlated is not None:
         print(
             f"  annotators correlate by {summary.residual_correlation:.3f} given the model's probabilities; this "
-            f"accounts for at most {summary.ged_correlated:.4f} of ged_unbiased"
+            f"can account for a ged_unbiased of up to {summary.ged_correlated:.4f}"
         )
     if summary.ged is None:
         print("  no GED and S_NCC: they compare with several annotators, and no case here has two")

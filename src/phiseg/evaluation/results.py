@@ -128,7 +128,7 @@ class Summary(Provenance):
 
     @property
     def ged_correlated(self) -> float | None:
-        """How much of the unbiased GED the residual correlation of the annotators accounts for, at most."""
+        """The unbiased GED that the residual correlation of the annotators can account for."""
         if self.residual_correlation is None or self.diversity_annotators is None:
             return None
         return correlated_excess(self.residual_correlation, self.diversity_annotators)

@@ -246,8 +246,8 @@ def _correlation_notes(names: Sequence[str], evaluations: Sequence[Evaluation]) 
     if not known:
         return []
     return [
-        "Residual correlation of two annotators given the model's probabilities, and in brackets how much of the "
-        f"unbiased GED it accounts for at most: {', '.join(known)}."
+        "Residual correlation of two annotators given the model's probabilities, and in brackets the unbiased "
+        f"GED that it can account for: {', '.join(known)}."
     ]
 
 
