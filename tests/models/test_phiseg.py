@@ -175,39 +175,3 @@ def test_a_shared_encoder_gives_the_posterior_the_priors_features():
     for level, features in enumerate(expected):
         (seen, *_), _ = recorded.calls[f"posterior/{level}"][0]
         torch.testing.assert_close(seen, features)
-
-
-def test_image_supervision_adds_the_cross_entropy_of_class_shares():
-    """Cell by cell: the share of each class against what the prior's features say, a cell of n pixels n times."""
-    model = tiny_phiseg(image_supervision=0.4)
-    image, labels = batch(model.config, size=(16, 16))
-    with torch.no_grad():
-        loss = model(image, labels, generator=seeded_generator(0))
-        features = model.encode(image).features
-        expected = 0.0
-        for head, feature in zip(model.image_heads, features, strict=True):
-            log_probs = head(feature).log_softmax(1)
-            side = 16 // feature.shape[-1]
-            for item in range(len(image)):
-                for row in range(16):
-                    for column in range(16):
-                        cell = log_probs[item, :, row // side, column // side]
-                        expected -= float(cell[labels[item, row, column]]) / len(image)
-        model.image_heads = torch.nn.ModuleList()
-        plain = model(image, labels, generator=seeded_generator(0))
-    torch.testing.assert_close(float(loss.terms["image_supervision"]), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(loss.total, plain.total + 0.4 * expected, rtol=1e-5, atol=1e-3)
-    assert {name: value for name, value in loss.terms.items() if name != "image_supervision"} == plain.terms
-
-
-def test_image_supervision_reaches_the_prior_encoder_alone_and_not_the_samples():
-    model = tiny_phiseg(image_supervision=1.0).train()
-    image, labels = batch(model.config, size=(16, 16))
-    model(image, labels, generator=seeded_generator(0)).total.backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in model.image_heads.parameters())
-    model.eval()
-    before = model.sample(image, 2, generator=seeded_generator(1))
-    with torch.no_grad():
-        for parameter in model.image_heads.parameters():
-            parameter.fill_(7.0)
-    assert torch.equal(model.sample(image, 2, generator=seeded_generator(1)), before)
