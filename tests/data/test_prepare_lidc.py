@@ -472,7 +472,7 @@ def volume(dataset, nodule):
 
 
 def test_margin_adds_empty_slices_with_the_same_crop_on_both_sides(lidc_source, prepare):
-    sessions = [[{20: disc(20, 30, 3), 25: disc(20, 34, 2)}], [{20: disc(20, 30, 2)}], [], []]
+    sessions = [[{20: disc(20, 30, 3), 25: disc(20, 34, 2)}], [{20: disc(20, 30, 2)}]]
     lidc_source.patient("P1", sessions, depths=range(0, 50, 5))
     dataset = prepare(options=LidcOptions(size=32, margin=2))
     assert volume(dataset, 0) == {2: 0, 3: 1, 4: 2, 5: 3, 6: 4, 7: 5}
@@ -505,7 +505,7 @@ def test_margin_slices_outside_of_the_scan_are_omitted(lidc_source, prepare):
 
 
 def test_margin_slice_of_one_nodule_may_be_an_outlined_slice_of_another(lidc_source, prepare):
-    lidc_source.patient("P1", [[{5: disc(20, 20, 3)}, {10: disc(45, 45, 2)}], [], [], []])
+    lidc_source.patient("P1", [[{5: disc(20, 20, 3)}, {10: disc(45, 45, 2)}]])
     dataset = prepare(options=LidcOptions(size=64, margin=1))
     first, second = volume(dataset, 0), volume(dataset, 1)
     assert (list(first), list(second)) == ([0, 1, 2], [1, 2, 3])

@@ -67,20 +67,6 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return -log_probs.gather(1, labels[:, None])[:, 0]  # unlike torch's own, deterministic on a GPU
 
 
-def share_cross_entropy(logits: Tensor, shares: Tensor) -> Tensor:
-    """Return the cross entropy of the classes' shares in cells, summed over pixels, averaged over the batch.
-
-    At full resolution it is `cross_entropy`. A cell of n pixels counts n times.
-
-    Args:
-        logits: (B, K, h, w).
-        shares: (B, K, H, W) one-hot classes of pixels, with H and W multiples of h and w.
-    """
-    cell = shares.shape[-2] // logits.shape[-2], shares.shape[-1] // logits.shape[-1]
-    targets = F.avg_pool2d(shares.float(), cell)
-    return -(targets * F.log_softmax(logits.float(), dim=1)).sum((1, 2, 3)).mean() * cell[0] * cell[1]
-
-
 def negative_elbo(
     level_logits: Sequence[Tensor],
     labels: Tensor,

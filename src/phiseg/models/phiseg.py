@@ -7,16 +7,14 @@ is the paper's level 1.
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from phiseg.core.errors import ModelError
-from phiseg.models.blocks import output_layer
 from phiseg.models.hierarchy import LatentHierarchy
 from phiseg.models.likelihood import Likelihood, Upsampling
 from phiseg.models.noise import Generators, draw_noise
-from phiseg.models.objective import KLWeights, Loss, kl_weights, negative_elbo, share_cross_entropy
+from phiseg.models.objective import KLWeights, Loss, kl_weights, negative_elbo
 from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
@@ -49,10 +47,6 @@ class PHiSegConfig(LatentConfig):
     shared_encoder: bool = False
     """Let the posterior take over the prior's features of the image and add those of the labels to them, from an
     encoder of its own with one block a level; by default it has a full encoder for both, as in the paper."""
-    image_supervision: float = Field(default=0.0, ge=0)
-    """Weight of a training loss for the prior's encoder. At each level, an extra layer predicts the share of each
-    class in each cell from the features of the image. With 0, as in the paper, the prior learns from the KL alone.
-    Sampling does not use the extra layers."""
     residual: bool = False
     """Add the input of each block to its output where both have the same number of channels."""
     upsampling: Upsampling = "nearest"
@@ -114,8 +108,6 @@ class PHiSeg(Segmenter):
             upsampling=config.upsampling,
         )
         self.kl_weights = kl_weights(config.kl_weights, config.num_levels)
-        widths = config.channels[self.offset : self.offset + config.num_levels] if config.image_supervision else ()
-        self.image_heads = nn.ModuleList(output_layer(width, config.num_classes) for width in widths)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
         """Return the negative of eq. 2 with deep supervision; see `Segmenter.forward`."""
@@ -127,16 +119,9 @@ class PHiSeg(Segmenter):
         posteriors, latents = self.posterior.draw(self._encode_labels(x, image_features), noise)
         priors, _ = self.prior.draw(image_features, None, given=dict(enumerate(latents)))
         level_logits = [crop(logits, size) for logits in self.likelihood(latents)]
-        loss = negative_elbo(
+        return negative_elbo(
             level_logits, labels, posteriors, priors, self.kl_weights, free_nats=self.config.free_nats
         )
-        if not self.image_heads:
-            return loss
-        shares = x[:, self.config.input_channels :] + 0.5  # one-hot, (B, K, H, W)
-        predicted = [head(features) for head, features in zip(self.image_heads, image_features, strict=True)]
-        supervision = torch.stack([share_cross_entropy(logits, shares) for logits in predicted]).sum()
-        terms = loss.terms | {"image_supervision": supervision.detach()}
-        return Loss(loss.total + self.config.image_supervision * supervision, terms)
 
     def _encode_labels(self, x: Tensor, image_features: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the posterior's features of image and labels x (B, C + K, H, W), fine to coarse."""
