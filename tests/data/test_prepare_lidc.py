@@ -505,7 +505,7 @@ def test_margin_slices_outside_of_the_scan_are_omitted(lidc_source, prepare):
 
 
 def test_margin_slice_of_one_nodule_may_be_an_outlined_slice_of_another(lidc_source, prepare):
-    lidc_source.patient("P1", [[{5: disc(20, 20, 3)}, {10: disc(45, 45, 2)}]])
+    lidc_source.patient("P1", [[{5: disc(20, 20, 3)}, {10: disc(45, 45, 2)}], [], [], []])
     dataset = prepare(options=LidcOptions(size=64, margin=1))
     first, second = volume(dataset, 0), volume(dataset, 1)
     assert (list(first), list(second)) == ([0, 1, 2], [1, 2, 3])
