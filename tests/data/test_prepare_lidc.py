@@ -472,7 +472,7 @@ def volume(dataset, nodule):
 
 
 def test_margin_adds_empty_slices_with_the_same_crop_on_both_sides(lidc_source, prepare):
-    sessions = [[{20: disc(20, 30, 3), 25: disc(20, 34, 2)}], [{20: disc(20, 30, 2)}]]
+    sessions = [[{20: disc(20, 30, 3), 25: disc(20, 34, 2)}], [{20: disc(20, 30, 2)}], [], []]
     lidc_source.patient("P1", sessions, depths=range(0, 50, 5))
     dataset = prepare(options=LidcOptions(size=32, margin=2))
     assert volume(dataset, 0) == {2: 0, 3: 1, 4: 2, 5: 3, 6: 4, 7: 5}
