@@ -54,7 +54,7 @@ def test_each_command_says_what_it_made_and_what_comes_next(tour):
     assert "15 cases of 15 patients (9 train, 3 val, 3 test), 4 annotators" in printed["prepare"]
     assert "next:  phiseg train" in printed["prepare"]
     assert "next: phiseg evaluate phiseg --data data" in printed["train"]
-    assert "phiseg-small on 3 test cases, 4 samples each" in printed["evaluate phiseg"]
+    assert "phiseg-small on 3 test cases of 3 patients, 4 samples each" in printed["evaluate phiseg"]
     assert "report: report/report.html" in printed["compare"]
     assert "3 samples of each of 3 test cases" in printed["sample"]
     assert f"phiseg {__version__}" in printed["info"]

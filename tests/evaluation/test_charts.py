@@ -19,6 +19,7 @@ from phiseg.evaluation.charts import (
 from phiseg.evaluation.compare import draw_pictures
 from phiseg.evaluation.drawing import method_line, to_png
 from phiseg.evaluation.figures import sample_panel
+from phiseg.evaluation.results import TEXT_COLUMNS
 
 
 def table(bias, num_classes=2):
@@ -70,7 +71,7 @@ def test_the_bars_add_up_to_twice_the_distance_of_samples_and_annotations():
     for bar in axes.patches:
         ends.setdefault(round(bar.get_y() + bar.get_height() / 2), []).append(bar.get_x() + bar.get_width())
     for place, method in enumerate(methods):
-        mean = {name: np.mean(values) for name, values in method.cases.items() if name != "case"}
+        mean = {name: np.mean(values) for name, values in method.cases.items() if name not in TEXT_COLUMNS}
         parts = np.cumsum([mean["ged"], mean["ged_within_samples"], mean["ged_within_annotations"]])
         np.testing.assert_allclose(ends[place], parts)
         assert ends[place][-1] == pytest.approx(2 * mean["ged_cross"])

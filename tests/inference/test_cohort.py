@@ -188,7 +188,7 @@ def test_what_a_killed_process_left_is_not_taken_for_a_case(scans, tmp_path):
     [
         ({"sampling": Sampling(num_samples=4)}, r"another num_samples \(3, now 4\)"),
         ({"sampling": Sampling(num_samples=3, seed=7)}, r"another seed \(0, now 7\)"),
-        ({"sampling": Sampling(num_samples=3, noise_length_mm=2)}, r"another noise_length_mm \(None, now 2\)"),
+        ({"sampling": Sampling(num_samples=3, noise_length_mm=2)}, r"another noise_length_mm \(inf, now 2\)"),
         ({"identity": {"model": "xyz"}}, r"another model \(abc, now xyz\)"),
         ({"identity": {"model": "abc", "calibration": 2}}, r"another calibration \(None, now 2\)"),
     ],

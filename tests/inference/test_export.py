@@ -42,7 +42,7 @@ def save(make_recipe, tmp_path):
         save_model(
             folder, model, preprocessing=PREPROCESSING, provenance={"recipe": f"tiny-{name}"}, card="# A card\n"
         )
-        factors = tuple(1.7 - 0.5 * level for level in range(len(model.noise_shapes(SIZE))))
+        factors = tuple(1.7 - 0.5 * level if takes else 1.0 for level, takes in enumerate(model.takes_temperature))
         save_calibration(folder, Calibration(noise=factors, logits=2.5), fit={})
         return folder
 

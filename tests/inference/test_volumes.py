@@ -743,6 +743,6 @@ def test_a_temperature_is_refused_where_noise_selects():
         takes_temperature = (False,)
 
     volume, model = ball((9, 9, 1), place()), Selecting(noisy, plane="axial")
-    assert predict_volume(model, volume, sampling=Sampling(num_samples=2, levels=(Level(seed=1),))).labels.any()
+    assert predict_volume(model, volume, sampling=Sampling(num_samples=20, levels=(Level(seed=1),))).labels.any()
     with pytest.raises(ConfigError, match=r"takes no temperature on this noise.*leave it at 1"):
         predict_volume(model, volume, sampling=Sampling(num_samples=2, levels=(Level(temperature=2.0),)))

@@ -70,7 +70,7 @@ def test_dicom_seg_lies_on_the_series(serve, dicom_files):
 
 def test_numbers_tell_how_to_draw_them_again(serve):
     served = serve(make_model(members=2))
-    messages = served.click(num_samples=3, seed=9, levels=[{"hold": True}, {"temperature": 2}, {"seed": 4}])
+    messages = served.click(num_samples=12, seed=9, levels=[{"hold": True}, {"temperature": 2}, {"seed": 4}])
     (done,), (numbers,) = of_type(messages, "done"), of_type(messages, "numbers")
     content = json.loads(exported(served, done["id"], what="numbers", kind="json").content)
     assert content["request"]["seed"] == 9

@@ -22,9 +22,9 @@ class PrepareArrays(StackArguments):
 
     With `case_ids`, `nodule` [N] and `slice` [N] a case is named PATIENT-nodule-N-slice-M.
 
-    Examples:
-    phiseg prepare arrays crops.npz data --window -1000 400 --centred-on nodule
-    phiseg prepare arrays uint8.npz data --rescale 5.490196 -1000 --window -1000 400
+    Example: phiseg prepare arrays crops.npz data --window -1000 400 --centred-on nodule
+
+    Example: phiseg prepare arrays uint8.npz data --rescale 5.490196 -1000 --window -1000 400
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.npz")]

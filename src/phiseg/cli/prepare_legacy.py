@@ -22,9 +22,9 @@ class PrepareLegacy(StackArguments):
     LIDC-IDRI-slices (PATIENT/nodule-0/images/slice-0.png and PATIENT/nodule-0/mask-0/slice-0.png to mask-3). The
     images of LIDC-IDRI-slices were scaled slice by slice, so they are not in Hounsfield units.
 
-    Examples:
-    phiseg prepare legacy data_lidc.pickle data
-    phiseg prepare legacy LIDC-IDRI-slices data
+    Example: phiseg prepare legacy data_lidc.pickle data
+
+    Example: phiseg prepare legacy LIDC-IDRI-slices data
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]

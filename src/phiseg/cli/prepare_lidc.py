@@ -25,9 +25,9 @@ class PrepareLidc:
     It works through the series with several processes; run the same command again to go on after an interruption. A
     series that cannot be read is told, counted and left out.
 
-    Examples:
-    phiseg prepare lidc LIDC-IDRI data/lidc
-    phiseg prepare lidc LIDC-IDRI data/lidc-volumes --margin 4
+    Example: phiseg prepare lidc LIDC-IDRI data/lidc
+
+    Example: phiseg prepare lidc LIDC-IDRI data/lidc-volumes --margin 4
     """
 
     src: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
