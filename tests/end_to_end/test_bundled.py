@@ -12,7 +12,11 @@ from phiseg.core.errors import ModelError
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.evaluation.calibrate import calibrate
+from phiseg.imaging.volume import Volume
+from phiseg.inference.measures import measure
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import sample_cases
+from phiseg.inference.volumes import Sampling, predict_volume
 from phiseg.metrics import energy_distance
 from phiseg.metrics.case import score_case
 from phiseg.models import load_model
@@ -63,7 +67,7 @@ def test_its_patients_are_not_named():
 
 def test_info_tells_about_it(cli):
     told = cli("info", "lidc-nodule").out
-    assert "model: phiseg-ensemble" in told
+    assert "model: phiseg" in told
     assert "centred_on: nodule" in told
 
 
@@ -86,17 +90,48 @@ def test_phantoms_it_has_not_seen_are_sampled_well(tmp_path):
     assert found["dice"] > 0.6
 
 
+def test_bundled_nodule_model_knows_its_limits():
+    """Ranges of spacing and thickness, usual values, and the coupling of slices with its measured coverage."""
+    preprocessing = Preprocessing.of(load_model(bundled_models()["lidc-nodule"]))
+    low, high = preprocessing.spacing_range_mm
+    assert 0.4 < low < 0.6 < 0.9 < high < 1
+    assert preprocessing.thickness_range_mm[1] <= 5
+    assert preprocessing.usual_values is not None
+    assert preprocessing.slice_coupling.length_mm is not None
+    assert 0.85 <= preprocessing.volume_check.coverage <= 0.97
+
+
 @pytest.mark.slow
-def test_nodules_it_has_not_seen_are_sampled_well(cli, shared_data, tmp_path):
-    """On cases that had no part in its training, and better with its temperatures than without."""
+def test_bundled_nodule_model_samples_volumes_near_the_readers(shared_data):
+    """A nodule of 0.26 to 0.48 ml: the interval holds the readers and is not several times as wide."""
+    file = np.load(shared_data("lidc_volumes.npz"))
+    index = next(
+        i
+        for i, case in enumerate(zip(file["case_ids"], file["nodule"], strict=True))
+        if case == ("LIDC-IDRI-0003", 2)
+    )
+    pixels = file[f"image_{index:03d}"].astype(np.float32) * (1400 / 255) - 1000
+    masks = file[f"masks_{index:03d}"] > 0
+    pixel, distance = float(file["pixel_spacing_mm"][index]), float(file["slice_spacing_mm"][index])
+    readers = masks.sum((1, 2, 3)) * pixel * pixel * distance / 1000
+    drawn = masks.sum(0)
+    number, row, column = np.unravel_index(drawn.argmax(), drawn.shape)
+    volume = Volume(pixels.transpose(2, 1, 0), np.diag([-pixel, -pixel, distance, 1.0]))
+    model = load_model(bundled_models()["lidc-nodule"])
+    sampling = Sampling(num_samples=32, level_draws=0)
+    prediction = predict_volume(model, volume, point=(int(column), int(row), int(number)), sampling=sampling)
+    spread = measure(prediction).classes["nodule"].volume_ml
+    assert spread.low < np.median(readers) < spread.high
+    assert spread.high - spread.low < 2 * readers.mean()
+
+
+@pytest.mark.slow
+def test_bundled_nodule_model_samples_largest_slices_well(cli, shared_data, tmp_path):
+    """Most of these patients are among its training patients: a check of the weights, not a score."""
     crops = shared_data("lidc_maxslice71.npz")
     how = ("--window", "-1000", "400", "--size", "64", "--classes", "background", "nodule")
     assert cli("prepare", "arrays", crops, tmp_path / "data", *how).code == 0
     dataset = Dataset.open(tmp_path / "data")
-    rows = dataset.rows("val").tolist()
-    calibrated, plain = (
-        mean_scores(load_model(bundled_models()["lidc-nodule"], calibrated=switch), dataset, rows)
-        for switch in (True, False)
-    )
-    assert calibrated["ged_unbiased"] < 0.06
-    assert calibrated["s_ncc"] > max(0.84, plain["s_ncc"])
+    found = mean_scores(load_model(bundled_models()["lidc-nodule"]), dataset, dataset.rows("val").tolist()[::3])
+    assert found["ged_unbiased"] < 0.08
+    assert found["s_ncc"] > 0.75
