@@ -6,6 +6,6 @@ mkdir -p "$1" && cd "$1"
 
 [ -d data ] || "$phiseg" prepare phantom lesion data --size 64 --num-cases 1000
 "$phiseg" train phiseg-small --data data --out lesion-phantom --resume --train.steps 1500 --train.validate_every 500
-"$phiseg" calibrate lesion-phantom --data data
+"$phiseg" calibrate lesion-phantom --data data # stores no temperature that does not help on held-out phantoms
 "$phiseg" evaluate lesion-phantom --data data --num-samples 100 --out eval --overwrite
 "$phiseg" compare eval --out report --overwrite
