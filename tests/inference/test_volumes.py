@@ -70,12 +70,15 @@ def test_two_balls_come_out_where_they_are_in_the_world(affine, shape, plane, si
     model = KnownModel(brightest, classes=("background", "a", "b"), channels=2, size=size, plane=plane)
     prediction = predict_volume(model, volume, sampling=ONE)
     nothing = np.zeros(shape, np.float32)
-    expected = np.argmax([nothing, first.values, second.values], axis=0)
+    scores = np.stack([nothing, first.values, second.values])
+    expected = scores.argmax(0)
+    clear = np.subtract(*np.sort(scores, axis=0)[:-3:-1]) > 1e-4  # a tie may be rounded either way
     found = prediction.on_grid(prediction.labels[0])
-    np.testing.assert_array_equal(found.values, expected)
+    np.testing.assert_array_equal(found.values[clear], expected[clear])
     np.testing.assert_array_equal(found.affine, affine)
-    np.testing.assert_array_equal(prediction.on_grid(prediction.consensus).values, expected)
-    assert measure(prediction).classes["a"].present == (expected == 1).any()
+    np.testing.assert_array_equal(prediction.on_grid(prediction.consensus).values[clear], expected[clear])
+    if clear.all():
+        assert measure(prediction).classes["a"].present == (expected == 1).any()
 
 
 @settings(max_examples=8, deadline=None)
