@@ -160,7 +160,7 @@ def _is_alive(pid: int) -> bool:
 
 def _lose_worker() -> list[str]:
     return _expect(
-        PhisegError, "a worker died", lambda: [result() for _, result in in_order(die, range(8), workers=2)]
+        PhisegError, "a worker process died", lambda: [result() for _, result in in_order(die, range(8), workers=2)]
     )
 
 

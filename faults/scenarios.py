@@ -28,7 +28,7 @@ class Scenario:
 
 def is_there_already(command: Command) -> bool:
     """Tell whether a command that was begun again says that its result is complete."""
-    return "out exists already" in command.last_line
+    return "out already exists" in command.last_line
 
 
 def scenarios(good: Specimens, *, workers: int = 2) -> list[Scenario]:

@@ -1,4 +1,4 @@
-"""Strict configuration: a wrong key is one line that says where and what to do; an override changes one value."""
+"""Strict configuration: error messages, YAML files and overrides."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,13 +30,13 @@ class Scene(StrictConfig):
     frame: Box = Box()
 
     @model_validator(mode="after")
-    def _fits(self):
+    def _check_repeats(self):
         if self.repeats > 100:
-            raise ValueError("repeats is beyond the 100 of a scene")
+            raise ValueError("repeats must be at most 100")
         return self
 
 
-def refusal(values):
+def error_message(values):
     with pytest.raises(ConfigError) as caught:
         Scene.parse(values, where="scene.yaml")
     message = str(caught.value)
@@ -45,7 +45,7 @@ def refusal(values):
     return message.removeprefix("scene.yaml: ")
 
 
-def test_parse_gives_values_and_defaults_and_is_frozen():
+def test_parse_fills_defaults_and_freezes():
     scene = Scene.parse({"title": "a", "shape": {"kind": "box", "width": 2}}, where="x")
     assert scene == Scene(title="a", shape=Box(width=2.0))
     assert isinstance(scene.shape, Box)
@@ -59,12 +59,12 @@ def test_parse_gives_values_and_defaults_and_is_frozen():
         ({"titel": "a", "title": "b"}, "unknown key 'titel' (did you mean 'title'?)"),
         ({"title": "a", "zzz": 1}, "unknown key 'zzz' (valid: frame, repeats, shape, title)"),
         ({"title": "a", "frame": {"widht": 1}}, "unknown key 'frame.widht' (did you mean 'width'?)"),
-        # a tagged union offers the keys of the branch that was chosen, and names the key as it was written
+        # a tagged union suggests the keys of the chosen branch and names the key as written
         ({"title": "a", "shape": {"kind": "box", "widht": 1}}, "unknown key 'shape.widht' (did you mean 'width'?)"),
         ({"title": "a", "shape": {"kind": "circle", "radios": 1}}, "'shape.radios' (did you mean 'radius'?)"),
         ({}, "'title' is missing"),
         ({"title": "a", "repeats": 0}, "'repeats' = 0: Input should be greater than or equal to 1"),
-        ({"title": "a", "repeats": 101}, "repeats is beyond the 100 of a scene"),
+        ({"title": "a", "repeats": 101}, "repeats must be at most 100"),
         ({"title": "a", "shape": {"kind": "box", "width": "x"}}, "'shape.width' = 'x': Input should be a valid"),
         ({"title": "a", "frame": {"width": float("nan")}}, "'frame.width' = nan: Input should be a finite number"),
         ({"title": "a", "frame": {"width": float("inf")}}, "'frame.width' = inf: Input should be a finite number"),
@@ -76,21 +76,21 @@ def test_parse_gives_values_and_defaults_and_is_frozen():
         (None, "Input should be a valid dictionary or instance of Scene, not None"),
     ],
 )  # fmt: skip
-def test_a_refusal_names_the_key_as_written_its_value_and_the_cure(values, message):
-    assert message in refusal(values)
+def test_parse_error_names_key_value_and_fix(values, message):
+    assert message in error_message(values)
 
 
-def test_a_branch_of_a_tagged_union_does_not_offer_the_keys_of_another():
-    assert refusal({"title": "a", "shape": {"kind": "circle", "widht": 1}}).endswith("(valid: kind, radius)")
+def test_parse_error_suggests_keys_of_the_chosen_union_branch():
+    assert error_message({"title": "a", "shape": {"kind": "circle", "widht": 1}}).endswith("(valid: kind, radius)")
 
 
-def test_all_mistakes_are_told_at_once():
-    message = refusal({"titel": "a", "frame": {"widht": 1}, "repeats": 0})
+def test_parse_reports_all_errors_at_once():
+    message = error_message({"titel": "a", "frame": {"widht": 1}, "repeats": 0})
     for part in ("'title' is missing", "'titel'", "'frame.widht'", "'repeats' = 0"):
         assert part in message
 
 
-def test_yaml_of_a_config_is_a_file_of_the_same_config(tmp_path):
+def test_to_yaml_round_trip(tmp_path):
     scene = Scene(title="a: b", repeats=3, shape=Box(width=0.001, sides=(1, 2)))
     (tmp_path / "scene.yaml").write_text(scene.to_yaml())
     assert Scene.parse(read_yaml(tmp_path / "scene.yaml"), where="x") == scene
@@ -103,13 +103,13 @@ def test_yaml_of_a_config_is_a_file_of_the_same_config(tmp_path):
         (b"a: 1\nb: 2: 3\n", " in line 2"),
         (b"a: \x00", ""),
         (b"a: !!python/object/apply:os.system ['touch harm']", " in line 1"),
-        (b"a: 2024-13-45", ""),  # PyYAML takes it for a date
+        (b"a: 2024-13-45", ""),  # PyYAML parses it as a date
         (b"a: !!bool perhaps", ""),
         (b"a: !!timestamp soon", ""),
         (b"[" * 1500, ""),
     ],
 )
-def test_what_is_not_yaml_is_refused_in_one_line(tmp_path, monkeypatch, text, where):
+def test_read_yaml_rejects_invalid_yaml(tmp_path, monkeypatch, text, where):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "recipe.yaml"
     path.write_bytes(text)
@@ -123,7 +123,7 @@ def test_what_is_not_yaml_is_refused_in_one_line(tmp_path, monkeypatch, text, wh
 @pytest.mark.parametrize(
     "make", [lambda path: None, Path.mkdir, lambda path: path.write_bytes(b"\xff\xfe\x00a: 1")]
 )
-def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, make):
+def test_read_yaml_rejects_unreadable_files(tmp_path, make):
     path = tmp_path / "recipe.yaml"
     make(path)
     with pytest.raises(ConfigError, match=r"^cannot read .*recipe\.yaml: ") as caught:
@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, make):
         ("null", None),
         ("", None),
         ("[1, 2]", [1, 2]),
-        ("[a, 1e-3]", ["a", "1e-3"]),  # inside a list YAML's own rules hold; the config turns it into a number
+        ("[a, 1e-3]", ["a", "1e-3"]),  # plain YAML inside a list; the config converts it to a number
         ("{a: 1}", {"a": 1}),
         ("group", "group"),
         ("a=b", "a=b"),
@@ -153,14 +153,14 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, make):
     ],
 )
 @pytest.mark.parametrize("form", ["two words", "equals"])
-def test_an_override_means_what_it_means_in_a_file(text, value, form):
+def test_override_value_is_parsed_as_yaml(text, value, form):
     words = ["--a.b", text] if form == "two words" else [f"--a.b={text}"]
     result = apply_overrides({"a": {"b": 0}}, words)["a"]["b"]
     assert result == value
     assert type(result) is type(value)
 
 
-def test_an_override_keeps_everything_else_and_its_base():
+def test_overrides_leave_other_values_and_the_input_unchanged():
     base = {"train": {"steps": 5, "inner": {"x": [1], "y": 2}}, "name": "n"}
     result = apply_overrides(base, ["--train.inner.y", "3", "--model.norm=group", "--train.steps", "7"])
     assert result == {
@@ -171,7 +171,7 @@ def test_an_override_keeps_everything_else_and_its_base():
     assert base == {"train": {"steps": 5, "inner": {"x": [1], "y": 2}}, "name": "n"}
 
 
-def test_dashes_are_underscores_and_the_last_override_wins():
+def test_override_accepts_dashes_and_last_one_wins():
     assert apply_overrides({}, ["--train.batch-size=1", "--train.batch_size", "2"]) == {"train": {"batch_size": 2}}
 
 
@@ -181,7 +181,7 @@ sections = st.dictionaries(keys, st.dictionaries(keys, st.integers(), max_size=4
 
 @settings(deadline=None, max_examples=50)
 @given(sections, keys, keys, st.integers())
-def test_an_override_changes_exactly_one_value(values, section, key, number):
+def test_override_changes_exactly_one_value(values, section, key, number):
     result = apply_overrides(values, [f"--{section}.{key}", str(number)])
     assert result[section].pop(key) == number
     expected = {name: dict(inner) for name, inner in values.items()}
@@ -192,52 +192,52 @@ def test_an_override_changes_exactly_one_value(values, section, key, number):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--steps", "5"], "unknown argument '--steps'; a recipe's key is given as --section.key VALUE"),
+        (["--steps", "5"], "unknown argument '--steps'; pass a recipe key as --section.key VALUE"),
         (["train.steps", "5"], "unknown argument 'train.steps'"),
         (["--train.steps"], "--train.steps needs a value: --train.steps VALUE"),
         (["--train.steps", "--train.seed", "1"], "--train.steps needs a value"),
         (["--train.steps.x", "1"], "--train.steps.x: 'steps' is a value, not a section"),
     ],
 )
-def test_a_wrong_override_is_refused_with_its_cure(words, message):
+def test_override_error_states_the_fix(words, message):
     with pytest.raises(ConfigError) as caught:
         apply_overrides({"train": {"steps": 5}}, words)
     assert message in str(caught.value)
 
 
-def test_yaml_whose_aliases_stand_for_billions_of_values_is_refused_at_once(tmp_path):
+def test_read_yaml_rejects_alias_bombs(tmp_path):
     lists = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lists += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 12)]
     merged = ["a0: &a0 {k: 1, l: 1}"]
     merged += [f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}" for level in range(1, 12)]
-    for name, lines, says in (
+    for name, lines, message in (
         ("lists", lists, "more than 10,000 values"),
-        ("merged", merged, "stand for too many keys"),
+        ("merged", merged, "expand to too many keys"),
     ):
         path = tmp_path / f"{name}.yaml"
         path.write_text("\n".join(lines))
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             read_yaml(path)
 
 
-def test_yaml_that_contains_itself_is_refused(tmp_path):
+def test_read_yaml_rejects_recursive_aliases(tmp_path):
     (tmp_path / "loop.yaml").write_text("a: &a [*a]")
     with pytest.raises(ConfigError, match="more than 10,000 values"):
         read_yaml(tmp_path / "loop.yaml")
 
 
-def test_aliases_of_a_few_values_are_read(tmp_path):
+def test_read_yaml_accepts_small_aliases(tmp_path):
     (tmp_path / "few.yaml").write_text("a: &a [1, 2]\nb: *a\nc: {<<: {d: 3}}")
     assert read_yaml(tmp_path / "few.yaml") == {"a": [1, 2], "b": [1, 2], "c": {"d": 3}}
 
 
-def test_an_error_stays_short_whatever_the_values_are():
-    assert len(refusal({"title": ["x" * 10_000] * 10_000, "repeats": "y" * 10_000})) < 1500
-    many = refusal({"title": "a", "frame": {"sides": ["z"] * 5000}})
+def test_parse_error_is_short_for_huge_values():
+    assert len(error_message({"title": ["x" * 10_000] * 10_000, "repeats": "y" * 10_000})) < 1500
+    many = error_message({"title": "a", "frame": {"sides": ["z"] * 5000}})
     assert "more" in many
     assert len(many) < 1500
 
 
-def test_text_that_cannot_be_written_is_refused():
-    assert refusal({"title": "\ud800"}) == "a text in it holds half a character; write it again in UTF-8"
-    assert refusal({"title": "a", "frame": {"kind": "box", "sides": "\udfff"}})
+def test_parse_rejects_invalid_unicode():
+    assert error_message({"title": "\ud800"}) == "contains text that is not valid Unicode; save the file as UTF-8"
+    assert error_message({"title": "a", "frame": {"kind": "box", "sides": "\udfff"}})

@@ -1,4 +1,4 @@
-"""Atomic files: the old content or the new, never half of either, and never a stray temporary name."""
+"""Atomic files and folders: old or new content, never a mixture, and no temporary files left behind."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def write(path, text, *, error=None):
             raise error
 
 
-def test_a_file_appears_complete_when_the_block_ends(tmp_path):
+def test_atomic_file_appears_when_the_block_ends(tmp_path):
     path = tmp_path / "deep" / "er" / "file"
     with atomic_file(path) as file:
         file.write(b"half")
@@ -51,7 +51,7 @@ def test_a_file_appears_complete_when_the_block_ends(tmp_path):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_in_the_block_leaves_the_old_file(tmp_path, error):
+def test_atomic_file_keeps_old_content_on_error(tmp_path, error):
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(error):
@@ -61,7 +61,7 @@ def test_an_error_in_the_block_leaves_the_old_file(tmp_path, error):
 
 
 @pytest.mark.parametrize("failing", ["write", "fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file_and_says_so(tmp_path, monkeypatch, failing):
+def test_atomic_file_keeps_old_content_on_full_disk(tmp_path, monkeypatch, failing):
     path = tmp_path / "file"
     path.write_text("old")
     if failing == "fsync":
@@ -74,10 +74,10 @@ def test_a_full_disk_leaves_the_old_file_and_says_so(tmp_path, monkeypatch, fail
     assert names(tmp_path) == ["file"]
 
 
-def test_a_device_without_space_is_an_output_error(tmp_path):
-    """The operating system's own refusal: /dev/full takes no byte."""
+def test_write_text_reports_full_device(tmp_path):
+    """/dev/full fails every write."""
     if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
+        pytest.skip("no /dev/full on this system")
     path = tmp_path / "file"
     (tmp_path / f".file.{os.getpid()}.tmp").symlink_to("/dev/full")
     with pytest.raises(OutputError, match="No space left on device"):
@@ -86,7 +86,7 @@ def test_a_device_without_space_is_an_output_error(tmp_path):
 
 
 @pytest.mark.parametrize("make", [write, fill])
-def test_a_path_below_a_file_is_an_output_error(tmp_path, make):
+def test_write_below_a_file_is_an_output_error(tmp_path, make):
     (tmp_path / "file").write_text("old")
     with pytest.raises(OutputError, match="cannot write"):
         make(tmp_path / "file" / "inner", "new")
@@ -94,18 +94,18 @@ def test_a_path_below_a_file_is_an_output_error(tmp_path, make):
 
 
 @pytest.mark.parametrize("make", [write, fill])
-def test_a_name_that_is_too_long_is_an_output_error(tmp_path, make):
+def test_write_with_too_long_name_is_an_output_error(tmp_path, make):
     with pytest.raises(OutputError, match="name too long"):
         make(tmp_path / ("n" * 300), "new")
     assert names(tmp_path) == []
 
 
-def test_text_is_utf_8(tmp_path):
+def test_write_text_uses_utf_8(tmp_path):
     write_text(tmp_path / "file", "größer ½")
     assert (tmp_path / "file").read_bytes() == "größer ½".encode()
 
 
-def test_json_is_indented_and_ends_with_a_newline(tmp_path):
+def test_write_json_is_indented_and_ends_with_newline(tmp_path):
     write_json(tmp_path / "file", {"b": 1, "a": [None, 0.1]})
     text = (tmp_path / "file").read_text()
     assert json.loads(text) == {"b": 1, "a": [None, 0.1]}
@@ -114,7 +114,7 @@ def test_json_is_indented_and_ends_with_a_newline(tmp_path):
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_json_refuses_what_json_does_not_have(tmp_path, number):
+def test_write_json_rejects_nan_and_infinity(tmp_path, number):
     write_json(tmp_path / "file", {"a": 1})
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(tmp_path / "file", {"a": number})
@@ -122,7 +122,7 @@ def test_json_refuses_what_json_does_not_have(tmp_path, number):
     assert names(tmp_path) == ["file"]
 
 
-def test_a_folder_appears_complete_when_the_block_ends(tmp_path):
+def test_atomic_folder_appears_when_the_block_ends(tmp_path):
     path = tmp_path / "deep" / "folder"
     with atomic_folder(path) as folder:
         (folder / "content").write_text("new")
@@ -131,11 +131,11 @@ def test_a_folder_appears_complete_when_the_block_ends(tmp_path):
     assert names(path.parent) == ["folder"]
 
 
-def test_a_folder_is_overwritten_only_when_asked_for(tmp_path):
+def test_atomic_folder_needs_overwrite_to_replace(tmp_path):
     path = tmp_path / "folder"
     fill(path, "old")
     (path / "left over").write_text("")
-    with pytest.raises(OutputError, match="exists already; choose another folder or pass --overwrite"):
+    with pytest.raises(OutputError, match="already exists; choose another folder or pass --overwrite"):
         fill(path, "new")
     assert (path / "content").read_text() == "old"
     fill(path, "new", overwrite=True)
@@ -145,7 +145,7 @@ def test_a_folder_is_overwritten_only_when_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_in_the_block_leaves_the_old_folder(tmp_path, error):
+def test_atomic_folder_keeps_old_content_on_error(tmp_path, error):
     path = tmp_path / "folder"
     fill(path, "old")
     with pytest.raises(error):
@@ -154,7 +154,7 @@ def test_an_error_in_the_block_leaves_the_old_folder(tmp_path, error):
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_full_disk_in_the_block_leaves_the_old_folder_and_says_so(tmp_path):
+def test_atomic_folder_keeps_old_content_on_full_disk(tmp_path):
     path = tmp_path / "folder"
     fill(path, "old")
     with pytest.raises(OutputError, match="No space left"):
@@ -164,7 +164,7 @@ def test_a_full_disk_in_the_block_leaves_the_old_folder_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("existed", [True, False])
-def test_a_rename_that_fails_brings_the_old_folder_back(tmp_path, monkeypatch, existed):
+def test_atomic_folder_restores_old_folder_if_rename_fails(tmp_path, monkeypatch, existed):
     path = tmp_path / "folder"
     if existed:
         fill(path, "old")
@@ -176,8 +176,8 @@ def test_a_rename_that_fails_brings_the_old_folder_back(tmp_path, monkeypatch, e
     assert not existed or (path / "content").read_text() == "old"
 
 
-def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
-    """In a container the process number is often the same every time."""
+def test_atomic_folder_replaces_stale_folder_with_own_pid(tmp_path):
+    """In a container, the process ID is often the same every time."""
     stale = tmp_path / f".folder.{os.getpid()}.tmp"
     stale.mkdir()
     (stale / "half").write_text("")
@@ -185,7 +185,7 @@ def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
     assert names(tmp_path / "folder") == ["content"]
 
 
-def test_a_file_is_never_overwritten_by_a_folder(tmp_path):
+def test_atomic_folder_never_replaces_a_file(tmp_path):
     (tmp_path / "file").write_text("old")
     with pytest.raises(OutputError, match="is a file; choose another folder"):
         fill(tmp_path / "file", "new", overwrite=True)
@@ -194,41 +194,41 @@ def test_a_file_is_never_overwritten_by_a_folder(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def dead():
-    """The number of a process that has ended."""
+def dead_pid():
+    """ID of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
 
 
-@pytest.mark.parametrize("mine", [True, False])
-def test_a_folder_lost_between_two_renames_comes_back(tmp_path, dead, mine):
-    """A kill after the old folder was moved away and before the new one took its place."""
-    fill(tmp_path / f".folder.{os.getpid() if mine else dead}.old", "old")
-    with pytest.raises(OutputError, match="exists already"):
+@pytest.mark.parametrize("own", [True, False])
+def test_atomic_folder_recovers_folder_lost_between_renames(tmp_path, dead_pid, own):
+    """The process was killed after moving the old folder away and before renaming the new one."""
+    fill(tmp_path / f".folder.{os.getpid() if own else dead_pid}.old", "old")
+    with pytest.raises(OutputError, match="already exists"):
         fill(tmp_path / "folder", "new")
     assert names(tmp_path) == ["folder"]
     assert (tmp_path / "folder" / "content").read_text() == "old"
 
 
 @pytest.mark.parametrize("make", [write, fill])
-def test_what_dead_processes_left_is_deleted_and_what_living_ones_write_is_kept(tmp_path, dead, make):
+def test_recovery_deletes_files_of_dead_processes_only(tmp_path, dead_pid, make):
     options = {"overwrite": True} if make is fill else {}
     make(tmp_path / "name", "old")
     for suffix in ("tmp", "old"):
-        fill(tmp_path / f".name.{dead}.{suffix}", "half")
+        fill(tmp_path / f".name.{dead_pid}.{suffix}", "half")
         fill(tmp_path / f".name.{os.getppid()}.{suffix}", "half")
-        (tmp_path / f".name.{dead + 1}x.{suffix}").write_text("of somebody else")
+        (tmp_path / f".name.{dead_pid + 1}x.{suffix}").write_text("unrelated")
     make(tmp_path / "name", "new", **options)
-    kept = [f".name.{number}.{suffix}" for number in (os.getppid(), f"{dead + 1}x") for suffix in ("tmp", "old")]
+    kept = [f".name.{pid}.{suffix}" for pid in (os.getppid(), f"{dead_pid + 1}x") for suffix in ("tmp", "old")]
     assert names(tmp_path) == sorted([*kept, "name"])
 
 
-def test_only_a_folder_with_the_marker_is_replaced(tmp_path):
+def test_atomic_folder_replaces_only_folder_with_marker(tmp_path):
     path = tmp_path / "folder"
     fill(path, "precious")
     with pytest.raises(
-        OutputError, match=r"exists, and is not a result of phiseg \(it holds no summary.json\); choose"
+        OutputError, match=r"exists, but is not a result of phiseg \(it contains no summary.json\); choose"
     ):
         fill(path, "new", overwrite=True, marker="summary.json")
     assert (path / "content").read_text() == "precious"
@@ -238,18 +238,18 @@ def test_only_a_folder_with_the_marker_is_replaced(tmp_path):
     fill(tmp_path / "empty", "new", overwrite=True, marker="content")
 
 
-def test_the_current_folder_is_a_folder_like_any_other(tmp_path, monkeypatch):
+def test_atomic_folder_handles_the_current_directory(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for path in (Path(), Path("../here"), Path("..")):
-        with pytest.raises(OutputError, match="exists already"):
+        with pytest.raises(OutputError, match="already exists"):
             fill(path, "new")
     fill(Path(), "new", overwrite=True, marker="content")
     assert (tmp_path / "here" / "content").read_text() == "new"
     assert names(tmp_path) == ["here"]
 
 
-def test_a_link_stays_and_its_folder_is_replaced(tmp_path):
+def test_atomic_folder_follows_symbolic_links(tmp_path):
     fill(tmp_path / "folder", "old")
     (tmp_path / "link").symlink_to("folder")
     fill(tmp_path / "link", "new", overwrite=True)
@@ -258,7 +258,7 @@ def test_a_link_stays_and_its_folder_is_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["n" * 250, "n" * 300, "file/inner"])
-def test_what_cannot_be_written_is_refused_before_any_work(tmp_path, name):
+def test_check_replaceable_rejects_unwritable_paths(tmp_path, name):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot write"):
         check_replaceable(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Work in several processes: order, errors, and the death of one."""
+"""Parallel map: order, errors and dead workers."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def die(number):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_results_and_errors_come_in_order(workers):
+def test_in_order_yields_results_and_errors_in_order(workers):
     processes = set()
     for expected, (item, result) in enumerate(in_order(square, range(12), workers)):
         assert item == expected
@@ -38,23 +38,23 @@ def test_results_and_errors_come_in_order(workers):
     assert (os.getpid() in processes) == (workers == 1)
 
 
-def test_a_worker_that_dies_is_told():
+def test_in_order_reports_dead_worker():
     _, result = next(in_order(die, range(9), 2))
     with pytest.raises(PhisegError, match="fewer --workers"):
         result()
 
 
-def test_what_comes_after_a_dead_worker_is_told_as_well():
-    told = 0
+def test_in_order_reports_all_items_after_a_dead_worker():
+    failures = 0
     for _, result in in_order(die, range(9), 2):
-        with pytest.raises(PhisegError, match="a worker died"):
+        with pytest.raises(PhisegError, match="a worker process died"):
             result()
-        told += 1
-    assert told == 9
+        failures += 1
+    assert failures == 9
 
 
-def test_workers_are_at_least_one():
-    with pytest.raises(ConfigError, match="workers 0"):
+def test_in_order_rejects_zero_workers():
+    with pytest.raises(ConfigError, match="workers = 0"):
         next(in_order(square, range(3), 0))
 
 
@@ -74,7 +74,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_workers_end_with_the_process_that_started_them(tmp_path):
+def test_workers_exit_with_parent_process(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(folder=str(tmp_path)))
     main = subprocess.Popen([sys.executable, script])
@@ -85,9 +85,9 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     wait_until(lambda: not any(worker.exists() for worker in workers))
 
 
-def wait_until(happened):
+def wait_until(condition):
     for _ in range(600):
-        if happened():
+        if condition():
             return
         time.sleep(0.1)
-    pytest.fail("it did not happen within a minute")
+    pytest.fail("condition not met within a minute")

@@ -1,4 +1,4 @@
-"""Derived seeds: the same forever, and a stream of their own for every name."""
+"""Derived seeds: stable values, and a separate stream for each combination of keys."""
 
 import numpy as np
 import pytest
@@ -21,14 +21,14 @@ quick = settings(deadline=None, max_examples=200)
         ((-1, "a"), 8_894_016_457_970_108_741),
     ],
 )
-def test_a_seed_never_changes(arguments, value):
-    """Another number here would silently change every run, split, phantom and sample there is."""
+def test_derive_seed_is_stable(arguments, value):
+    """Different values would silently change every run, split, phantom and sample."""
     assert derive_seed(*arguments) == value
 
 
 @quick
 @given(st.integers(), keys, st.integers(), keys)
-def test_different_streams_have_different_seeds(seed, first, other_seed, second):
+def test_derive_seed_differs_between_streams(seed, first, other_seed, second):
     same = (seed, first) == (other_seed, second)
     assert (derive_seed(seed, *first) == derive_seed(other_seed, *second)) == same
 
@@ -45,21 +45,21 @@ def test_different_streams_have_different_seeds(seed, first, other_seed, second)
         ((), ("",)),
     ],
 )
-def test_keys_do_not_run_into_each_other(first, second):
+def test_derive_seed_separates_keys(first, second):
     assert derive_seed(0, *first) != derive_seed(0, *second)
 
 
-def test_numpys_numbers_and_strings_are_no_streams_of_their_own():
+def test_derive_seed_treats_numpy_values_as_python_values():
     for number in (np.int64(1), np.uint8(1), True):
         assert derive_seed(0, "noise", number) == derive_seed(0, "noise", 1)
     assert derive_seed(np.int64(3), np.str_("a")) == derive_seed(3, "a")
 
 
-def test_the_seed_is_not_just_another_key():
+def test_derive_seed_distinguishes_seed_and_keys():
     assert derive_seed(1, 2) != derive_seed(2, 1)
 
 
 @quick
 @given(st.integers(), keys)
-def test_a_seed_fits_every_generator(seed, key):
+def test_derive_seed_is_a_valid_generator_seed(seed, key):
     assert 0 <= derive_seed(seed, *key) < 2**63

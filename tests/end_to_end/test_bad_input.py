@@ -229,7 +229,7 @@ def test_results_are_never_written_over(refuses, train_words, trained, lesions, 
     run = copy(trained(), "run")
     refuses(*train_words(), says=["holds a run already", "--resume"])
     for command in ("evaluate", "sample"):
-        refuses(command, run, "--data", lesions, "--out", run, says="exists, and is not a result of phiseg")
+        refuses(command, run, "--data", lesions, "--out", run, says="exists, but is not a result of phiseg")
 
 
 def test_only_results_of_the_same_kind_are_written_over(refuses, trained, lesions, copy, tmp_path, monkeypatch):
@@ -241,8 +241,8 @@ def test_only_results_of_the_same_kind_are_written_over(refuses, trained, lesion
         refuses(*words, tmp_path / ("n" * 300), says="cannot write")
     refuses("prepare", "phantom", "lesion", run, "--overwrite", says="is not a result of phiseg")
     monkeypatch.chdir(run)
-    refuses("evaluate", ".", "--data", lesions, "--out", ".", says="exists, and is not")
-    refuses("prepare", "phantom", "lesion", ".", says="exists, and is not")
+    refuses("evaluate", ".", "--data", lesions, "--out", ".", says="exists, but is not")
+    refuses("prepare", "phantom", "lesion", ".", says="exists, but is not")
 
 
 def test_an_existing_dataset_is_kept(cli, lesions, copy, tmp_path):
@@ -250,7 +250,7 @@ def test_an_existing_dataset_is_kept(cli, lesions, copy, tmp_path):
     before = snapshot(tmp_path)
     result = cli("prepare", "phantom", "lesion", data, "--size", 16, "--num-cases", 3)
     assert result.code == 2
-    assert "exists already; choose another folder or pass --overwrite" in result.err
+    assert "already exists; choose another folder or pass --overwrite" in result.err
     assert snapshot(tmp_path) == before
 
 

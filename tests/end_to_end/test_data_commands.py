@@ -22,7 +22,7 @@ def test_check_prints_a_report_and_writes_it_as_json(cli, gaps, tmp_path):
     assert f"over all {report['agreement']['pairs']} pairs: {report['agreement']['iou']:.3f}" in done.out
     again = cli("data", "check", gaps, "--json", tmp_path / "report.json")
     assert (again.code, again.out) == (2, "")
-    assert again.err.strip().endswith("exists already; choose another name or pass --overwrite")
+    assert again.err.strip().endswith("already exists; choose another name or pass --overwrite")
     assert cli("data", "check", gaps, "--json", tmp_path / "report.json", "--overwrite").code == 0
 
 
@@ -46,7 +46,7 @@ def test_show_writes_a_picture_once(cli, zones, tmp_path):
     before = out.read_bytes()
     refused = cli("data", "show", zones, "--out", out)
     assert refused.code == 2
-    assert refused.err == f"phiseg: error: {out} exists already; choose another name or pass --overwrite\n"
+    assert refused.err == f"phiseg: error: {out} already exists; choose another name or pass --overwrite\n"
     assert out.read_bytes() == before
     assert cli("data", "show", zones, "--out", out, "--num", "1", "--overwrite").code == 0
     assert out.read_bytes() != before
@@ -57,8 +57,8 @@ def test_show_refuses_what_it_cannot_do(cli, lesions, tmp_path):
     (tmp_path / "folder.png").mkdir()
     for out, problem in (
         (tmp_path / "sheet.pdf", "let it end in .png"),
-        (tmp_path / "folder.png", "is a folder; give the name of a file"),
-        (lesions / "dataset.json" / "sheet.png", "is no folder that can be written to"),
+        (tmp_path / "folder.png", "is a folder; pass the name of a file"),
+        (lesions / "dataset.json" / "sheet.png", "is not a writable directory"),
     ):
         done = cli("data", "show", lesions, "--out", out)
         assert done.code == 2

@@ -275,7 +275,7 @@ def test_a_damaged_evaluation_is_made_anew(run, tmp_path):
 def test_an_existing_folder_is_refused_before_anything_is_computed(run, trained, lesions, tmp_path, monkeypatch):
     run()
     monkeypatch.setattr("phiseg.evaluation.scores.load_model", lambda *_, **__: pytest.fail("it computes"))
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         evaluate(trained(), lesions, tmp_path / "eval", num_samples=2, progress=False)
 
 

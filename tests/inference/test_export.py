@@ -129,7 +129,7 @@ def test_the_command_exports_another_size_without_temperatures_and_a_bundle(save
     again = cli("export", folder, "--onnx", path)
     assert again.code == 2
     assert again.err.startswith("phiseg: error: ")
-    assert "exists already" in again.err
+    assert "already exists" in again.err
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_reason(save, monkeypa
 
 def test_a_file_is_not_replaced_unasked(save, tmp_path):
     (tmp_path / "model.onnx").write_text("mine")
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         export_onnx(save(), tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").read_text() == "mine"
 

@@ -332,7 +332,7 @@ def test_what_cannot_be_bundled_is_refused_in_one_line(save, tmp_path):
     with pytest.raises(OutputError, match="not a result of phiseg"):
         write_monai_bundle(folder, tmp_path / "mine", overwrite=True)
     write_monai_bundle(folder, tmp_path / "bundle")
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         write_monai_bundle(folder, tmp_path / "bundle")
     write_monai_bundle(folder, tmp_path / "bundle", overwrite=True)
 

@@ -83,7 +83,7 @@ def test_probabilities_are_written_only_when_asked_for(write):
 
 def test_an_existing_folder_is_kept_unless_overwriting_is_asked_for(write):
     folder = write(num_samples=2)
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         write(num_samples=3)
     assert np.load(folder / "labels.npy").shape[1] == 2
     write(num_samples=3, overwrite=True)

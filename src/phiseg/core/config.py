@@ -1,7 +1,6 @@
-"""Strict configuration: frozen pydantic models, YAML files, dotted overrides from the command line.
+"""Strict configuration: frozen pydantic models, YAML files and dotted overrides from the command line.
 
-A key that does not exist is an error that names the nearest valid one. An override changes one value and
-keeps everything else of the file it is applied to.
+An unknown key is an error that suggests the nearest valid key. An override changes a single value.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,16 +14,16 @@ from pydantic_core import PydanticSerializationError
 
 from phiseg.core.errors import ConfigError, nearest
 
-# What PyYAML raises; the last three for a date, number or truth value that it recognises but cannot make.
+# Errors that PyYAML raises; the last three for a malformed date, number or boolean.
 _YAML_ERRORS = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError)
 _MAX_VALUES = 10_000
-"""Values that a YAML file may hold when its aliases are written out: a few lines of them can stand for billions."""
-_MAX_NAMED = 5
-"""Wrong keys that one error names."""
+"""Maximum number of values in a YAML file with all aliases expanded: a few lines can expand to billions."""
+_MAX_REPORTED = 5
+"""Maximum number of invalid keys in one error message."""
 
 
 class StrictConfig(BaseModel):
-    """Base of every configuration: frozen, every number finite, and unknown keys are errors."""
+    """Base class of every configuration: frozen, finite numbers only, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -33,37 +32,37 @@ class StrictConfig(BaseModel):
         """Validate `values` (from YAML or JSON) and return the config.
 
         Args:
-            values: what the file held, normally a dict.
-            where: the file's name, for the error message.
+            values: content of the file, normally a dict.
+            where: name of the file, for error messages.
 
         Raises:
-            ConfigError: one line that names each wrong key, its value and the cure.
+            ConfigError: one line with each invalid key, its value and how to fix it.
         """
         try:
             config = cls.model_validate(values)
-            config.model_dump_json()  # what cannot be written is not to be read
+            config.model_dump_json()  # reject values that cannot be written back
         except PydanticSerializationError:
-            raise ConfigError(f"{where}: a text in it holds half a character; write it again in UTF-8") from None
+            raise ConfigError(f"{where}: contains text that is not valid Unicode; save the file as UTF-8") from None
         except ValidationError as error:
-            wrong = error.errors()
-            explained = "; ".join(_explain(cls, values, item) for item in wrong[:_MAX_NAMED])
-            more = f"; and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
+            problems = error.errors()
+            explained = "; ".join(_explain(cls, values, item) for item in problems[:_MAX_REPORTED])
+            more = f"; and {len(problems) - _MAX_REPORTED} more" if len(problems) > _MAX_REPORTED else ""
             raise ConfigError(f"{where}: {explained}{more}") from None
         return config
 
     def to_yaml(self) -> str:
-        """Return every key with its value as YAML: itself a valid file of this config."""
+        """Return the config as YAML, with every key. `parse` reads it back."""
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
 
 
 def read_yaml(path: Path) -> Any:
-    """Read one YAML file.
+    """Read a YAML file.
 
     Raises:
         ConfigError: the file is missing, unreadable or not YAML.
     """
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe one
+        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - subclass of SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     except _YAML_ERRORS as error:
@@ -71,27 +70,27 @@ def read_yaml(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path} is not valid YAML{line}: {problem}") from None
-    if _holds_more_values(value, _MAX_VALUES):
-        raise ConfigError(f"{path} holds more than {_MAX_VALUES:,} values; write out what its aliases stand for")
+    if _exceeds(value, _MAX_VALUES):
+        raise ConfigError(f"{path} expands to more than {_MAX_VALUES:,} values; remove nested aliases")
     return value
 
 
 class _Loader(yaml.SafeLoader):
-    """Makes plain values only, and no more of them than there may be."""
+    """Safe loader that limits the number of keys."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put the keys of other mappings (<<: *alias) into one."""
+        """Merge the keys of other mappings (<<: *alias)."""
         super().flatten_mapping(node)
         if len(node.value) > _MAX_VALUES:
             raise yaml.constructor.ConstructorError(
-                problem="its aliases stand for too many keys", problem_mark=node.start_mark
+                problem="its aliases expand to too many keys", problem_mark=node.start_mark
             )
 
 
-def _holds_more_values(value: Any, number: int) -> bool:
-    """Return whether nested lists and dicts hold more values than that; what is there twice counts twice."""
+def _exceeds(value: Any, limit: int) -> bool:
+    """Return whether nested lists and dicts hold more than `limit` values; shared values count each time."""
     waiting = [value]
-    for _ in range(number):
+    for _ in range(limit):
         if not waiting:
             return False
         inner = waiting.pop()
@@ -100,9 +99,9 @@ def _holds_more_values(value: Any, number: int) -> bool:
 
 
 def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return `values` changed by command-line overrides such as `--train.steps 500` or `--train.steps=500`.
+    """Return `values` with command-line overrides such as `--train.steps 500` or `--train.steps=500` applied.
 
-    Values are read as YAML, so `[1, 2]`, `true`, `null` and `1e-3` mean what they mean in a recipe.
+    Values are parsed as YAML: `[1, 2]`, `true`, `null` and `1e-3` have the same meaning as in a recipe.
 
     >>> apply_overrides({"train": {"steps": 5, "seed": 0}}, ["--train.steps", "7"])
     {'train': {'steps': 7, 'seed': 0}}
@@ -116,7 +115,7 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[st
         name, equals, text = words.pop(0).partition("=")
         key = name.removeprefix("--").replace("-", "_")
         if not name.startswith("--") or "." not in key:
-            raise ConfigError(f"unknown argument '{name}'; a recipe's key is given as --section.key VALUE")
+            raise ConfigError(f"unknown argument '{name}'; pass a recipe key as --section.key VALUE")
         if not equals:
             if not words or words[0].startswith("--"):
                 raise ConfigError(f"{name} needs a value: {name} VALUE")
@@ -137,7 +136,7 @@ def _value(text: str) -> Any:
         value = yaml.safe_load(text)
     except _YAML_ERRORS:
         return text
-    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string; a recipe means the number
+    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string, but a recipe means the number
         try:
             return float(value)
         except ValueError:
@@ -151,14 +150,14 @@ def _copy(values: dict[str, Any]) -> dict[str, Any]:
 
 def _explain(config: type[BaseModel], values: Any, item: Any) -> str:
     location = [str(part) for part in item["loc"]]
-    written = list(_written(values, item["loc"]))
-    name = ".".join(written)
+    path = list(_user_path(values, item["loc"]))
+    name = ".".join(path)
     problem = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         return f"unknown key '{name}' ({nearest(location[-1], _keys_at(config, location[:-1]))})"
     if item["type"] == "missing":
-        return f"'{'.'.join([*written, location[-1]])}' is missing"
-    if isinstance(item["input"], dict):  # the section as a whole: its problem names the keys
+        return f"'{'.'.join([*path, location[-1]])}' is missing"
+    if isinstance(item["input"], dict):  # a whole section: the message names the keys
         return f"'{name}': {problem}" if name else problem
     value = _SHORT.repr(item["input"])
     return f"'{name}' = {value}: {problem}" if name else f"{problem}, not {value}"
@@ -168,8 +167,8 @@ _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 
 
-def _written(values: Any, location: Iterable[str | int]) -> Iterator[str]:
-    """Yield the parts of pydantic's path that the user wrote: it also names the branches of unions."""
+def _user_path(values: Any, location: Iterable[str | int]) -> Iterator[str]:
+    """Yield the parts of pydantic's path that occur in the file: pydantic adds the branches of unions."""
     for part in location:
         if isinstance(values, dict | list):
             try:
@@ -188,7 +187,7 @@ def _keys_at(config: type[BaseModel], location: list[str]) -> list[str]:
             if part in model.model_fields:
                 inner += _models_in(model.model_fields[part].annotation)
             elif any(part in get_args(field.annotation) for field in model.model_fields.values()):
-                inner.append(model)  # the tag that pydantic puts into the path of a tagged union
+                inner.append(model)  # pydantic adds the tag of a tagged union to the path
         found = inner or found
     return sorted({key for model in found for key in model.model_fields})
 

@@ -1,7 +1,7 @@
-"""The errors a user can cause. Each says what was wrong, where, and the cure.
+"""User errors. Each message states the problem, where it occurred and how to fix it.
 
-The command line prints such an error as one line and exits with code 2, and so it does with an error of the
-operating system. Anything else is a bug of ours and keeps its traceback.
+The command line prints these errors, and those of the operating system, as one line and exits with code 2. Any
+other exception is a bug in phiseg and is shown with its traceback.
 """
 
 from collections.abc import Iterable
@@ -9,23 +9,23 @@ from difflib import get_close_matches
 
 
 class PhisegError(Exception):
-    """Base of every error that is caused by input rather than by a bug."""
+    """Base class of all errors caused by input rather than by a bug."""
 
 
 class ConfigError(PhisegError):
-    """A recipe or an option is wrong."""
+    """A recipe or an option is invalid."""
 
 
 class DataError(PhisegError):
-    """A prepared dataset, or what it was made from, is missing, damaged or unsuitable."""
+    """A prepared dataset or its source is missing, damaged or unsuitable."""
 
 
 class ModelError(PhisegError):
-    """A model folder or a checkpoint is missing, damaged or of another model, or an input does not fit."""
+    """A model folder or checkpoint is missing, damaged or of another model, or an input does not match it."""
 
 
 class TrainingError(PhisegError):
-    """A training cannot go on."""
+    """Training cannot continue."""
 
 
 class OutputError(PhisegError):
@@ -33,7 +33,7 @@ class OutputError(PhisegError):
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """Name the valid word that was probably meant, or list them all.
+    """Return a hint with the valid word closest to `word`, or with all valid words.
 
     >>> nearest("kl_weigths", ["kl_weights", "num_levels"])
     "did you mean 'kl_weights'?"

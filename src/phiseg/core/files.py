@@ -1,8 +1,8 @@
-"""Atomic files: a reader sees the old content or the new content, never half of either.
+"""Atomic files and folders: other processes see the complete old content or the complete new content.
 
-A file is written beside its destination, flushed to the disk and renamed into place. A folder is filled under
-a temporary name and renamed once it is complete. A kill in between leaves a temporary name that nobody reads and
-that the next writer of the same destination clears away.
+A file is written next to its destination, flushed to disk and renamed. A folder is filled under a temporary name
+and renamed once it is complete. A process that is killed in between leaves a temporary file or folder, which the
+next write to the same destination deletes.
 """
 
 import json
@@ -19,7 +19,7 @@ from phiseg.core.errors import OutputError
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open `path` for binary writing; it appears, complete, when the block ends without an error."""
+    """Open `path` for binary writing; the file appears when the block ends without an error."""
     temporary = _beside(path, "tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        with suppress(OSError):  # it was renamed, or could not even be made
+        with suppress(OSError):  # renamed, or never created
             temporary.unlink()
 
 
@@ -43,27 +43,27 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically. NaN and infinity are refused: JSON has neither."""
+    """Write `value` as indented JSON, atomically. NaN and infinity raise a ValueError: JSON has neither."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 @contextmanager
 def atomic_folder(path: Path, *, overwrite: bool = False, marker: str | None = None) -> Iterator[Path]:
-    """Yield a temporary folder to fill; it becomes `path` when the block ends without an error.
+    """Yield a temporary folder; it is renamed to `path` when the block ends without an error.
 
     Args:
-        path: the folder to make.
-        overwrite: replace the folder that is there.
-        marker: a file that a folder must hold to be replaced, so that nothing but our own results is ever deleted.
+        path: the folder to create.
+        overwrite: replace an existing folder.
+        marker: replace only a folder that contains this file, so that only results of phiseg are ever deleted.
 
     Raises:
         OutputError: `path` may not be replaced (see `check_replaceable`), or the folder cannot be written.
     """
     check_replaceable(path, overwrite=overwrite, marker=marker)
-    place = Path(os.path.realpath(path))  # a link stays, the folder that it leads to is replaced
+    place = Path(os.path.realpath(path))  # keep a symbolic link and replace its target
     temporary, replaced = _beside(place, "tmp"), _beside(place, "old")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had our number
+        shutil.rmtree(temporary, ignore_errors=True)  # from a killed process with the same process ID
         temporary.mkdir(parents=True)
         yield temporary
         if place.exists():
@@ -82,11 +82,11 @@ def atomic_folder(path: Path, *, overwrite: bool = False, marker: str | None = N
 
 
 def check_replaceable(path: Path, *, overwrite: bool = False, marker: str | None = None) -> None:
-    """Refuse what `atomic_folder` with the same arguments could not write, before any work is done.
+    """Check in advance that `atomic_folder` with the same arguments can write the folder.
 
     Raises:
-        OutputError: `path` exists and `overwrite` is not set, it is a file or a folder without `marker`, or there
-            is no place where it could be written.
+        OutputError: `path` exists and `overwrite` is not set, it is a file or a folder without `marker`, or its
+            parent directory is not writable.
     """
     place = Path(os.path.realpath(path))
     try:
@@ -95,44 +95,44 @@ def check_replaceable(path: Path, *, overwrite: bool = False, marker: str | None
             raise OutputError(f"{path} is a file; choose another folder")
         if marker and place.exists() and any(place.iterdir()) and not (place / marker).is_file():
             raise OutputError(
-                f"{path} exists, and is not a result of phiseg (it holds no {marker}); choose another folder"
+                f"{path} exists, but is not a result of phiseg (it contains no {marker}); choose another folder"
             )
         if place.exists() and not overwrite:
-            raise OutputError(f"{path} exists already; choose another folder or pass --overwrite")
+            raise OutputError(f"{path} already exists; choose another folder or pass --overwrite")
         parent = next((parent for parent in place.parents if parent.exists()), place)
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
-            raise OutputError(f"cannot write {path}: {parent} is no folder that can be written to; choose another")
+            raise OutputError(f"cannot write {path}: {parent} is not a writable directory; choose another")
     except OSError as error:
         raise _cannot_write(path, error) from error
 
 
 def check_new_file(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse a file that may not be written, before any work is done.
+    """Check in advance that a file can be written.
 
     Raises:
-        OutputError: `path` is a folder, it exists and `overwrite` is not set, or nothing can be written there.
+        OutputError: `path` is a folder, exists and `overwrite` is not set, or its parent is not writable.
     """
     if path.is_dir():
-        raise OutputError(f"{path} is a folder; give the name of a file")
+        raise OutputError(f"{path} is a folder; pass the name of a file")
     if path.exists() and not overwrite:
-        raise OutputError(f"{path} exists already; choose another name or pass --overwrite")
+        raise OutputError(f"{path} already exists; choose another name or pass --overwrite")
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise OutputError(f"cannot write {path}: {parent} is no folder that can be written to; choose another")
+        raise OutputError(f"cannot write {path}: {parent} is not a writable directory; choose another")
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    """Return this process's own name for what it writes, or keeps, in the place of `path`."""
+    """Return the temporary name of this process for `path`."""
     return path.parent / f".{path.name}.{os.getpid()}.{suffix}"
 
 
 def _recover(path: Path) -> None:
-    """Bring back what a killed process moved away from `path`, and delete what it left half-written."""
+    """Clean up after killed processes: restore a folder moved away from `path` and delete incomplete files."""
     with suppress(FileNotFoundError, NotADirectoryError):
-        _beside(path, "tmp").lstat()  # a name that is too long fails here
+        _beside(path, "tmp").lstat()  # fails if the name is too long
     for entry in list(path.parent.iterdir()) if path.parent.is_dir() else []:
         match = re.fullmatch(rf"\.{re.escape(path.name)}\.(\d{{1,9}})\.(tmp|old)", entry.name)
-        if not match or _lives(int(match[1])) or entry == _beside(path, "tmp"):
+        if not match or _is_running(int(match[1])) or entry == _beside(path, "tmp"):
             continue
         if match[2] == "old" and not path.exists():
             entry.rename(path)
@@ -142,15 +142,15 @@ def _recover(path: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _lives(process: int) -> bool:
-    """Return whether another process has this number."""
-    if process == os.getpid() or os.name != "posix":  # on Windows the test itself would end the process
-        return process != os.getpid()
+def _is_running(pid: int) -> bool:
+    """Return whether another running process has this ID."""
+    if pid == os.getpid() or os.name != "posix":  # on Windows, os.kill would end the process
+        return pid != os.getpid()
     try:
-        os.kill(process, 0)  # sends nothing
+        os.kill(pid, 0)  # sends no signal
     except ProcessLookupError:
         return False
-    except OSError:  # it is somebody else's
+    except OSError:  # the process belongs to another user
         return True
     return True
 

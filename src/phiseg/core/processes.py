@@ -1,4 +1,4 @@
-"""Work on many things in several processes, with the results in order and few of them waiting."""
+"""Ordered parallel map over several processes with a bounded number of pending results."""
 
 import os
 import signal
@@ -20,26 +20,26 @@ Result = TypeVar("Result")
 def in_order(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[tuple[Item, Callable[[], Result]]]:
-    """Yield every item with a function that returns its result, or raises its error.
+    """Yield each item with a function that returns its result or raises its error.
 
     >>> [result() for _, result in in_order(abs, [-1, 2], workers=1)]
     [1, 2]
 
     Args:
-        work: a function that other processes can import, for several workers.
-        items: what to work on.
-        workers: processes; with one, the work is done in this process when its result is asked for.
+        work: function of one item; with several workers, other processes must be able to import it.
+        items: the inputs.
+        workers: number of processes; 1 runs the work in this process when the result is requested.
 
     Raises:
-        ConfigError: there are no workers.
-        PhisegError: a process died, from the function that is yielded.
+        ConfigError: `workers` is below 1.
+        PhisegError: a process died (raised by the yielded function).
     """
     if workers < 1:
-        raise ConfigError(f"workers {workers} must be at least 1")
+        raise ConfigError(f"workers = {workers} must be at least 1")
     if workers == 1:
         yield from ((item, partial(work, item)) for item in items)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_follow_parent) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_end_with_parent) as pool:
         waiting: deque[tuple[Item, Future[Result]]] = deque()
         try:
             for item in items:
@@ -55,30 +55,32 @@ def in_order(
 
 
 def _submit(pool: ProcessPoolExecutor, work: Callable[[Item], Result], item: Item) -> Future[Result]:
-    """Hand the item to the pool; a pool that has lost a process is told of by the item's result, not here."""
+    """Submit the item; if the pool is broken, the error is raised by the future, not here."""
     try:
         return pool.submit(work, item)
     except BrokenProcessPool as error:
-        lost: Future[Result] = Future()
-        lost.set_exception(error)
-        return lost
+        failed: Future[Result] = Future()
+        failed.set_exception(error)
+        return failed
 
 
-def _follow_parent() -> None:
-    """Leave Ctrl-C to the main process, and end with it, however it ends."""
+def _end_with_parent() -> None:
+    """Leave Ctrl-C to the main process, and exit when the main process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
-    assert parent is not None, "only a worker calls this"
+    assert parent is not None, "runs in worker processes only"
 
-    def follow() -> None:
+    def wait() -> None:
         parent.join()
         os._exit(1)
 
-    Thread(target=follow, daemon=True).start()
+    Thread(target=wait, daemon=True).start()
 
 
 def _result(future: Future[Result]) -> Result:
     try:
         return future.result()
     except BrokenProcessPool:
-        raise PhisegError("a worker died, likely for want of memory; run again with fewer --workers") from None
+        raise PhisegError(
+            "a worker process died, probably because memory ran out; run again with fewer --workers"
+        ) from None

@@ -1,7 +1,7 @@
-"""Random streams: every draw in the package comes from a seed that is derived from words and numbers.
+"""Random seeds: all random numbers in the package come from seeds derived from strings and integers.
 
-Nothing keeps a running random state. The noise of training step 1,200 depends on (seed, "noise", 1200) and on
-nothing else, so that a resumed run, a run on other hardware and a run on several processes all draw the same.
+There is no global random state. The noise of training step 1,200 depends only on (seed, "noise", 1200), so a
+resumed run, a run on other hardware and a run on several processes draw the same numbers.
 """
 
 import hashlib
@@ -9,10 +9,10 @@ from numbers import Integral
 
 
 def derive_seed(seed: int, *keys: str | int) -> int:
-    """Return a 63-bit seed for the stream that `keys` name under `seed`.
+    """Return a 63-bit seed for the random stream identified by `seed` and `keys`.
 
-    The keys are hashed together with their types, so ("a", 1) and ("a1",) are different streams. Numbers and
-    strings of numpy count as Python's own, and a truth value as 0 or 1.
+    The keys are hashed together with their types, so ("a", 1) and ("a1",) are different streams. NumPy integers and
+    strings are equivalent to Python's, and booleans to 0 and 1.
 
     >>> derive_seed(0, "noise", 1) == derive_seed(0, "noise", 1)
     True

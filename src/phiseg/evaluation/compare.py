@@ -122,7 +122,7 @@ def _check_former(out: Path, *, overwrite: bool) -> list[Path]:
     """Return the files of a former comparison, if they may be replaced."""
     former = _former(out)
     if former and not overwrite:
-        raise OutputError(f"{former[0]} exists already; choose another folder or pass --overwrite")
+        raise OutputError(f"{former[0]} already exists; choose another folder or pass --overwrite")
     return former
 
 
