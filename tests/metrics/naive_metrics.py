@@ -1,4 +1,4 @@
-"""The metrics straight from their definitions: loops over pairs, labels and pixels, no torch, no vectorising."""
+"""Reference implementations of the metrics: plain loops over pairs, labels and pixels, without torch."""
 
 import math
 from fractions import Fraction
@@ -51,7 +51,7 @@ def ged(samples, annotations, num_classes, both_empty=1.0, *, distinct=False):
 
 
 def cross_entropy(target, sample):
-    """CE of two distributions over classes, at one pixel."""
+    """Cross-entropy of two class distributions at one pixel."""
     return -sum(t * math.log(s + 1e-8) for t, s in zip(target, sample, strict=True))
 
 
@@ -92,7 +92,7 @@ def diversity(masks, num_classes, both_empty=1.0):
 
 
 def matched_iou(samples, annotations, num_classes, both_empty=1.0):
-    """Try every matching of the copies."""
+    """Maximum over all matchings of the copies."""
     size = math.lcm(len(samples), len(annotations))
     first = [sample for sample in samples for _ in range(size // len(samples))]
     second = [annotation for annotation in annotations for _ in range(size // len(annotations))]
@@ -142,7 +142,7 @@ def area_interval(samples, annotations, num_classes, level=Fraction(9, 10)):
 
 
 def reliability(mean_probs, annotations, num_bins=10):
-    """mean_probs[k][h][w] -> table[k-1][bin] = [pixels, sum of probabilities, sum of shares of annotators]."""
+    """mean_probs[k][h][w] -> table[k-1][bin] = [pixels, sum of probabilities, sum of fractions of annotators]."""
     table = [[[0, 0.0, 0.0] for _ in range(num_bins)] for _ in mean_probs[1:]]
     for label, probs in enumerate(mean_probs[1:], start=1):
         for h, row in enumerate(probs):
@@ -165,7 +165,7 @@ def calibration_error(table):
 
 
 def majority(masks, num_classes):
-    """The most frequent label of every pixel, the lowest of equals."""
+    """Most frequent label of each pixel; ties go to the lowest."""
     result = [[0] * len(masks[0][0]) for _ in masks[0]]
     for h, row in enumerate(result):
         for w in range(len(row)):
@@ -175,7 +175,7 @@ def majority(masks, num_classes):
 
 
 def staple(masks, num_iterations=300):
-    """Warfield's binary EM: the probability that each pixel is foreground, [pixel]; in products, not logarithms."""
+    """Warfield's binary EM: foreground probability of each pixel, [pixel]; with products instead of logarithms."""
     masks = [[pixel for row in mask for pixel in row] for mask in masks]
     raters, pixels = range(len(masks)), range(len(masks[0]))
     prior = sum(map(sum, masks)) / (len(masks) * len(masks[0]))

@@ -21,13 +21,13 @@ def squares(*areas, pixels=100):
 
 @settings(deadline=None, max_examples=50)
 @given(
-    st.sampled_from([1, 2, 5, 11, 21, 41]),  # with 21 and 41 samples the 5 % quantile is one of them
+    st.sampled_from([1, 2, 5, 11, 21, 41]),  # with 21 and 41 samples, the 5 % quantile is one of the samples
     st.integers(1, 5),
     st.sampled_from([2, 3, 5]),
     st.sampled_from([Fraction(9, 10), Fraction(1, 2), Fraction(2, 3)]),
     st.integers(0, 10**6),
 )
-def test_every_field_is_its_definition(num_samples, num_annotators, num_classes, level, seed):
+def test_area_scores_match_reference(num_samples, num_annotators, num_classes, level, seed):
     samples, annotations = masks(num_samples, num_classes, seed), masks(num_annotators, num_classes, seed + 1)
     found = area_scores(samples, annotations, num_classes=num_classes, level=float(level))
     s, y = samples.tolist(), annotations.tolist()
@@ -40,31 +40,31 @@ def test_every_field_is_its_definition(num_samples, num_annotators, num_classes,
         assert found.crps is None
 
 
-def test_areas_are_counted_for_each_label():
+def test_foreground_areas_counts_each_label():
     found = masks(3, 4, seed=0)
     expected = [[naive.area(mask, label) for label in (1, 2, 3)] for mask in found.tolist()]
     assert foreground_areas(found, num_classes=4).tolist() == expected
 
 
-def test_the_ends_of_the_interval_belong_to_it():
+def test_coverage_includes_interval_ends():
     samples = squares(*range(0, 84, 4))  # 21 areas: the 5 % and 95 % quantiles are 4 and 76
     assert area_scores(samples, squares(4, 76), num_classes=2)[1:] == (1, 72)
     assert area_scores(samples, squares(3, 77), num_classes=2).coverage == 0
 
 
-def test_a_case_worked_by_hand():
+def test_area_scores_hand_computed_case():
     found = area_scores(squares(10, 20), squares(10, 40), num_classes=2)
     assert found.crps == pytest.approx((5 + 25) / 2 - 10 / 2)
     assert found.coverage == 0  # from 10.5 to 19.5
     assert found.width == pytest.approx(9)
 
 
-def test_a_deterministic_sampler_has_the_absolute_error():
+def test_crps_of_deterministic_sampler_is_absolute_error():
     found = area_scores(squares(30).expand(9, -1, -1), squares(30, 40), num_classes=2)
     assert found == (5, 0.5, 0)
 
 
-def test_a_perfect_sampler_has_the_stated_coverage_and_a_crps_that_does_not_depend_on_its_samples():
+def test_perfect_sampler_has_nominal_coverage_and_unbiased_crps():
     generator = torch.Generator().manual_seed(0)
     scores = {}
     for num_samples in (4, 20):
@@ -89,6 +89,6 @@ def test_a_perfect_sampler_has_the_stated_coverage_and_a_crps_that_does_not_depe
         (lambda: area_scores(squares(1)[:0], squares(1), num_classes=2), "no mask"),
     ],
 )
-def test_a_wrong_input_is_told_with_its_cure(call, message):
+def test_area_scores_reject_invalid_input(call, message):
     with pytest.raises(DataError, match=message):
         call()

@@ -17,7 +17,7 @@ def make_case(num_classes, num_annotators, seed, size=(4, 5)):
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from([2, 3, 5]), st.integers(1, 5), st.sampled_from([1, 3, 10]), st.integers(0, 10**6))
-def test_table_and_error_are_their_definitions(num_classes, num_annotators, num_bins, seed):
+def test_reliability_and_ece_match_reference(num_classes, num_annotators, num_bins, seed):
     probs, annotations = make_case(num_classes, num_annotators, seed)
     table = reliability(probs, annotations, num_bins=num_bins)
     expected = naive.reliability(probs.tolist(), annotations.tolist(), num_bins)
@@ -25,7 +25,7 @@ def test_table_and_error_are_their_definitions(num_classes, num_annotators, num_
     assert expected_calibration_error(table) == pytest.approx(naive.calibration_error(expected))
 
 
-def test_tables_of_images_add_up_to_that_of_all_their_pixels():
+def test_reliability_tables_are_additive():
     cases = [make_case(3, 4, seed) for seed in range(3)]
     together = reliability(torch.cat([p for p, _ in cases], 1), torch.cat([y for _, y in cases], 1))
     torch.testing.assert_close(sum(reliability(*case) for case in cases), together)
@@ -33,7 +33,7 @@ def test_tables_of_images_add_up_to_that_of_all_their_pixels():
     assert expected_calibration_error(together) < mean_of_cases  # a single image looks worse than it is
 
 
-def test_true_probabilities_have_no_error_and_certain_wrong_ones_have_all():
+def test_ece_of_perfect_and_worst_predictions():
     half = torch.full((2, 2, 2), 0.5)
     annotations = torch.tensor([[[0, 0], [0, 0]], [[1, 1], [1, 1]]])
     assert expected_calibration_error(reliability(half, annotations)) == 0
@@ -41,7 +41,7 @@ def test_true_probabilities_have_no_error_and_certain_wrong_ones_have_all():
     assert expected_calibration_error(reliability(certain, annotations[1:])) == 1
 
 
-def test_the_last_bin_holds_one_and_the_lower_edge():
+def test_reliability_bins_include_lower_edge_and_one():
     probs = torch.tensor([0.0, 0.1, 0.9, 1.0], dtype=torch.float64).reshape(1, 1, 4)
     table = reliability(torch.cat([1 - probs, probs]), torch.zeros(1, 1, 4, dtype=torch.uint8))
     assert table[0, :, 0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0, 0, 2]
@@ -52,17 +52,17 @@ def test_the_last_bin_holds_one_and_the_lower_edge():
     [
         (torch.full((2, 2, 2), 3.0), torch.zeros(1, 2, 2).long(), "outside 0..1"),
         (torch.full((2, 2, 2), torch.nan), torch.zeros(1, 2, 2).long(), "outside 0..1"),
-        (torch.full((2, 2, 2), 0.5), torch.zeros(1, 2, 3).long(), "do not fit"),
+        (torch.full((2, 2, 2), 0.5), torch.zeros(1, 2, 3).long(), "do not match"),
         (torch.full((2, 2, 2), 0.5), torch.full((1, 2, 2), 255), "missing \\(255\\)"),
     ],
 )
-def test_a_wrong_input_is_told_with_its_cure(probs, annotations, message):
+def test_reliability_rejects_invalid_input(probs, annotations, message):
     with pytest.raises(DataError, match=message):
         reliability(probs, annotations)
 
 
-def test_brier_score_does_not_depend_on_the_number_of_samples():
-    """Over many draws, two samples give the Brier score of the true mean prediction; their plain mean does not."""
+def test_brier_score_is_unbiased_in_the_number_of_samples():
+    """On average, two samples give the Brier score of the true mean; the naive estimate does not."""
     generator = torch.Generator().manual_seed(0)
     levels = torch.rand(20_000, 2, generator=generator)  # each sample's probability of class 1 is uniform in 0..1
     pairs = torch.stack([1 - levels, levels], dim=2).permute(1, 2, 0)  # (2, K, pixels)
@@ -73,7 +73,7 @@ def test_brier_score_does_not_depend_on_the_number_of_samples():
     assert plain > expected + 0.05
 
 
-def test_brier_score_of_equal_samples_is_its_definition():
+def test_brier_score_of_identical_samples():
     probs = torch.tensor([0.7, 0.2, 0.1]).reshape(1, 3, 1).expand(4, 3, 1)
     annotations = torch.tensor([[0], [2]])
     expected = ((0.3**2 + 0.2**2 + 0.1**2) + (0.7**2 + 0.2**2 + 0.9**2)) / 2

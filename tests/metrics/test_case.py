@@ -1,4 +1,4 @@
-"""The scores of one case against loops over their definitions."""
+"""Scores of one case, compared with the reference implementations."""
 
 import naive_metrics as naive
 import pytest
@@ -22,7 +22,7 @@ def score(probs, annotations, **options):
 
 @pytest.mark.parametrize("num_classes", [2, 3, 4])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_every_score_equals_its_definition(num_classes, seed):
+def test_score_case_matches_reference(num_classes, seed):
     probs, annotations = make_case(num_classes, seed=seed)
     samples, experts, numbers = probs.argmax(1).tolist(), annotations.tolist(), probs.tolist()
     gamma = naive.gamma(numbers)
@@ -51,7 +51,7 @@ def test_every_score_equals_its_definition(num_classes, seed):
     assert [*expected][: len(SCORES + FURTHER_SCORES)] == [*SCORES, *FURTHER_SCORES]
 
 
-def test_dice_is_taken_against_the_reference_alone():
+def test_score_case_dice_uses_reference_only():
     probs, annotations = make_case(3)
     prediction = probs.mean(0).argmax(0).tolist()
     everybody = score(probs, annotations)
@@ -65,22 +65,22 @@ def test_dice_is_taken_against_the_reference_alone():
         }
 
 
-def test_dice_without_a_reference_is_undefined():
+def test_score_case_dice_is_undefined_without_reference():
     probs, annotations = make_case(2)
     assert score(probs, annotations, reference=annotations[:0])["dice"] is None
 
 
-def test_a_single_annotator_leaves_what_compares_with_a_distribution_undefined():
+def test_score_case_with_one_annotator_has_no_distribution_scores():
     probs, annotations = make_case(2, num_annotators=1)
     found = score(probs, annotations)
     assert found["ged_unbiased"] is None
     assert found["ged_floor"] is None
     assert found["diversity_annotators"] is None
-    assert found["hm_iou"] == pytest.approx(1 - found["ged_cross"])  # nothing to choose
+    assert found["hm_iou"] == pytest.approx(1 - found["ged_cross"])  # only one possible matching
     assert (found["ged"], found["s_ncc"]) == (None, None), "one annotation is no distribution"
 
 
-def test_a_single_sample_leaves_the_unbiased_score_undefined():
+def test_score_case_with_one_sample_has_no_unbiased_ged():
     probs, annotations = make_case(2, num_samples=1)
     found = score(probs, annotations)
     assert found["ged_unbiased"] is None
@@ -88,14 +88,14 @@ def test_a_single_sample_leaves_the_unbiased_score_undefined():
     assert (found["diversity"], found["area_crps"], found["area_width"]) == (None, None, 0)
 
 
-def test_an_annotator_with_a_constant_error_map_is_counted():
+def test_score_case_counts_constant_error_maps():
     probs = torch.full((3, 2, 4, 4), 0.5)
     found = score(probs, torch.ones(2, 4, 4, dtype=torch.uint8))
     assert (found["s_ncc"], found["s_ncc_constant"]) == (0.0, 2)
 
 
-def test_the_prediction_is_the_argmax_of_the_mean_not_the_majority_of_samples():
-    # two of three samples say background, barely; the third says foreground, firmly
+def test_score_case_predicts_argmax_of_mean_probs():
+    # two samples slightly favour the background, the third strongly the foreground
     probs = torch.tensor([[0.55, 0.45], [0.55, 0.45], [0.0, 1.0]]).reshape(3, 2, 1, 1).expand(3, 2, 2, 2)
     assert score(probs, torch.ones(1, 2, 2, dtype=torch.uint8))["dice"] == 1.0
 
@@ -103,20 +103,20 @@ def test_the_prediction_is_the_argmax_of_the_mean_not_the_majority_of_samples():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda labels, annotations: (labels, annotations[:, 1:]), "labels .* and annotations .* do not fit"),
+        (lambda labels, annotations: (labels, annotations[:, 1:]), "labels .* and annotations .* do not match"),
         (lambda labels, annotations: (labels[:0], annotations), "labels has shape .* no mask"),
         (lambda labels, annotations: (labels, annotations[:0]), "annotations has shape .* no mask"),
-        (lambda labels, annotations: (labels, annotations + 200), "annotations holds labels .* missing"),
-        (lambda labels, annotations: (labels.float(), annotations), "labels holds torch.float32"),
+        (lambda labels, annotations: (labels, annotations + 200), "annotations contains labels .* missing"),
+        (lambda labels, annotations: (labels.float(), annotations), "labels has dtype torch.float32"),
     ],
 )
-def test_what_cannot_be_scored_is_named(change, message):
+def test_score_case_rejects_invalid_input(change, message):
     probs, annotations = make_case(3)
     labels, annotations = change(probs.argmax(1), annotations)
     with pytest.raises(DataError, match=message):
         score_case(labels, probs.mean(0), mean_log_probs(probs), annotations)
 
 
-def test_labels_of_other_types_score_the_same():
+def test_score_case_accepts_all_integer_dtypes():
     probs, annotations = make_case(3)
     assert score(probs, annotations.long()) == score(probs, annotations)

@@ -1,4 +1,4 @@
-"""The residual correlation of annotators, on data where it is known."""
+"""Residual correlation of annotators on data with a known correlation."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def draw(rng, mean, number):
 
 
 def simulate(correlation, *, num_cases=500, seed=0):
-    """Return the mean unbiased GED of a perfect sampler, the estimated correlation and the excess it accounts for.
+    """Return the mean unbiased GED of a perfect sampler, the estimated correlation and the predicted excess.
 
     Every annotator copies a draw that all share with probability sqrt(rho), so two of them do with rho.
     """
@@ -26,7 +26,7 @@ def simulate(correlation, *, num_cases=500, seed=0):
     table, distances, spreads = torch.zeros(()), [], []
     for _ in range(num_cases):
         mean = rng.uniform(8, 16)
-        chance = np.clip((mean + 6 - np.arange(WIDTH)) / 12, 0, 1)  # P(end > pixel), the right probabilities
+        chance = np.clip((mean + 6 - np.arange(WIDTH)) / 12, 0, 1)  # P(end > pixel), the true probabilities
         shared, own = draw(rng, mean, 1), draw(rng, mean, ANNOTATORS)
         copies = torch.from_numpy(rng.random(ANNOTATORS) < np.sqrt(correlation))[:, None, None]
         annotations = torch.where(copies, shared, own)
@@ -39,16 +39,16 @@ def simulate(correlation, *, num_cases=500, seed=0):
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.1, 0.35])
-def test_residual_correlation_is_found_and_accounts_for_the_excess_of_a_perfect_sampler(correlation):
+def test_residual_correlation_explains_excess_of_perfect_sampler(correlation):
     excess, found, accounted = simulate(correlation)
     assert found == pytest.approx(correlation, abs=0.05)
     assert excess == pytest.approx(accounted, abs=0.02)
     if correlation > 0.3:
-        assert excess > 0.06  # far from the 0 that independent annotators would allow
+        assert excess > 0.06  # would be 0 for independent annotators
 
 
-def test_miscalibration_is_not_taken_for_correlation():
-    """Probabilities that are wrong but order the pixels rightly leave independent annotators uncorrelated."""
+def test_residual_correlation_ignores_miscalibration():
+    """Miscalibrated probabilities in the right order give no correlation for independent annotators."""
     rng = np.random.default_rng(1)
     chance = torch.from_numpy(rng.choice([0.1, 0.3, 0.6], size=(1, 60_000)))
     annotations = (torch.from_numpy(rng.random((3, 60_000))) < chance).long()
@@ -57,7 +57,7 @@ def test_miscalibration_is_not_taken_for_correlation():
     assert residual_correlation(table) == pytest.approx(0, abs=0.01)
 
 
-def test_tables_add_up_and_a_single_annotator_has_none():
+def test_agreement_tables_are_additive_and_need_two_annotators():
     probs = torch.rand(2, 4, 5).softmax(0)
     one, two = torch.randint(2, (2, 3, 4, 5), generator=torch.Generator().manual_seed(0))
     together = agreement_table(torch.cat([probs, probs], 1), torch.cat([one, two], 1))

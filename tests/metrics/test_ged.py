@@ -22,7 +22,7 @@ quick = settings(deadline=None, max_examples=50)
 
 @quick
 @given(counts, counts, classes, st.sampled_from([0.0, 1.0]), seeds)
-def test_every_field_is_its_definition(num_samples, num_annotators, num_classes, both_empty, seed):
+def test_energy_distance_matches_reference(num_samples, num_annotators, num_classes, both_empty, seed):
     samples, annotations = masks(num_samples, num_classes, seed), masks(num_annotators, num_classes, seed + 1)
     result = energy_distance(samples, annotations, num_classes=num_classes, both_empty=both_empty)
     s, y = samples.tolist(), annotations.tolist()
@@ -45,22 +45,22 @@ def test_every_field_is_its_definition(num_samples, num_annotators, num_classes,
     assert ged_floor(annotations, num_samples, num_classes=num_classes, both_empty=both_empty) == result.ged_floor
 
 
-def test_a_case_worked_by_hand():
+def test_energy_distance_hand_computed_case():
     samples = torch.tensor([[[1, 0, 0]], [[1, 1, 0]]])  # d = 1/2
     annotations = torch.tensor([[[1, 1, 0]], [[0, 1, 1]], [[0, 0, 0]]])  # d = 2/3, 1, 1
     result = energy_distance(samples, annotations, num_classes=2)
     assert result.cross == pytest.approx((1 / 2 + 1 + 1 + 0 + 2 / 3 + 1) / 6)
     assert result.within_samples == pytest.approx(2 * (1 / 2) / 4)
     assert result.within_annotations == pytest.approx(2 * (2 / 3 + 1 + 1) / 9)
-    assert result.ged == pytest.approx(2 * 25 / 36 - 1 / 4 - 16 / 27)  # squared: no root is taken
+    assert result.ged == pytest.approx(2 * 25 / 36 - 1 / 4 - 16 / 27)  # no square root
     assert result.ged_unbiased == pytest.approx(2 * 25 / 36 - 1 / 2 - 8 / 9)
     assert result.ged_floor == pytest.approx(8 / 9 * (1 / 3 + 1 / 2))
 
 
 @pytest.mark.parametrize("both_empty", [1.0, 0.0])
 @pytest.mark.parametrize(("num_samples", "num_annotators"), [(2, 2), (3, 2), (1, 3)])
-def test_a_perfect_sampler_has_the_floor_on_average_and_zero_unbiased(num_samples, num_annotators, both_empty):
-    # Every way to draw both sets from one distribution of three masks, one of them empty: an exact expectation.
+def test_perfect_sampler_expected_ged_is_floor_and_unbiased_is_zero(num_samples, num_annotators, both_empty):
+    # Exact expectation: all ways to draw both sets from three masks, one of them empty.
     population = torch.tensor([[[0, 0, 0]], [[1, 1, 0]], [[0, 1, 1]]])
     results = []
     for draw in product(range(3), repeat=num_samples + num_annotators):
@@ -75,7 +75,7 @@ def test_a_perfect_sampler_has_the_floor_on_average_and_zero_unbiased(num_sample
         assert sum(result.ged_unbiased for result in results) / len(results) == pytest.approx(0, abs=1e-12)
 
 
-def test_monte_carlo_agrees_on_larger_masks_with_three_classes():
+def test_floor_matches_monte_carlo_with_three_classes():
     generator = torch.Generator().manual_seed(0)
     differences, unbiased, geds = [], [], []
     for _ in range(600):
@@ -91,7 +91,7 @@ def test_monte_carlo_agrees_on_larger_masks_with_three_classes():
 
 @quick
 @given(counts, counts, classes, st.sampled_from([0.0, 0.5, 1.0]), seeds)
-def test_the_paper_s_statistic_is_never_negative(num_samples, num_annotators, num_classes, both_empty, seed):
+def test_ged_is_never_negative(num_samples, num_annotators, num_classes, both_empty, seed):
     # IoU is a positive definite kernel for sets, and so is its mean over labels: GED is a squared MMD.
     samples, annotations = masks(num_samples, num_classes, seed), masks(num_annotators, num_classes, seed + 1)
     assert energy_distance(samples, annotations, num_classes=num_classes, both_empty=both_empty).ged >= -1e-12
@@ -99,7 +99,7 @@ def test_the_paper_s_statistic_is_never_negative(num_samples, num_annotators, nu
 
 @quick
 @given(st.integers(1, 6), classes, seeds)
-def test_it_is_zero_for_equal_multisets_in_any_order(count, num_classes, seed):
+def test_ged_is_zero_for_equal_multisets(count, num_classes, seed):
     samples = masks(count, num_classes, seed)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     result = energy_distance(samples, samples[order], num_classes=num_classes)
@@ -111,7 +111,7 @@ def test_it_is_zero_for_equal_multisets_in_any_order(count, num_classes, seed):
 
 @quick
 @given(st.integers(2, 6), st.integers(2, 6), classes, seeds)
-def test_the_order_within_a_set_and_of_the_sets_does_not_matter(num_samples, num_annotators, num_classes, seed):
+def test_ged_is_symmetric_and_invariant_to_order(num_samples, num_annotators, num_classes, seed):
     samples, annotations = masks(num_samples, num_classes, seed), masks(num_annotators, num_classes, seed + 1)
     result = energy_distance(samples, annotations, num_classes=num_classes)
     order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
@@ -124,30 +124,30 @@ def test_the_order_within_a_set_and_of_the_sets_does_not_matter(num_samples, num
 
 @quick
 @given(counts, counts, classes, st.integers(2, 4), seeds)
-def test_repeating_all_samples_changes_nothing(num_samples, num_annotators, num_classes, times, seed):
+def test_ged_is_invariant_to_repeated_samples(num_samples, num_annotators, num_classes, times, seed):
     samples, annotations = masks(num_samples, num_classes, seed), masks(num_annotators, num_classes, seed + 1)
     once = energy_distance(samples, annotations, num_classes=num_classes)
     repeated = energy_distance(samples.repeat(times, 1, 1), annotations, num_classes=num_classes)
     assert repeated.ged == pytest.approx(once.ged, abs=1e-12)
 
 
-def test_the_fields_are_plain_numbers():
+def test_energy_distance_fields_are_floats():
     result = energy_distance(masks(3, 2, seed=0), masks(2, 2, seed=1), num_classes=2)
     assert {type(value) for value in result} == {float}
 
 
-def test_annotators_that_agree_have_a_floor_of_zero():
+def test_ged_floor_is_zero_for_identical_annotations():
     assert ged_floor(torch.ones(4, 2, 2, dtype=torch.long), 10, num_classes=2) == 0
     assert ged_floor(torch.zeros(4, 2, 2, dtype=torch.long), 10, num_classes=2) == 0
 
 
-def test_a_wrong_input_is_told_with_its_cure():
+def test_energy_distance_rejects_invalid_input():
     good = masks(2, 2, seed=0)
     with pytest.raises(DataError, match="argmax"):
         energy_distance(good.float(), good, num_classes=2)
-    with pytest.raises(DataError, match="leave out annotators that are missing"):
+    with pytest.raises(DataError, match="exclude annotators marked as missing"):
         energy_distance(good, torch.full_like(good, 255), num_classes=2)
-    with pytest.raises(DataError, match="of one size"):
+    with pytest.raises(DataError, match="of equal size"):
         energy_distance(good, good[:, :2], num_classes=2)
     with pytest.raises(DataError, match="at least one"):
         energy_distance(good, good[:0], num_classes=2)

@@ -22,7 +22,7 @@ def student_tail(t, dof, steps=200_000):
 
 @quick
 @given(st.integers(2, 30), st.floats(-2, 2), st.integers(0, 10**6))
-def test_it_is_the_paired_two_sided_t_test(count, shift, seed):
+def test_paired_t_test_matches_scipy(count, shift, seed):
     first, second = np.random.default_rng(seed).normal(size=(2, count))
     result = paired_t_test(list(first + shift), list(second))
     expected = stats.ttest_rel(first + shift, second)
@@ -32,7 +32,7 @@ def test_it_is_the_paired_two_sided_t_test(count, shift, seed):
     assert result.num_pairs == count
 
 
-def test_a_case_from_the_definition():
+def test_paired_t_test_hand_computed_case():
     first, second = [0.31, 0.25, 0.47, 0.36, 0.29], [0.28, 0.27, 0.39, 0.30, 0.25]
     differences = [a - b for a, b in zip(first, second, strict=True)]
     mean = sum(differences) / 5
@@ -44,7 +44,7 @@ def test_a_case_from_the_definition():
     assert 0.05 < result.p_value < 0.1
 
 
-def test_swapping_the_methods_only_turns_the_sign():
+def test_paired_t_test_is_antisymmetric():
     first, second = [0.3, 0.5, 0.4], [0.2, 0.1, 0.3]
     one, two = paired_t_test(first, second), paired_t_test(second, first)
     assert two.mean_difference == pytest.approx(-one.mean_difference)
@@ -52,30 +52,30 @@ def test_swapping_the_methods_only_turns_the_sign():
     assert two.p_value == pytest.approx(one.p_value)
 
 
-def test_pairs_with_an_absent_score_are_left_out():
+def test_paired_t_test_skips_missing_scores():
     full = paired_t_test([0.3, 0.5, 0.4], [0.2, 0.1, 0.3])
     holes = paired_t_test([0.3, None, 0.5, math.nan, 0.4, 0.9], [0.2, 0.7, 0.1, 0.4, 0.3, None])
     assert holes == full
     assert holes.num_pairs == 3
 
 
-def test_equal_methods_do_not_differ():
+def test_paired_t_test_of_equal_scores():
     assert paired_t_test([0.3, 0.5, 0.4], [0.3, 0.5, 0.4]) == (0, None, 1, 3)
     assert paired_t_test([0.0, 0.0], [0.0, 0.0]) == (0, None, 1, 2)
 
 
-def test_methods_that_differ_by_a_constant_certainly_differ():
-    result = paired_t_test([0.3, 0.5, 0.4], [0.2, 0.4, 0.3])  # differences equal only up to rounding
+def test_paired_t_test_of_constant_difference():
+    result = paired_t_test([0.3, 0.5, 0.4], [0.2, 0.4, 0.3])  # differences are equal up to rounding
     assert result == (pytest.approx(0.1), None, 0, 3)
 
 
-def test_methods_that_differ_by_rounding_only_do_not_differ():
+def test_paired_t_test_ignores_rounding():
     scores = [0.3, 0.5, 0.4, 0.7]
     result = paired_t_test([math.nextafter(score, 1) for score in scores], scores)
     assert result.p_value == 1
 
 
-def test_fewer_than_two_pairs_have_no_p_value():
+def test_paired_t_test_needs_two_pairs():
     assert paired_t_test([], []) == (None, None, None, 0)
     assert paired_t_test([None], [0.5]) == (None, None, None, 0)
     assert paired_t_test([0.5], [0.25]) == (0.25, None, None, 1)
@@ -90,7 +90,7 @@ def clustered(rng, counts, correlation, num_sets=1):
 
 
 def rejections(counts, level, test, *, repeats=1500):
-    """Return how often a test of two equal methods has p < level."""
+    """Return the rejection rate (p < level) for two equal methods."""
     rng = np.random.default_rng(5)
     p_values = []
     for _ in range(repeats):
@@ -112,11 +112,11 @@ def test_patient_t_test_holds_its_level_on_clustered_cases(counts):
         assert within_chance(rejections(counts, 0.05, patient_t_test), 0.05, 1500)
 
 
-def test_paired_t_test_over_cases_rejects_far_too_often_on_clustered_cases():
+def test_paired_t_test_rejects_too_often_on_clustered_cases():
     assert rejections([25] * 14, 0.01, lambda first, second, _: paired_t_test(first, second), repeats=300) > 0.25
 
 
-def test_patient_t_test_of_equal_patients_is_the_t_test_of_patient_means():
+def test_patient_t_test_of_equal_patients_is_t_test_of_means():
     (first, second), owners = clustered(np.random.default_rng(1), [4] * 9, 0.5, 2)
     means = (first - second + 0.2).reshape(9, 4).mean(1)
     expected = stats.ttest_1samp(means, 0)
@@ -142,19 +142,19 @@ def with_seeds(rng, num_trainings, seed_spread):
     return difficulty + seed_spread * rng.normal(size=(*shape[:2], 1)) + 0.3 * rng.normal(size=shape), owners
 
 
-def test_patient_t_test_with_several_trainings_includes_the_variance_between_seeds():
+def test_patient_t_test_includes_variance_between_seeds():
     rng, repeats = np.random.default_rng(3), 1500
     with_all, averaged = [], []
     for _ in range(repeats):
         (first, second), owners = with_seeds(rng, 3, 0.3)
         with_all.append(patient_t_test(first, second, owners).p_value)
         averaged.append(patient_t_test(first.mean(0), second.mean(0), owners).p_value)
-    assert np.mean(np.array(averaged) < 0.05) > 0.3  # the seeds' luck passes for a difference of the methods
+    assert np.mean(np.array(averaged) < 0.05) > 0.3  # variance between seeds appears as a difference
     assert np.mean(np.array(with_all) < 0.05) < 0.05 + 3.3 * math.sqrt(0.05 * 0.95 / repeats)
 
 
 @pytest.mark.parametrize("num_trainings", [1, 4])
-def test_patient_interval_covers_the_mean_as_often_as_it_says(num_trainings):
+def test_patient_interval_has_nominal_coverage(num_trainings):
     rng, repeats, inside = np.random.default_rng(4), 1500, 0
     for _ in range(repeats):
         scores, owners = clustered(rng, [25] * 14, 0.3)
@@ -166,13 +166,13 @@ def test_patient_interval_covers_the_mean_as_often_as_it_says(num_trainings):
     assert within_chance(inside / repeats, 0.95, repeats)
 
 
-def test_patient_interval_of_one_case_per_patient_is_student_s():
+def test_patient_interval_with_one_case_per_patient_is_student_t():
     values = [0.1, 0.4, 0.3, 0.8]
     expected = stats.t.interval(0.9, 3, np.mean(values), stats.sem(values))
     assert patient_interval(values, "abcd", level=0.9) == pytest.approx(expected)
 
 
-def test_absent_values_and_their_patients_are_skipped():
+def test_patient_tests_skip_missing_values():
     values, patients = [0.1, None, 0.4, math.nan, 0.3], ["a", "b", "b", "c", "d"]
     assert patient_interval(values, patients) == patient_interval([0.1, 0.4, 0.3], ["a", "b", "d"])
     assert patient_interval([0.7, 0.8, None], ["a", "a", "b"]) is None
@@ -191,6 +191,6 @@ def test_absent_values_and_their_patients_are_skipped():
         (lambda: patient_interval([1.0], ["a"], level=95), "between 0 and 1"),
     ],
 )
-def test_wrong_input_is_reported_with_its_fix(call, message):
+def test_significance_rejects_invalid_input(call, message):
     with pytest.raises(DataError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""Scores of a set of sampled segmentations against a set of annotations: pure functions of tensors."""
+"""Metrics that compare sampled segmentations with annotations: pure functions of tensors."""
 
 from phiseg.metrics.area import AreaScores, area_scores, foreground_areas
 from phiseg.metrics.calibration import brier_score, expected_calibration_error, reliability

@@ -1,12 +1,12 @@
-"""Is a foreground probability of 30 % marked by 30 % of the annotators? Reliability tables and their ECE.
+"""Calibration of the mean prediction: reliability tables, expected calibration error (ECE) and Brier score.
 
-Convention: the probability is that of the mean prediction, the frequency the share of annotators who gave the
-pixel that label; each foreground label against the rest; bins of equal width, lower edge included, 1 in the last
-one; *all* pixels count. Background that nobody doubts fills the first bin and makes the error small: compare it
-only between methods on the same images, and look at the diagram for the rest.
+Convention: the probability is that of the mean prediction, and the frequency is the fraction of annotators who gave
+the pixel that label; one-vs-rest for each foreground label; bins of equal width that include their lower edge, and
+the last bin includes 1; *all* pixels count. Certain background dominates the first bin and makes the error small:
+compare it only between methods on the same images, and inspect the reliability diagram.
 
-One image has too few annotators to tell a frequency, so tables of images are added up first, and the error is that
-of the whole dataset, never a mean over images.
+A single image has too few annotators to estimate a frequency. Tables are therefore summed over images, and the
+error is that of the whole dataset, never a mean over images.
 
 A annotators, K classes, B bins.
 """
@@ -21,7 +21,7 @@ NUM_BINS = 10
 
 
 def reliability(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = NUM_BINS) -> Tensor:
-    """Return the reliability table of one image; add up those of many.
+    """Return the reliability table of one image; sum the tables of several images.
 
     Args:
         mean_probs: mean of the softmax samples (K, *spatial).
@@ -29,11 +29,11 @@ def reliability(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = NUM_
         num_bins: B.
 
     Returns:
-        float64 (K-1, B, 3): for each foreground label and bin of its probability the number of pixels, the sum of
-        their probabilities, and the sum of the shares of annotators who gave them that label.
+        float64 (K-1, B, 3): for each foreground label and probability bin, the number of pixels, the sum of their
+        probabilities, and the sum of the fractions of annotators who gave them that label.
 
     Raises:
-        DataError: the shapes do not fit, or the values are not probabilities and labels in 0..K-1.
+        DataError: the shapes do not match, or the values are not probabilities and labels in 0..K-1.
 
     >>> probs = torch.tensor([[[0.75, 0.5]], [[0.25, 0.5]]])
     >>> reliability(probs, torch.tensor([[[0, 1]], [[0, 1]]]), num_bins=2)
@@ -44,12 +44,12 @@ def reliability(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = NUM_
     annotations = checked_labels("annotations", annotations, num_classes)
     if num_bins < 1 or annotations.shape[1:] != mean_probs.shape[1:]:
         raise DataError(
-            f"annotations {tuple(annotations.shape)} do not fit mean_probs {tuple(mean_probs.shape)} in "
+            f"annotations {tuple(annotations.shape)} do not match mean_probs {tuple(mean_probs.shape)} with "
             f"{num_bins} bins; pass (A, *spatial), (K, *spatial) and at least one bin"
         )
     low, high = mean_probs.aminmax()
-    if not (low >= 0 and high <= 1 + 1e-3):  # NaN fails too; the margin is for rounding
-        raise DataError("mean_probs holds values outside 0..1; pass the mean of softmax samples, not of logits")
+    if not (low >= 0 and high <= 1 + 1e-3):  # also rejects NaN; the margin allows for rounding
+        raise DataError("mean_probs contains values outside 0..1; pass the mean of softmax samples, not of logits")
     edges = bin_edges(num_bins).to(mean_probs.device)
     tables = []
     for label in range(1, num_classes):
@@ -62,11 +62,11 @@ def reliability(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = NUM_
 
 
 def brier_score(probs: Tensor, annotations: Tensor) -> float:
-    """Return the Brier score that the mean of infinitely many samples would have, estimated without bias.
+    """Return an unbiased estimate of the Brier score of the mean over infinitely many samples.
 
-    E_y sum_k (p_k - [y = k])² = sum_k p_k² - 2 E_y p_y + 1 with p the mean prediction. p_k² is estimated by the
-    mean product of two *distinct* samples, so the expected value does not depend on the number of samples. The
-    cross entropy of the mean of a few samples does: it is too large, the more so the sharper the samples are.
+    E_y sum_k (p_k - [y = k])² = sum_k p_k² - 2 E_y p_y + 1, where p is the mean prediction. p_k² is estimated by
+    the mean product of two *distinct* samples, so the expected value does not depend on the number of samples. The
+    cross-entropy of a mean over few samples does depend on it: its bias grows with the sharpness of the samples.
 
     Args:
         probs: softmax samples (S, K, *spatial), S at least 2.
@@ -80,7 +80,7 @@ def brier_score(probs: Tensor, annotations: Tensor) -> float:
     """
     num_samples = len(probs)
     if num_samples < 2:
-        raise DataError(f"{num_samples} samples; the score takes pairs of distinct ones, pass at least 2")
+        raise DataError(f"num_samples = {num_samples}; the Brier score needs at least 2 samples")
     labels = checked_labels("annotations", annotations, probs.shape[1]).long()
     total = probs.sum(0)  # (K, *spatial)
     pairs = (total.square() - probs.square().sum(0)) / (num_samples * (num_samples - 1))
@@ -88,7 +88,7 @@ def brier_score(probs: Tensor, annotations: Tensor) -> float:
 
 
 def bin_edges(num_bins: int = NUM_BINS) -> Tensor:
-    """Return the edges of the bins, 0, 1/B, ..., 1, float64 (B+1,).
+    """Return the bin edges 0, 1/B, ..., 1 as float64 (B+1,).
 
     >>> bin_edges(2).tolist()
     [0.0, 0.5, 1.0]
@@ -97,12 +97,12 @@ def bin_edges(num_bins: int = NUM_BINS) -> Tensor:
 
 
 def expected_calibration_error(table: Tensor) -> float:
-    """Return the expected calibration error of a reliability table, the mean over the foreground labels.
+    """Return the expected calibration error of a reliability table, averaged over the foreground labels.
 
-    ECE = sum_b n_b/n |mean probability - frequency| over the bins b with n_b of all n pixels.
+    ECE = sum_b n_b/n |mean probability - frequency|, where bin b contains n_b of the n pixels.
 
     Args:
-        table: (K-1, B, 3), the sum of those of all images.
+        table: (K-1, B, 3), summed over all images.
 
     >>> expected_calibration_error(torch.tensor([[[1.0, 0.25, 0.0], [3.0, 2.25, 3.0]]]))
     0.25

@@ -1,4 +1,4 @@
-"""The scores of one case: what `phiseg evaluate` writes a row of, and what validation averages."""
+"""All scores of one case: one row of `phiseg evaluate`, and the values that validation averages."""
 
 import torch
 from torch import Tensor
@@ -27,19 +27,19 @@ def score_case(
     *,
     reference: Tensor | None = None,
 ) -> dict[str, float | None]:
-    """Score the samples of one image against its annotators.
+    """Score the samples of one image against its annotations.
 
     Args:
-        labels: (S, H, W) hard samples.
+        labels: (S, H, W) labels of the samples.
         mean_probs: (K, H, W) mean of the softmax samples.
         mean_log_probs: (K, H, W) mean over samples of log(probability + eps).
         annotations: (A, H, W) labels of the annotators who saw the image.
-        reference: (A', H, W) annotations that the mean prediction's Dice is taken against and averaged over;
-            all annotators if not given, undefined if there is none.
+        reference: (A', H, W) annotations for the Dice score of the mean prediction, which is averaged over them;
+            default: all annotators. If empty, Dice is undefined.
 
     Returns:
-        All of `SCORES` and `FURTHER_SCORES`, the three terms of the GED, and how many annotators had a constant map
-        in S_NCC. None where a score is undefined (fewer than two annotators or samples, no reference).
+        `SCORES`, `FURTHER_SCORES`, the three terms of the GED, and the number of annotators with a constant error
+        map in S_NCC. Undefined scores are None (fewer than two annotators or samples, no reference).
 
     Raises:
         DataError: labels are not integers in 0..K-1, there is no sample or no annotation, or they differ in size.
@@ -48,18 +48,18 @@ def score_case(
     for name, masks in (("labels", labels), ("annotations", annotations)):
         checked_labels(name, masks, num_classes)
     check_pairs("labels", labels[0], "annotations", annotations[0])
-    masks = torch.cat([labels, annotations])  # (S + A, H, W): all pairs are counted at once
+    masks = torch.cat([labels, annotations])  # (S + A, H, W): count all pairs at once
     counts = pairwise_counts(masks, masks, num_classes=num_classes)
     iou, areas = counts.iou(), counts.first.T  # (S + A, S + A), (S + A, K-1)
     iou_cross = iou[:num_samples, num_samples:]  # (S, A)
     d_samples, d_annotations = 1 - iou[:num_samples, :num_samples], 1 - iou[num_samples:, num_samples:]
     distance = energy_distance_from(1 - iou_cross, d_samples, d_annotations)
     area = area_scores_from(areas[:num_samples], areas[num_samples:])
-    errors = -mean_log_probs.gather(0, annotations.long())  # (A, H, W): one-hot y picks one term of the sum
+    errors = -mean_log_probs.gather(0, annotations.long())  # (A, H, W): a one-hot y selects one term of the sum
     correlation = s_ncc(expected_cross_entropy(mean_probs, mean_log_probs), errors)
     prediction = most_probable(mean_probs, dim=0)
     targets = annotations if reference is None else reference
-    several = len(annotations) > 1  # one annotation is no distribution to compare with
+    several = len(annotations) > 1  # a single annotation is not a distribution
     return {
         "ged": distance.ged if several else None,
         "ged_unbiased": distance.ged_unbiased,

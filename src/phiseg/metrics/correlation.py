@@ -1,22 +1,22 @@
-"""Do annotators agree more with each other than a model's probabilities explain? Their residual correlation.
+"""Residual correlation: agreement between annotators that the probabilities of a model do not explain.
 
-The floor of the GED, and 0 for the unbiased GED, can be reached only if annotators are independent given what the
-network sees. Annotators who saw more, such as the whole scan, are not. Let u be what they share beyond the image x,
-and mu the kernel mean embedding of a distribution of masks (IoU is the kernel). For samples from q(s | x)
+A model can reach the floor of the GED, and an unbiased GED of 0, only if annotators are independent given the input
+of the network. Annotators who saw more than that, such as the whole scan, are not. Let mu be the kernel mean
+embedding of a distribution of masks, with IoU as the kernel. For samples from q(s | x),
 
     E unbiased GED = |mu_q - mu_P|² + (delta_x - delta),    P = p(y | x)
 
-with delta the expected distance of two annotations of one case, and delta_x that of two annotations drawn
-independently given x. The first term is the model's error. The second is 0 only for independent annotators, and no
-model that sees x alone can remove it. If any two annotators share a draw from P with probability rho and are
+where delta is the expected distance of two annotations of one case, and delta_x that of two annotations drawn
+independently given x. The first term is the error of the model. The second is 0 only for independent annotators,
+and no model that sees only x can remove it. If any two annotators share a draw from P with probability rho and are
 independent otherwise,
 
     Cov(y_a, y_b | x) = rho p (1 - p) in every pixel,    delta = (1 - rho) delta_x,
 
-so rho follows from the pixels, and the second term is delta rho / (1 - rho). Given x, rho cannot be observed, since
-every image is seen once. It is estimated given the model's own probability, which knows less than x. So it is an
-upper bound of what is irreducible: what no function of the model's probabilities could remove, but a model that
-uses x better, or sees more of the scan, might.
+so rho follows from the pixels, and the second term is delta rho / (1 - rho). rho given x cannot be observed,
+because every image occurs once. It is therefore estimated given the probability of the model, which carries less
+information than x. The estimate is an upper bound of the irreducible part: no function of the model's probabilities
+can remove it, but a model that uses x better, or sees more of the scan, might.
 
 A annotators, K classes, B bins.
 """
@@ -29,11 +29,11 @@ from phiseg.metrics.calibration import bin_edges
 from phiseg.metrics.overlap import checked_labels
 
 NUM_BINS = 100
-"""Narrow, so that the probability hardly varies within a bin."""
+"""Narrow bins: the probability is nearly constant within each."""
 
 
 def agreement_table(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = NUM_BINS) -> Tensor:
-    """Return how often one and two annotators mark a pixel, by the model's probability; add up those of images.
+    """Return how often one and two annotators mark a pixel, binned by the model's probability. Sum over images.
 
     Args:
         mean_probs: mean of the softmax samples (K, *spatial).
@@ -41,9 +41,9 @@ def agreement_table(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = 
         num_bins: B.
 
     Returns:
-        float64 (K-1, B, 3): for each foreground label and bin of its probability the number of pixels, and the sums
-        of the share of annotators and of the share of pairs of distinct annotators who gave them that label. All 0
-        with one annotator.
+        float64 (K-1, B, 3): for each foreground label and probability bin, the number of pixels, and the sums of
+        the fraction of annotators and of the fraction of pairs of distinct annotators who gave them that label. All
+        zeros with a single annotator.
 
     Raises:
         DataError: the shapes do not match, or labels are not integers in 0..K-1.
@@ -73,14 +73,14 @@ def agreement_table(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = 
 
 
 def residual_correlation(table: Tensor) -> float | None:
-    """Return the correlation rho of two annotators given the model's probability, from a sum of tables.
+    """Return the correlation rho of two annotators given the model's probability, from summed tables.
 
-    In a bin where annotators mark the share v of the pixels and pairs of them the share w, the covariance is w - v²
-    and the variance v - v². rho is the sum of the covariances over that of the variances, over the pixels of all
-    bins and foreground labels. None where annotators never differ within a bin.
+    If annotators mark a fraction v of the pixels of a bin and pairs of annotators a fraction w, the covariance is
+    w - v² and the variance v - v². rho is the sum of the covariances divided by the sum of the variances, over the
+    pixels of all bins and foreground labels. None if annotators never differ within a bin.
 
     Args:
-        table: (K-1, B, 3), the sum of those of all images.
+        table: (K-1, B, 3), summed over all images.
 
     >>> residual_correlation(torch.tensor([[[100.0, 50.0, 30.0]]]))
     0.2
@@ -92,11 +92,11 @@ def residual_correlation(table: Tensor) -> float | None:
 
 
 def correlated_excess(correlation: float, diversity_annotators: float) -> float:
-    """Return the unbiased GED of a sampler of p(y | x) where annotators correlate, delta rho / (1 - rho).
+    """Return the unbiased GED of a perfect sampler of p(y | x) for correlated annotators, delta rho / (1 - rho).
 
     Args:
-        correlation: rho, of `residual_correlation`; a negative one counts as 0.
-        diversity_annotators: delta, the mean distance of two distinct annotators.
+        correlation: rho from `residual_correlation`; negative values count as 0.
+        diversity_annotators: delta, the mean distance between two distinct annotators.
 
     >>> round(correlated_excess(0.2, 0.4), 3)
     0.1

@@ -1,7 +1,8 @@
-"""How much a set of segmentations varies: that of the samples, and that of the annotators to read it against.
+"""Diversity of a set of segmentations: the samples, and the annotators for comparison.
 
-Convention: d = 1 - IoU as for the GED; the mean over distinct pairs (the U-statistic), so that it does not depend
-on how many masks there are. 0 where all are the same. More is not better: samples should vary as annotators do.
+Convention: d = 1 - IoU as for the GED; the mean over distinct pairs (the U-statistic), whose expected value does
+not depend on the number of masks. It is 0 for identical masks. Higher is not better: samples should vary as much as
+annotators do.
 """
 
 from torch import Tensor
@@ -10,12 +11,12 @@ from phiseg.metrics.overlap import pairwise_iou
 
 
 def diversity(masks: Tensor, *, num_classes: int, both_empty: float = 1.0) -> float | None:
-    """Return the mean distance of two distinct masks, 1/(N(N-1)) sum_{i != j} d(m_i, m_j) with d = 1 - IoU.
+    """Return the mean distance between distinct masks, 1/(N(N-1)) sum_{i != j} d(m_i, m_j) with d = 1 - IoU.
 
     Args:
-        masks: integer labels (N, *spatial), of the samples or of the valid annotators.
-        num_classes: K, the background included.
-        both_empty: IoU of a label that neither mask has.
+        masks: integer labels (N, *spatial) of the samples or of the valid annotators.
+        num_classes: K, including the background.
+        both_empty: IoU of a label that neither mask contains.
 
     Returns:
         A number in 0..1, or None for a single mask.
@@ -30,7 +31,7 @@ def diversity(masks: Tensor, *, num_classes: int, both_empty: float = 1.0) -> fl
 
 
 def mean_distinct(distances: Tensor) -> float | None:
-    """Return the mean of a square matrix over i != j, or None where no such pair exists."""
+    """Return the mean of the off-diagonal elements of a square matrix, or None if there are none."""
     count = len(distances)
     if count < 2:
         return None

@@ -1,8 +1,9 @@
 """Generalised energy distance between a set of sampled segmentations and a set of annotations.
 
-Convention: d = 1 - IoU of hard masks, the mean over the foreground labels, two empty masks at distance 0; the
-*squared* distance, per image; the V-statistic of the paper, which counts every pair, i = j included. It falls
-as samples are added, so numbers at 16 and at 100 samples cannot be compared; `ged_unbiased` can.
+Convention: d = 1 - IoU of label masks, averaged over the foreground labels, with distance 0 between two empty
+masks; the *squared* distance of one image; the V-statistic of the paper, which includes the pairs i = j. It
+decreases with the number of samples, so values for 16 and 100 samples are not comparable. Values of `ged_unbiased`
+are.
 
 S samples, A annotators, K classes.
 """
@@ -17,38 +18,38 @@ from phiseg.metrics.overlap import pairwise_iou
 
 
 class EnergyDistance(NamedTuple):
-    """The squared GED of one image, its three terms, and what to read it against."""
+    """Squared GED of one image, its three terms, and the floor for comparison."""
 
     ged: float
-    """The paper's: 2 cross - within_samples - within_annotations."""
+    """GED of the paper: 2 cross - within_samples - within_annotations."""
     ged_unbiased: float | None
-    """The U-statistic, distinct pairs only. Its mean is 0 for samples from the annotators' distribution if
-    annotators are independent given the image, above 0 if they correlate (`metrics.correlation`).
+    """U-statistic: distinct pairs only. Its expected value is 0 for samples from the annotators' distribution if
+    annotators are independent given the image, and above 0 if they correlate (`metrics.correlation`).
     None if S < 2 or A < 2."""
     ged_floor: float | None
-    """What `ged` is on average for samples from the annotators' distribution, if annotators are independent given
-    the image; `ged - ged_floor` is an upper bound of what a model could gain. None if A < 2."""
+    """Expected `ged` of samples from the annotators' distribution if annotators are independent given the image;
+    `ged - ged_floor` is an upper bound of the possible improvement. None if A < 2."""
     cross: float
     """E d(s, y)."""
     within_samples: float
-    """E d(s, s'), i = j included."""
+    """E d(s, s'), including i = j."""
     within_annotations: float
-    """E d(y, y'), i = j included."""
+    """E d(y, y'), including i = j."""
 
 
 def energy_distance(
     samples: Tensor, annotations: Tensor, *, num_classes: int, both_empty: float = 1.0
 ) -> EnergyDistance:
-    """Compare the distribution of samples with that of annotations.
+    """Return the squared GED between samples and annotations, with its terms.
 
-    D² = 2 E d(s, y) - E d(s, s') - E d(y, y') with d = 1 - IoU, squared as in the paper, never its root.
-    IoU is a positive definite kernel, so D² is not negative (but for rounding), whatever the number of classes.
+    D² = 2 E d(s, y) - E d(s, s') - E d(y, y') with d = 1 - IoU. As in the paper, the square root is not taken.
+    IoU is a positive definite kernel, so D² is never negative (up to rounding) for any number of classes.
 
     Args:
         samples: integer labels (S, *spatial), the argmax of each sample.
         annotations: integer labels (A, *spatial), valid annotators only.
-        num_classes: K, the background included.
-        both_empty: IoU of a label that neither mask has.
+        num_classes: K, including the background.
+        both_empty: IoU of a label that neither mask contains.
 
     Raises:
         DataError: labels are not integers in 0..K-1, a set is empty, or the masks differ in size.
@@ -69,7 +70,7 @@ def energy_distance(
 
 
 def energy_distance_from(d_cross: Tensor, d_samples: Tensor, d_annotations: Tensor) -> EnergyDistance:
-    """Return what `energy_distance` does, of distances that are known already.
+    """Return `energy_distance` for precomputed distances.
 
     Args:
         d_cross: d(s, y), (S, A).
@@ -92,21 +93,21 @@ def energy_distance_from(d_cross: Tensor, d_samples: Tensor, d_annotations: Tens
 
 
 def ged_floor(annotations: Tensor, num_samples: int, *, num_classes: int, both_empty: float = 1.0) -> float | None:
-    """Return the mean of the paper's GED for a sampler that draws from the annotators' own distribution.
+    """Return the expected GED of the paper for a sampler of the annotators' distribution.
 
-    It holds if annotators are independent given the image. Those who saw more than the image agree more, and the
-    floor cannot be reached (`metrics.correlation`).
+    It assumes that annotators are independent given the image. Annotators who saw more than the image agree more,
+    and the floor cannot be reached (`metrics.correlation`).
 
-    E[D²] = delta (1/A + 1/S) with delta the mean distance of two distinct annotators: the pairs i = j, at
-    distance 0, make both within-terms too small. It is None with one annotator, who cannot disagree. If
-    `both_empty` is not 1, a mask can be at a distance from itself, and the mean of those is taken off delta.
-    Samples that copy these very annotations can fall below the floor: they know more than the distribution.
+    E[D²] = delta (1/A + 1/S), where delta is the mean distance between two distinct annotators: the pairs i = j
+    with distance 0 make both within-terms too small. It is None for a single annotator. If `both_empty` is not 1,
+    the distance of a mask to itself can be positive; the mean of these distances is subtracted from delta. Samples
+    that copy the given annotations can fall below the floor.
 
     Args:
         annotations: integer labels (A, *spatial), valid annotators only.
         num_samples: S.
-        num_classes: K, the background included.
-        both_empty: IoU of a label that neither mask has.
+        num_classes: K, including the background.
+        both_empty: IoU of a label that neither mask contains.
 
     Raises:
         DataError: labels are not integers in 0..K-1, the set is empty, or `num_samples` is not positive.
@@ -115,7 +116,7 @@ def ged_floor(annotations: Tensor, num_samples: int, *, num_classes: int, both_e
     0.5
     """
     if num_samples < 1:
-        raise DataError(f"num_samples = {num_samples}; the floor is that of at least one sample")
+        raise DataError(f"num_samples = {num_samples}; pass at least one sample")
     similarity = pairwise_iou(annotations, annotations, num_classes=num_classes, both_empty=both_empty)
     return _floor(1 - similarity, num_samples)
 

@@ -1,4 +1,4 @@
-"""Samples matched with annotations: Hungarian-matched IoU and the Dice of the best match.
+"""Matching of samples and annotations: Hungarian-matched IoU and best-match Dice.
 
 S samples, A annotators, K classes.
 """
@@ -13,39 +13,39 @@ from torch import Tensor
 
 from phiseg.metrics.overlap import pairwise_dice, pairwise_iou
 
-_MAX_REPLICAS = 500  # the Hungarian method takes some 30 ms for so many, and grows with the cube
+_MAX_REPLICAS = 500  # takes about 30 ms; the time grows with the cube
 
 
 def matched_iou(samples: Tensor, annotations: Tensor, *, num_classes: int, both_empty: float = 1.0) -> float:
-    """Return the Hungarian-matched IoU (HM-IoU) of Kohl et al., 2019: 1 where both sets are the same distribution.
+    """Return the Hungarian-matched IoU (HM-IoU) of Kohl et al., 2019; 1 if both sets have the same distribution.
 
-    Both sets are repeated up to their least common multiple, every copy of a sample is matched with one copy of an
-    annotation so that the mean IoU is largest, and that mean is returned. All samples count: a method that matches
-    only the best A of them, as Flow-SSN does for its 0.872 on LIDC, reports another, larger quantity.
+    Both sets are repeated up to the least common multiple of their sizes. Each copy of a sample is matched with one
+    copy of an annotation so that the mean IoU is maximal; that mean is returned. All samples count: matching only
+    the best A samples, as Flow-SSN does for its 0.872 on LIDC, gives a different, larger value.
 
     Args:
         samples: integer labels (S, *spatial), the argmax of each sample.
         annotations: integer labels (A, *spatial), valid annotators only.
-        num_classes: K, the background included; IoU is the mean over the foreground labels.
-        both_empty: IoU of a label that neither mask has; in one mask only it is 0.
+        num_classes: K, including the background; IoU is averaged over the foreground labels.
+        both_empty: IoU of a label that neither mask contains; 0 if only one mask contains it.
 
     Raises:
         DataError: labels are not integers in 0..K-1, a set is empty, or the masks differ in size.
 
     >>> masks = Tensor([[[0, 1]], [[1, 1]], [[0, 0]]]).long()
-    >>> matched_iou(masks[[0, 0, 1, 1]], masks[:2], num_classes=2)  # both annotations, equally often
+    >>> matched_iou(masks[[0, 0, 1, 1]], masks[:2], num_classes=2)  # both annotations equally often
     1.0
-    >>> matched_iou(masks[[0, 0, 0, 0]], masks[:2], num_classes=2)  # one of them is never drawn
+    >>> matched_iou(masks[[0, 0, 0, 0]], masks[:2], num_classes=2)  # one of them is never sampled
     0.75
     """
     return matched_mean(pairwise_iou(samples, annotations, num_classes=num_classes, both_empty=both_empty))
 
 
 def matched_mean(similarity: Tensor) -> float:
-    """Return the largest mean similarity of a matching in which rows count 1/N and columns 1/M each.
+    """Return the maximum mean similarity of a matching in which each row has weight 1/N and each column 1/M.
 
-    It is that of the rows and columns repeated up to their least common multiple and matched one to one. Where that
-    is large, as for 1000 samples and 6 annotators, the same is solved as a transport of weights, without copies.
+    It is the optimal one-to-one matching of rows and columns repeated up to their least common multiple. If that is
+    large, as for 1000 samples and 6 annotators, the equivalent transport problem is solved without copies.
 
     Args:
         similarity: (N, M), such as the result of `pairwise_iou`.
@@ -58,21 +58,21 @@ def matched_mean(similarity: Tensor) -> float:
     if size > _MAX_REPLICAS:
         return _transported_mean(matrix)
     for axis in (0, 1):
-        matrix = matrix.repeat(size // matrix.shape[axis], axis)  # (size, size) in the end
+        matrix = matrix.repeat(size // matrix.shape[axis], axis)  # (size, size) after both steps
     return float(matrix[linear_sum_assignment(matrix, maximize=True)].mean())
 
 
 def best_dice(samples: Tensor, annotations: Tensor, *, num_classes: int, both_empty: float = 1.0) -> float:
-    """Return the Dice of the best match: of each annotation with the sample nearest to it, their mean.
+    """Return the best-match Dice: the mean over annotations of the Dice score with the closest sample.
 
-    It asks whether every expert is found among the samples, not how often, and it grows with their number: compare
-    it only at the same S, and read the diversity beside it.
+    It measures whether each annotation occurs among the samples, not how often, and increases with the number of
+    samples. Compare it only at the same S, and together with the diversity.
 
     Args:
         samples: integer labels (S, *spatial), the argmax of each sample.
         annotations: integer labels (A, *spatial), valid annotators only.
-        num_classes: K, the background included; Dice is the mean over the foreground labels.
-        both_empty: Dice of a label that neither mask has; in one mask only it is 0.
+        num_classes: K, including the background; Dice is averaged over the foreground labels.
+        both_empty: Dice of a label that neither mask contains; 0 if only one mask contains it.
 
     Raises:
         DataError: labels are not integers in 0..K-1, a set is empty, or the masks differ in size.
@@ -87,7 +87,7 @@ def best_dice(samples: Tensor, annotations: Tensor, *, num_classes: int, both_em
 
 
 def best_mean(similarity: Tensor) -> float:
-    """Return the mean over the columns of the largest similarity in each.
+    """Return the mean over the columns of the column maximum.
 
     Args:
         similarity: (N, M), such as the result of `pairwise_dice`.
@@ -99,11 +99,11 @@ def best_mean(similarity: Tensor) -> float:
 
 
 def _transported_mean(similarity: NDArray[np.float64]) -> float:
-    """Return the value of the transport problem with equal weights, which has the matching's as its optimum."""
+    """Return the optimum of the transport problem with equal weights, which equals that of the matching."""
     rows, columns = similarity.shape
-    leaving = sparse.kron(sparse.eye_array(rows), np.ones((1, columns)))  # (N, N M): what goes out of each row
-    arriving = sparse.kron(np.ones((1, rows)), sparse.eye_array(columns))  # (M, N M)
+    leaving = sparse.kron(sparse.eye_array(rows), np.ones((1, columns)))  # (N, N M): flow out of each row
+    arriving = sparse.kron(np.ones((1, rows)), sparse.eye_array(columns))  # (M, N M): flow into each column
     weights = np.concatenate([np.full(rows, 1 / rows), np.full(columns, 1 / columns)])
     flows = sparse.vstack([leaving, arriving]).tocsr()
-    result = linprog(-similarity.ravel(), A_eq=flows, b_eq=weights)  # type: ignore[call-overload]  # sparse is fine
+    result = linprog(-similarity.ravel(), A_eq=flows, b_eq=weights)  # type: ignore[call-overload]  # accepts sparse
     return -float(result.fun)

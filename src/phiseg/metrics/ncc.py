@@ -1,8 +1,8 @@
-"""Does the spread of the samples show where they are wrong? Gamma maps, error maps and S_NCC.
+"""Correlation between the uncertainty of the samples and their error: gamma maps, error maps and S_NCC.
 
-Convention: *softmax* samples; CE(p, q) = -sum_k p_k log(q_k + 1e-8) with the natural logarithm; Pearson over all
-pixels; mean over the annotators of an image. A constant map has no correlation: it gets a declared value and is
-counted.
+Convention: *softmax* samples; CE(p, q) = -sum_k p_k log(q_k + 1e-8) with the natural logarithm; Pearson correlation
+over all pixels; mean over the annotators of an image. The correlation of a constant map is undefined: it is set to
+a fixed value and counted.
 
 S samples, A annotators, K classes.
 """
@@ -22,16 +22,16 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 class Correlation(NamedTuple):
-    """A mean correlation, and how many of its members were defined rather than measured."""
+    """Mean correlation, and the number of constant maps whose correlation was set to a fixed value."""
 
     value: float
     num_constant: int
 
 
 def mean_log_probs(probs: Tensor, *, eps: float = EPSILON) -> Tensor:
-    """Return E_s log(s + eps), all that gamma and the error maps need to know of the samples' logarithms.
+    """Return E_s log(s + eps), the statistic that gamma and the error maps are computed from.
 
-    Half precision is raised to float32, where `eps` is not lost.
+    Half precision is converted to float32, so that `eps` is not lost.
 
     Args:
         probs: softmax samples (S, K, H, W).
@@ -41,7 +41,7 @@ def mean_log_probs(probs: Tensor, *, eps: float = EPSILON) -> Tensor:
         (K, H, W).
 
     Raises:
-        DataError: the shape is another one, or the values are not probabilities.
+        DataError: the shape is invalid, or the values are not probabilities.
 
     >>> mean_log_probs(torch.full((3, 2, 1, 1), 0.5)).flatten()
     tensor([-0.6931, -0.6931])
@@ -50,7 +50,7 @@ def mean_log_probs(probs: Tensor, *, eps: float = EPSILON) -> Tensor:
 
 
 def expected_cross_entropy(target: Tensor, mean_log_probs: Tensor) -> Tensor:
-    """Return E_s CE(target, s) of every pixel, = -sum_k target_k E_s log(s_k + 1e-8).
+    """Return E_s CE(target, s) = -sum_k target_k E_s log(s_k + 1e-8) for each pixel.
 
     Args:
         target: probabilities or one-hot labels (..., K, H, W).
@@ -60,7 +60,7 @@ def expected_cross_entropy(target: Tensor, mean_log_probs: Tensor) -> Tensor:
         (..., H, W).
 
     Raises:
-        DataError: the shapes do not fit.
+        DataError: the shapes do not match.
 
     >>> log_probs = torch.tensor([-1.0, -3.0]).reshape(2, 1, 1)
     >>> expected_cross_entropy(torch.eye(2).reshape(2, 2, 1, 1), log_probs).flatten()
@@ -68,17 +68,17 @@ def expected_cross_entropy(target: Tensor, mean_log_probs: Tensor) -> Tensor:
     """
     if mean_log_probs.ndim != 3 or target.shape[-3:] != mean_log_probs.shape:
         raise DataError(
-            f"target {tuple(target.shape)} does not fit mean_log_probs {tuple(mean_log_probs.shape)}; "
+            f"target {tuple(target.shape)} does not match mean_log_probs {tuple(mean_log_probs.shape)}; "
             "pass (..., K, H, W) and (K, H, W)"
         )
     return (target * -mean_log_probs).sum(-3)
 
 
 def gamma_map(probs: Tensor) -> Tensor:
-    """Return the paper's map of how much the samples vary.
+    """Return the gamma map, the uncertainty map of the paper.
 
-    gamma = E_s CE(s-bar, s) with s-bar the mean of the softmax samples. It is at least the entropy
-    of s-bar, so never negative (but for the 1e-8 in the logarithm).
+    gamma = E_s CE(s-bar, s), where s-bar is the mean of the softmax samples. It is at least the entropy of s-bar,
+    so it is never negative (up to the 1e-8 in the logarithm).
 
     Args:
         probs: softmax samples (S, K, H, W).
@@ -87,7 +87,7 @@ def gamma_map(probs: Tensor) -> Tensor:
         (H, W).
 
     Raises:
-        DataError: the shape is another one, or the values are not probabilities.
+        DataError: the shape is invalid, or the values are not probabilities.
 
     >>> certain, undecided = torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])
     >>> gamma_map(torch.stack([certain, undecided], 1).reshape(1, 2, 1, 2))
@@ -97,7 +97,7 @@ def gamma_map(probs: Tensor) -> Tensor:
 
 
 def error_maps(probs: Tensor, annotations: Tensor) -> Tensor:
-    """Return the error of the samples against each annotator, E_s CE(y, s) with y one-hot.
+    """Return the error maps E_s CE(y, s) of the samples, one per annotator, with y one-hot.
 
     Args:
         probs: softmax samples (S, K, H, W).
@@ -107,7 +107,7 @@ def error_maps(probs: Tensor, annotations: Tensor) -> Tensor:
         (A, H, W).
 
     Raises:
-        DataError: the shapes do not fit, or the values are not probabilities and labels in 0..K-1.
+        DataError: the shapes do not match, or the values are not probabilities and labels in 0..K-1.
 
     >>> error_maps(torch.tensor([0.75, 0.25]).reshape(1, 2, 1, 1), torch.tensor([[[0]], [[1]]])).flatten()
     tensor([0.2877, 1.3863])
@@ -116,27 +116,27 @@ def error_maps(probs: Tensor, annotations: Tensor) -> Tensor:
     annotations = checked_labels("annotations", annotations, len(log_probs))
     if annotations.shape[1:] != log_probs.shape[1:]:
         raise DataError(
-            f"annotations {tuple(annotations.shape)} do not fit probs {tuple(probs.shape)}; "
+            f"annotations {tuple(annotations.shape)} do not match probs {tuple(probs.shape)}; "
             "pass (A, H, W) and (S, K, H, W)"
         )
-    return -log_probs.gather(0, annotations.long())  # the sum over k with a one-hot y picks one term
+    return -log_probs.gather(0, annotations.long())  # a one-hot y selects one term of the sum over k
 
 
 def ncc(first: Tensor, second: Tensor, *, constant: float = 0.0) -> Tensor:
-    """Return the normalised cross correlation of two maps: Pearson's, over all pixels.
+    """Return the normalised cross-correlation of two maps: the Pearson correlation over all pixels.
 
     NCC(a, b) = mean((a - mean a)(b - mean b)) / (std a std b), in float64.
 
     Args:
         first: maps (..., H, W).
         second: maps (..., H, W); the leading dimensions broadcast.
-        constant: the value where either map is constant, up to the rounding of its type.
+        constant: value returned if either map is constant up to rounding.
 
     Returns:
-        float64 (...), within -1..1.
+        float64 (...) in -1..1.
 
     Raises:
-        DataError: the maps differ in size or hold values that are not finite.
+        DataError: the maps differ in size or contain non-finite values.
 
     >>> ramp = torch.arange(4.0).reshape(2, 2)
     >>> ncc(ramp, torch.stack([2 * ramp + 1, -ramp, torch.ones(2, 2)]))
@@ -146,20 +146,20 @@ def ncc(first: Tensor, second: Tensor, *, constant: float = 0.0) -> Tensor:
 
 
 def s_ncc(gamma: Tensor, errors: Tensor, *, constant: float = 0.0) -> Correlation:
-    """Return how well the gamma map predicts the errors.
+    """Return S_NCC, the correlation between the gamma map and the error maps.
 
     S_NCC = E_y NCC(gamma, E_s CE(y, s)), eq. 5 of the paper.
 
     Args:
-        gamma: the map of `gamma_map` (H, W).
-        errors: the maps of `error_maps` (A, H, W).
-        constant: what an annotator counts for whose map, or the gamma map, is constant. Never NaN.
+        gamma: gamma map (H, W), from `gamma_map`.
+        errors: error maps (A, H, W), from `error_maps`.
+        constant: correlation of an annotator if the error map or the gamma map is constant. Never NaN.
 
     Returns:
-        The mean over the annotators, and for how many of them a map was constant.
+        The mean over the annotators, and the number of annotators with a constant map.
 
     Raises:
-        DataError: the shapes do not fit or the maps hold values that are not finite.
+        DataError: the shapes do not match, or the maps contain non-finite values.
 
     >>> ramp = torch.arange(4.0).reshape(2, 2)
     >>> s_ncc(ramp, torch.stack([ramp, torch.ones(2, 2)]))
@@ -167,7 +167,7 @@ def s_ncc(gamma: Tensor, errors: Tensor, *, constant: float = 0.0) -> Correlatio
     """
     if gamma.ndim != 2 or errors.shape[1:] != gamma.shape:
         raise DataError(
-            f"gamma {tuple(gamma.shape)} and errors {tuple(errors.shape)} do not fit; "
+            f"gamma {tuple(gamma.shape)} and errors {tuple(errors.shape)} do not match; "
             "pass (H, W) and (A, H, W), one image at a time"
         )
     values, is_constant = _correlate(gamma, errors, constant)
@@ -175,17 +175,17 @@ def s_ncc(gamma: Tensor, errors: Tensor, *, constant: float = 0.0) -> Correlatio
 
 
 def _checked(probs: Tensor) -> Tensor:
-    """Return `probs` in at least float32, where 1e-8 survives."""
+    """Validate `probs` and return it in at least float32, so that adding 1e-8 is not lost."""
     if probs.ndim != 4 or probs.numel() == 0:
         raise DataError(f"probs has shape {tuple(probs.shape)}; pass at least one sample as (S, K, H, W)")
     low, high = probs.aminmax()
-    if not (low >= 0 and high <= 1 + 1e-3):  # NaN fails too; the margin is for rounding
-        raise DataError("probs holds values outside 0..1; pass logits.softmax(1), not logits or labels")
+    if not (low >= 0 and high <= 1 + 1e-3):  # also rejects NaN; the margin allows for rounding
+        raise DataError("probs contains values outside 0..1; pass logits.softmax(1), not logits or labels")
     return probs.to(torch.promote_types(probs.dtype, torch.float32))
 
 
 def _correlate(first: Tensor, second: Tensor, constant: float) -> tuple[Tensor, Tensor]:
-    """Return the correlations and where they were defined by `constant`, each (...)."""
+    """Return the correlations, and where they were set to `constant`, each (...)."""
     check_pairs("first", first, "second", second)
     a, a_constant = _standardised(first)
     b, b_constant = _standardised(second)
@@ -194,14 +194,14 @@ def _correlate(first: Tensor, second: Tensor, constant: float) -> tuple[Tensor, 
 
 
 def _standardised(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each map centred with unit norm (..., P), and whether its variance is only rounding (...)."""
+    """Return each map centred with unit norm (..., P), and whether it is constant up to rounding (...)."""
     values = maps.flatten(-2).double()
     largest = values.norm(torch.inf, dim=-1, keepdim=True)
     if not largest.isfinite().all():
-        raise DataError("a map holds NaN or infinity; make it of softmax probabilities, not of logits")
-    values = values / largest.clamp(min=_TINY)  # now squares neither overflow nor vanish
+        raise DataError("a map contains NaN or infinity; compute it from softmax probabilities, not from logits")
+    values = values / largest.clamp(min=_TINY)  # squares neither overflow nor underflow
     values -= values.mean(-1, keepdim=True)
     norm = values.norm(dim=-1, keepdim=True)
     rounding = torch.finfo(maps.dtype if maps.is_floating_point() else torch.float64).eps
-    is_constant = norm.squeeze(-1) <= 8 * rounding * values.shape[-1] ** 0.5  # as the standard deviation
+    is_constant = norm.squeeze(-1) <= 8 * rounding * values.shape[-1] ** 0.5  # bound on the standard deviation
     return values / norm.clamp(min=_TINY), is_constant

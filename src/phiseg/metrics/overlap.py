@@ -1,8 +1,8 @@
-"""Overlap of hard label masks: IoU and Dice for any number of classes.
+"""Overlap of label masks: IoU and Dice for any number of classes.
 
-Convention: label 0 is the background and does not count; the score of two masks is the mean over the
-foreground labels 1..K-1; a label that is empty in both masks scores `both_empty` (1 by default, as for the
-paper; other code uses 0), a label that is empty in one scores 0. Counts are exact and scores are float64.
+Convention: label 0 is the background and is ignored; the score of two masks is the mean over the foreground labels
+1..K-1; a label that is absent from both masks scores `both_empty` (default 1, as in the paper; other code uses 0),
+and a label that is absent from one mask scores 0. Counts are exact and scores are float64.
 
 N, M masks of the two sets, P pixels, K classes.
 """
@@ -17,12 +17,12 @@ from phiseg.core.errors import DataError
 
 _LABEL_TYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-# float32 counts exactly up to 2^24, so a chunk is exact; chunks are summed in float64.
-_ELEMENTS_PER_CHUNK = 2**22  # 16 MB: 4194 pixels of 1000 masks
+# float32 is exact up to 2^24, so the counts of a chunk are exact; chunks are summed in float64.
+_ELEMENTS_PER_CHUNK = 2**22  # 16 MB: 4194 pixels of each of 1000 masks
 
 
 def most_probable(probs: Tensor, dim: int) -> Tensor:
-    """Return `probs.argmax(dim)` of 2 to 256 classes as uint8, the first of equals; for a few it is faster.
+    """Return `probs.argmax(dim)` as uint8 for 2 to 256 classes; ties go to the first. Faster for few classes.
 
     >>> most_probable(torch.tensor([[0.25, 0.75], [0.5, 0.5]]), dim=1)
     tensor([1, 0], dtype=torch.uint8)
@@ -37,7 +37,7 @@ def most_probable(probs: Tensor, dim: int) -> Tensor:
 
 
 class PairCounts(NamedTuple):
-    """How many pixels of each foreground label the masks of two sets have, and every pair shares."""
+    """Pixel counts of each foreground label: of every mask in two sets, and of the overlap of every pair."""
 
     shared: Tensor
     """|a & b|, float64 (K-1, N, M)."""
@@ -47,11 +47,11 @@ class PairCounts(NamedTuple):
     """|b|, float64 (K-1, M)."""
 
     def iou(self, *, both_empty: float = 1.0) -> Tensor:
-        """Return the IoU of every pair, the mean over the foreground labels, float64 (N, M)."""
+        """Return the IoU of every pair, averaged over the foreground labels, float64 (N, M)."""
         return _ratio(self.shared, self._total - self.shared, both_empty).mean(0)
 
     def dice(self, *, both_empty: float = 1.0) -> Tensor:
-        """Return the Dice score of every pair, the mean over the foreground labels, float64 (N, M)."""
+        """Return the Dice score of every pair, averaged over the foreground labels, float64 (N, M)."""
         return _ratio(2 * self.shared, self._total, both_empty).mean(0)
 
     @property
@@ -60,15 +60,15 @@ class PairCounts(NamedTuple):
 
 
 def pairwise_counts(first: Tensor, second: Tensor, *, num_classes: int) -> PairCounts:
-    """Count what every mask of one set has in common with every mask of another; IoU and Dice follow from it.
+    """Count the overlap of every mask of one set with every mask of another; the basis of IoU and Dice.
 
-    The counts are exact for masks of any size. Beside them it holds a fixed number of pixels of each mask, so
-    1000 x 1000 masks are no trouble.
+    The counts are exact for masks of any size. Masks are processed in chunks of pixels, so memory stays bounded for
+    1000 x 1000 masks.
 
     Args:
         first: integer labels (N, *spatial).
-        second: integer labels (M, *spatial); it may be `first` itself, which is then looked at once.
-        num_classes: K, the background included.
+        second: integer labels (M, *spatial); may be `first` itself, which is then processed once.
+        num_classes: K, including the background.
 
     Raises:
         DataError: labels are not integers in 0..K-1, a set is empty, or the masks differ in size.
@@ -84,18 +84,18 @@ def pairwise_counts(first: Tensor, second: Tensor, *, num_classes: int) -> PairC
     if first.ndim < 2 or first.shape[1:] != second.shape[1:]:
         raise DataError(
             f"masks of shapes {tuple(first.shape)} and {tuple(second.shape)} cannot be paired; "
-            "pass (N, *spatial) and (M, *spatial) of one size"
+            "pass (N, *spatial) and (M, *spatial) of equal size"
         )
     first, second = first.flatten(1), second.flatten(1)  # (N, P), (M, P)
     shared = torch.zeros(num_classes - 1, len(first), len(second), dtype=torch.float64, device=first.device)
     in_first, in_second = torch.zeros_like(shared[:, :, 0]), torch.zeros_like(shared[:, 0])
     pixels_per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(len(first), len(second)))
-    with torch.autocast(first.device.type, enabled=False):  # half precision counts only up to 2^11 or 2^8
+    with torch.autocast(first.device.type, enabled=False):  # half precision is exact only up to 2^11 or 2^8
         for start in range(0, first.shape[1], pixels_per_chunk):
             one, other = (_in_runs(masks[:, start : start + pixels_per_chunk]) for masks in (first, second))
-            seen = (one.any(0) | other.any(0)).any(1).nonzero()[:, 0]  # elsewhere all is background
-            one = one.index_select(1, seen).flatten(1)
-            other = one if with_itself else other.index_select(1, seen).flatten(1)
+            occupied = (one.any(0) | other.any(0)).any(1).nonzero()[:, 0]  # all other pixels are background
+            one = one.index_select(1, occupied).flatten(1)
+            other = one if with_itself else other.index_select(1, occupied).flatten(1)
             for label in range(1, num_classes):
                 a = _marked(one, label)
                 b = a if with_itself else _marked(other, label)
@@ -106,16 +106,16 @@ def pairwise_counts(first: Tensor, second: Tensor, *, num_classes: int) -> PairC
 
 
 def pairwise_iou(first: Tensor, second: Tensor, *, num_classes: int, both_empty: float = 1.0) -> Tensor:
-    """Return the IoU of every mask of one set with every mask of another.
+    """Return the IoU of every mask of one set with every mask of another set.
 
     IoU(a, b) = 1/(K-1) sum_k |a_k & b_k| / |a_k | b_k| over the foreground labels k = 1..K-1; a label that is
-    empty in both masks counts `both_empty`, in one 0. The counts and the memory are those of `pairwise_counts`.
+    absent from both masks scores `both_empty`, from one mask 0. Counts and memory: see `pairwise_counts`.
 
     Args:
         first: integer labels (N, *spatial).
         second: integer labels (M, *spatial).
-        num_classes: K, the background included.
-        both_empty: IoU of a label that neither mask has.
+        num_classes: K, including the background.
+        both_empty: IoU of a label that neither mask contains.
 
     Returns:
         float64 (N, M).
@@ -132,15 +132,15 @@ def pairwise_iou(first: Tensor, second: Tensor, *, num_classes: int, both_empty:
 
 
 def pairwise_dice(first: Tensor, second: Tensor, *, num_classes: int, both_empty: float = 1.0) -> Tensor:
-    """Return the Dice score of every mask of one set with every mask of another.
+    """Return the Dice score of every mask of one set with every mask of another set.
 
-    The convention is that of `dice`, the memory that of `pairwise_iou`.
+    The definition is that of `dice`, the memory use that of `pairwise_iou`.
 
     Args:
         first: integer labels (N, *spatial).
         second: integer labels (M, *spatial).
-        num_classes: K, the background included.
-        both_empty: Dice of a label that neither mask has.
+        num_classes: K, including the background.
+        both_empty: Dice of a label that neither mask contains.
 
     Returns:
         float64 (N, M).
@@ -157,22 +157,22 @@ def pairwise_dice(first: Tensor, second: Tensor, *, num_classes: int, both_empty
 
 
 def iou(prediction: Tensor, target: Tensor, *, num_classes: int, both_empty: float = 1.0) -> Tensor:
-    """Return the IoU of each mask with its partner, averaged over the foreground labels.
+    """Return the IoU of each prediction with its target, averaged over the foreground labels.
 
-    IoU(a, b) = 1/(K-1) sum_k |a_k & b_k| / |a_k | b_k|; a label that is empty in both masks counts `both_empty`,
-    in one 0.
+    IoU(a, b) = 1/(K-1) sum_k |a_k & b_k| / |a_k | b_k|; a label that is absent from both masks scores
+    `both_empty`, from one mask 0.
 
     Args:
         prediction: integer labels (..., H, W).
         target: integer labels (..., H, W); the leading dimensions broadcast.
-        num_classes: K, the background included.
-        both_empty: IoU of a label that neither mask has.
+        num_classes: K, including the background.
+        both_empty: IoU of a label that neither mask contains.
 
     Returns:
         float64 (...).
 
     Raises:
-        DataError: labels are not integers in 0..K-1, or the shapes do not fit.
+        DataError: labels are not integers in 0..K-1, or the shapes do not match.
 
     >>> iou(torch.tensor([[0, 1], [0, 1]]), torch.tensor([[1, 1], [0, 0]]), num_classes=2)
     tensor(0.3333, dtype=torch.float64)
@@ -182,22 +182,22 @@ def iou(prediction: Tensor, target: Tensor, *, num_classes: int, both_empty: flo
 
 
 def dice(prediction: Tensor, target: Tensor, *, num_classes: int, both_empty: float = 1.0) -> Tensor:
-    """Return the Dice score of each mask with its partner, averaged over the foreground labels.
+    """Return the Dice score of each prediction with its target, averaged over the foreground labels.
 
-    Dice(a, b) = 1/(K-1) sum_k 2 |a_k & b_k| / (|a_k| + |b_k|); a label that is empty in both masks counts
-    `both_empty`, in one 0. The paper's prediction is the argmax of the mean of the softmax samples.
+    Dice(a, b) = 1/(K-1) sum_k 2 |a_k & b_k| / (|a_k| + |b_k|); a label that is absent from both masks scores
+    `both_empty`, from one mask 0. The prediction of the paper is the argmax of the mean of the softmax samples.
 
     Args:
         prediction: integer labels (..., H, W).
         target: integer labels (..., H, W); the leading dimensions broadcast.
-        num_classes: K, the background included.
-        both_empty: Dice of a label that neither mask has.
+        num_classes: K, including the background.
+        both_empty: Dice of a label that neither mask contains.
 
     Returns:
         float64 (...).
 
     Raises:
-        DataError: labels are not integers in 0..K-1, or the shapes do not fit.
+        DataError: labels are not integers in 0..K-1, or the shapes do not match.
 
     >>> dice(torch.tensor([[0, 1], [0, 1]]), torch.tensor([[1, 1], [0, 0]]), num_classes=2)
     tensor(0.5000, dtype=torch.float64)
@@ -207,48 +207,48 @@ def dice(prediction: Tensor, target: Tensor, *, num_classes: int, both_empty: fl
 
 
 def checked_labels(name: str, labels: Tensor, num_classes: int) -> Tensor:
-    """Return `labels`, or raise a DataError unless it holds integers in 0..num_classes-1, at least one."""
+    """Return `labels` if it contains integers in 0..num_classes-1 and is not empty; raise a DataError otherwise."""
     if num_classes < 2:
-        raise DataError(f"num_classes = {num_classes} leaves no foreground; count the background too")
+        raise DataError(f"num_classes = {num_classes} has no foreground; include the background in the count")
     if labels.dtype not in _LABEL_TYPES:
         raise DataError(
-            f"{name} holds {labels.dtype}, not labels; take the argmax over classes, or pass {name}.long()"
+            f"{name} has dtype {labels.dtype}, not integer; take the argmax over classes, or pass {name}.long()"
         )
     if labels.numel() == 0:
-        raise DataError(f"{name} has shape {tuple(labels.shape)} and so no mask to score; pass at least one")
+        raise DataError(f"{name} has shape {tuple(labels.shape)}, so there is no mask to score; pass at least one")
     low, high = (int(bound) for bound in labels.aminmax())
     if low < 0 or high >= num_classes:
         raise DataError(
-            f"{name} holds labels {low}..{high}, outside 0..{num_classes - 1}; "
-            "pass the right num_classes, and leave out annotators that are missing (255)"
+            f"{name} contains labels {low}..{high}, outside 0..{num_classes - 1}; "
+            "check num_classes, and exclude annotators marked as missing (255)"
         )
-    return labels if num_classes <= 128 else labels.long()  # torch would wrap 300 to 44 to compare it with uint8
+    return labels if num_classes <= 128 else labels.long()  # comparing uint8 with 300 would wrap it to 44
 
 
 def check_pairs(first_name: str, first: Tensor, second_name: str, second: Tensor) -> None:
-    """Raise a DataError unless both are (..., H, W) of one size whose leading dimensions broadcast."""
+    """Raise a DataError unless both are (..., H, W) with equal H, W and leading dimensions that broadcast."""
     one, two = tuple(first.shape), tuple(second.shape)
     leading = zip(reversed(one[:-2]), reversed(two[:-2]), strict=False)
-    fits = len(one) >= 2 and one[-2:] == two[-2:] and all(a == b or 1 in (a, b) for a, b in leading)
-    if not fits or 0 in one + two:
+    matches = len(one) >= 2 and one[-2:] == two[-2:] and all(a == b or 1 in (a, b) for a, b in leading)
+    if not matches or 0 in one + two:
         raise DataError(
-            f"{first_name} {one} and {second_name} {two} do not fit; "
-            "pass (..., H, W) of one size whose leading dimensions broadcast"
+            f"{first_name} {one} and {second_name} {two} do not match; "
+            "pass (..., H, W) of equal size with leading dimensions that broadcast"
         )
 
 
 def _in_runs(masks: Tensor) -> Tensor:
-    """Return (N, P) as runs of pixels (N, R, 8), the last one filled up with background."""
+    """Return masks (N, P) as runs of 8 pixels (N, R, 8), padded with background."""
     return F.pad(masks, (0, -masks.shape[1] % 8)).reshape(len(masks), -1, 8)
 
 
 def _marked(masks: Tensor, label: int) -> Tensor:
-    """Return 1.0 where the masks have the label and 0.0 elsewhere, in one pass."""
+    """Return 1.0 where the masks have the label and 0.0 elsewhere, without a temporary."""
     return torch.eq(masks, label, out=torch.empty(masks.shape, dtype=torch.float32, device=masks.device))
 
 
 def _paired_counts(prediction: Tensor, target: Tensor, num_classes: int) -> list[tuple[Tensor, Tensor]]:
-    """Return |a & b| and |a| + |b| of each foreground label, each (...)."""
+    """Return |a & b| and |a| + |b| for each foreground label, each (...)."""
     prediction = checked_labels("prediction", prediction, num_classes)
     target = checked_labels("target", target, num_classes)
     check_pairs("prediction", prediction, "target", target)

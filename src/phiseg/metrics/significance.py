@@ -1,7 +1,8 @@
-"""Is one method better than another on the same cases? Tests and intervals over patients, and the paper's t-test.
+"""Significance tests and confidence intervals for two methods on the same cases.
 
-Cases of one patient are alike, so they are not independent observations. `patient_t_test` and `patient_interval`
-take patients, and trainings where there are several, as the random units; `paired_t_test` takes the cases.
+Cases of one patient are correlated, so they are not independent observations. `patient_t_test` and
+`patient_interval` use patients, and repeated trainings if there are any, as the random units. `paired_t_test` is
+the test of the paper and uses cases.
 """
 
 from collections.abc import Sequence
@@ -14,33 +15,33 @@ from scipy.special import stdtr, stdtrit
 from phiseg.core.errors import DataError
 
 Scores = Sequence[float | None] | Sequence[Sequence[float | None]] | NDArray[np.float64]
-"""(cases,), or (trainings, cases) of several trainings; None or NaN where a score is absent."""
+"""(cases,), or (trainings, cases) for several trainings; missing scores are None or NaN."""
 
 
 class PairedTest(NamedTuple):
-    """The result of a paired test: None where a number does not exist."""
+    """Result of a paired test; undefined values are None."""
 
     mean_difference: float | None
-    """Mean of first - second over the cases; None without a pair."""
+    """Mean of first - second over the cases; None if there are no pairs."""
     statistic: float | None
-    """Student's t; None where the differences have no variance, or there are fewer than two units."""
+    """Student's t; None if the differences have no variance or there are fewer than two units."""
     p_value: float | None
     """Two-sided; None with fewer than two units."""
     num_pairs: int
-    """The independent units: cases, or patients in `patient_t_test`."""
+    """Number of independent units: cases, or patients in `patient_t_test`."""
 
 
 def paired_t_test(first: Sequence[float | None], second: Sequence[float | None]) -> PairedTest:
-    """Test whether the mean difference of paired scores is zero: two-sided, Student, as in the paper's table.
+    """Run a two-sided paired t-test, as in the table of the paper.
 
     t = mean(d) / (std(d) / sqrt(n)) with d = first - second and n - 1 degrees of freedom. It assumes independent
-    cases; use `patient_t_test` where patients have several. A pair with an absent score (None or NaN) is skipped.
-    If all differences are the same, up to rounding, there is no t: p = 1 if they are zero, 0 if not. With fewer
-    than two pairs there is no p.
+    cases; use `patient_t_test` if patients have several cases. Pairs with a missing score (None or NaN) are
+    skipped. If all differences are equal up to rounding, t is undefined, and p = 1 if they are zero and 0
+    otherwise. With fewer than two pairs, p is undefined.
 
     Args:
         first: scores of one method, one per case.
-        second: scores of the other, the same cases in the same order.
+        second: scores of the other method, for the same cases in the same order.
 
     Raises:
         DataError: the lengths differ or a score is infinite.
@@ -53,18 +54,19 @@ def paired_t_test(first: Sequence[float | None], second: Sequence[float | None])
 
 
 def patient_t_test(first: Scores, second: Scores, patients: Sequence[object]) -> PairedTest:
-    """Test whether the mean difference over the cases is zero, with patients as the independent units.
+    """Run a two-sided paired t-test with patients as the independent units.
 
-    The variance of the mean is the delete-one-patient jackknife's, and Student's t has 1/sum(w²) - 1 degrees of
-    freedom, where w is a patient's share of the cases: G - 1 for G patients with equally many cases, fewer if some
-    dominate. With one case per patient this is `paired_t_test`. Where a method has R > 1 trainings, the variance of
-    its R means over R is added, with R - 1 degrees of freedom, and the degrees are combined after Satterthwaite.
-    The variance between seeds of a method with one training is unknown and not in the p-value.
+    The null hypothesis is that the mean difference over the cases is zero. The variance of the mean is estimated by
+    the delete-one-patient jackknife. Student's t has 1/sum(w²) - 1 degrees of freedom, where w is the fraction of
+    cases of a patient: G - 1 for G patients with equally many cases, fewer if some patients dominate. With one case
+    per patient, this is `paired_t_test`. If a method has R > 1 trainings, the variance of its R means divided by R
+    is added, with R - 1 degrees of freedom; the degrees of freedom are combined by the Satterthwaite formula. The
+    variance between seeds of a method with one training is unknown and not part of the p-value.
 
     Args:
-        first: scores of one method, (cases,) or (trainings, cases); None or NaN where absent.
-        second: scores of the other method, the same cases in the same order.
-        patients: the patient of every case.
+        first: scores of one method, (cases,) or (trainings, cases); missing scores are None or NaN.
+        second: scores of the other method, for the same cases in the same order.
+        patients: patient of each case.
 
     Raises:
         DataError: the numbers of cases differ or a score is infinite.
@@ -91,16 +93,16 @@ def patient_interval(
 ) -> tuple[float, float] | None:
     """Return the confidence interval of the mean over the cases, with patients as the independent units.
 
-    mean ± t * error, with the error and the degrees of freedom of `patient_t_test`. It covers the mean as often as
-    `level` says with six patients, where the percentile bootstrap over patients does not.
+    mean ± t * error, with the error and the degrees of freedom of `patient_t_test`. The coverage is close to
+    `level` with as few as six patients, unlike that of the percentile bootstrap over patients.
 
     Args:
-        values: scores, (cases,) or (trainings, cases); absent ones (None or NaN) are skipped.
-        patients: the patient of every case.
-        level: the interval's coverage, between 0 and 1.
+        values: scores, (cases,) or (trainings, cases); missing scores (None or NaN) are skipped.
+        patients: patient of each case.
+        level: coverage of the interval, between 0 and 1.
 
     Returns:
-        The bounds, or None with fewer than two patients.
+        The lower and upper bound, or None with fewer than two patients.
 
     Raises:
         DataError: a value is infinite, the patients do not match the cases, or `level` is not between 0 and 1.
@@ -118,15 +120,15 @@ def patient_interval(
 
 
 class _Estimate(NamedTuple):
-    """A mean over cases."""
+    """Mean over cases with its standard error."""
 
     mean: float
     error: float
-    """Its standard error."""
+    """Standard error of the mean."""
     degrees: float
     num_patients: int
     rounding: float
-    """Differences up to this are rounding errors."""
+    """Differences up to this value are rounding errors."""
 
 
 def _estimate(
@@ -135,7 +137,7 @@ def _estimate(
     """Estimate the signed sum of the tables (trainings, cases), averaged over the trainings and the cases."""
     num_cases = tables[0].shape[1]
     if len(patients) != num_cases:
-        raise DataError(f"{num_cases} scores have {len(patients)} patients; give one patient per case")
+        raise DataError(f"{num_cases} scores, but {len(patients)} patients; pass one patient per case")
     known = np.all([~np.isnan(table).all(0) for table in tables], axis=0)
     if not known.any():
         return None
@@ -143,14 +145,16 @@ def _estimate(
     values = sum(sign * np.nanmean(table, axis=0) for sign, table in zip(signs, tables, strict=True))
     number: dict[object, int] = {}
     owners = [
-        number.setdefault(patient, len(number)) for patient, kept in zip(patients, known, strict=True) if kept
+        number.setdefault(patient, len(number))
+        for patient, is_known in zip(patients, known, strict=True)
+        if is_known
     ]
     counts, sums = np.bincount(owners), np.bincount(owners, weights=values)
     mean, num_patients = float(np.mean(values)), len(counts)
     rounding = 8 * np.finfo(np.float64).eps * max(float(np.nanmax(np.abs(table))) for table in tables)
     if num_patients < 2:
         return _Estimate(mean, 0.0, 1.0, num_patients, rounding)
-    without = (sums.sum() - sums) / (len(values) - counts)  # the mean without each of the patients
+    without = (sums.sum() - sums) / (len(values) - counts)  # mean without each patient
     shares = counts / len(values)
     parts = [((num_patients - 1) * float(without.var()), max(1.0, 1 / float(np.sum(shares**2)) - 1))]
     for table in tables:
@@ -164,8 +168,8 @@ def _estimate(
 
 
 def _scores(values: Scores) -> NDArray[np.float64]:
-    """Return the values as an array (trainings, cases) with NaN for the absent ones."""
+    """Return the values as an array (trainings, cases) with NaN for missing scores."""
     scores = np.array(values, dtype=np.float64)
     if scores.ndim not in (1, 2) or np.isinf(scores).any():
-        raise DataError(f"scores of shape {scores.shape} must be plain lists of finite numbers; None where absent")
+        raise DataError(f"scores of shape {scores.shape} must be lists of finite numbers, with None for missing")
     return np.atleast_2d(scores)
