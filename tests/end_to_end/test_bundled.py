@@ -54,7 +54,7 @@ def test_a_bundled_model_is_small_and_needs_no_network(name, monkeypatch):
 def test_its_card_says_what_it_is_and_what_it_is_not_for(name):
     folder = bundled_models()[name]
     card = (folder / "README.md").read_text(encoding="utf-8")
-    for words in ("license:", "phiseg train", "## Not for", "## Known failures", "not a medical device"):
+    for words in ("license:", "phiseg train", "## Out-of-scope use", "## Known failures", "not a medical device"):
         assert words in card
     provenance = json.loads((folder / "config.json").read_text())["provenance"]
     assert provenance["train_patients"]

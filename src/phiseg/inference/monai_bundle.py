@@ -317,36 +317,37 @@ def _readme(model: Segmenter, preprocessing: Preprocessing) -> str:
         shape = f"({preprocessing.image_channels}, H, W)" if several else "(H, W)"
         images = f".npy files with one array {shape} each, rows first, as the training images were stored"
     else:
-        images = f"NIfTI files; {preprocessing.plane} slices are segmented one by one"
+        images = f"NIfTI files; {preprocessing.plane} slices are segmented one at a time"
         images += f", and the {preprocessing.image_channels} channels are the fourth dimension" if several else ""
     if preprocessing.spacing_mm is None:
-        spacing = "as it is"
+        spacing = "that of the image; not resampled"
     elif preprocessing.plane is None:
-        spacing = "{} x {} mm in training; arrays must have it already".format(*preprocessing.spacing_mm)
+        spacing = "{} x {} mm in training; arrays must already have this spacing".format(*preprocessing.spacing_mm)
     else:
         spacing = "resampled to {} x {} mm".format(*preprocessing.spacing_mm)
     intensity = preprocessing.intensity
     whole = "file" if intensity.kind == "zscore" else "slice"
     values = (
-        f"{intensity.low:g} to {intensity.high:g} is mapped to [-0.5, 0.5], what lies outside is clipped"
+        f"{intensity.low:g} to {intensity.high:g} is mapped to [-0.5, 0.5]; values outside are clipped"
         if intensity.kind == "window"
-        else f"minus the mean, divided by the standard deviation of the {whole}, each channel on its own"
+        else f"minus the mean, divided by the standard deviation of the {whole}, for each channel separately"
     )
     part = (
-        f"the middle {height} x {width} pixels. **The model was trained on images that are centred on a "
-        f"{preprocessing.centred_on}: cut yours so that it is in the middle.** Outside of that part the mean is 0 "
-        "in every class: nothing was predicted there"
+        f"the central {height} x {width} pixels. **The model was trained on images centred on a "
+        f"{preprocessing.centred_on}: crop your images in the same way.** Outside this part, nothing is predicted "
+        "and the mean is 0 for every class"
         if preprocessing.centred_on is not None
         else f"the whole slice; {height} x {width} pixels in training"
     )
     return f"""# {model.provenance.get("recipe", model.config.name)}: a MONAI bundle written by phiseg {__version__}
 
-Draws plausible segmentations of each image and writes their mean probabilities and the most probable labels.
+This bundle samples plausible segmentations of each image and writes their mean probabilities and the most probable
+labels.
 **{INTENDED_USE}**
 
-It needs phiseg {__version__}, whose network it is, MONAI (tested: {MONAI_VERSION}), nibabel and fire. The model,
-with its own card, is in `models/phiseg`; `phiseg.load("models/phiseg")` gives single samples instead of their mean.
-`models/model.pt` holds the same weights for tools that look for that name.
+It requires phiseg {__version__} (which contains the network), MONAI (tested: {MONAI_VERSION}), nibabel and fire.
+The model and its card are in `models/phiseg`. To get single samples instead of their mean, use
+`phiseg.load("models/phiseg")`. `models/model.pt` contains the same weights for tools that expect this name.
 
 ```
 python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
@@ -356,15 +357,16 @@ python -m monai.bundle run --config_file configs/inference.json --meta_file conf
 | | |
 |---|---|
 | images | {images} |
-| modality | {preprocessing.modality or "not said"} |
-| values | {values} |
+| modality | {preprocessing.modality or "not specified"} |
+| intensities | {values} |
 | spacing | {spacing} |
-| seen by the network | {part} |
+| network input | {part} |
 | classes | {", ".join(preprocessing.classes)} |
 
 `NAME_mean.nii.gz` (classes in the last dimension) and `NAME_labels.nii.gz` have the grid of the image `NAME`.
 
-To check the bundle (the second downloads MONAI's schema to SCHEMA.json, or takes the one that is there):
+To check the bundle, run the following commands. The second one downloads MONAI's schema to SCHEMA.json, unless this
+file exists:
 
 ```
 python -m monai.bundle verify_net_in_out network_def --config_file configs/inference.json \\
@@ -377,6 +379,6 @@ python -m monai.bundle verify_metadata --meta_file configs/metadata.json --filep
 _LICENSE = """The configuration files and texts of this bundle were written by phiseg and may be used under the
 Apache License, Version 2.0 (https://www.apache.org/licenses/LICENSE-2.0).
 
-The weights in models/ belong to those who trained them, and may be bound to the terms of the data they were
-trained on. State their licence here before you pass the bundle on.
+The weights in models/ belong to those who trained them, and may be subject to the terms of the training data. State
+their licence here before you share the bundle.
 """

@@ -68,7 +68,9 @@ def model_card(recipe: Recipe, dataset: Dataset, step: int, scores: Mapping[str,
     train = recipe.train
     height, width = dataset.info.size
     who = (
-        "one random annotator per image and step" if train.annotator == "random" else f"annotator {train.annotator}"
+        "one random annotator per image and step"
+        if train.annotator == "random"
+        else f"annotator {train.annotator} only"
     )
     rows = "\n".join(
         f"| {name} | {value:.4f} |"
@@ -82,29 +84,30 @@ tags: [medical-image-segmentation, uncertainty]
 
 # {recipe.name} trained on {dataset.info.name}
 
-Draws plausible segmentations of an image: `phiseg.load(FOLDER).sample(image, num_samples, generator=...)`.
+This model samples plausible segmentations of an image:
+`phiseg.load(FOLDER).sample(image, num_samples, generator=...)`.
 
 | | |
 |---|---|
 | classes | {", ".join(dataset.info.classes)} |
-| image | {dataset.info.image_channels} channel(s), {height} x {width} pixels in training |
-| modality | {dataset.info.modality or "not said"} |
-| data | {dataset.info.name}, fingerprint `{dataset.fingerprint[:16]}` |
-| learned from | {who} |
-| weights of step | {step} of {train.steps}, the best by validation {train.select_by} |
-| batch, learning rate, seed | {train.batch_size}, {train.learning_rate}, {train.seed} |
+| images | {dataset.info.image_channels} channel(s), {height} x {width} pixels in training |
+| modality | {dataset.info.modality or "not specified"} |
+| dataset | {dataset.info.name}, fingerprint `{dataset.fingerprint[:16]}` |
+| annotations | {who} |
+| selected step | {step} of {train.steps}, the best by validation {train.select_by} |
+| batch size, learning rate, seed | {train.batch_size}, {train.learning_rate}, {train.seed} |
 
 ## Scores on the validation split
 
-With {train.validation_samples} samples a case. GED falls with the number of samples: compare it with its floor, or
-with scores of the same number.
+These scores use {train.validation_samples} samples per case. GED decreases with the number of samples: compare it
+with its floor, or with scores from the same number of samples.
 
 | score | value |
 |---|---|
 {rows}
 
-## Limits
+## Limitations
 
-Research software, not a medical device. The model knows the kind of image it was trained on and nothing else; its
-samples show how the training annotators differ, not every way in which a segmentation can be wrong.
+Research software, not a medical device. The model is valid only for images like its training images. Its samples
+show how the training annotators differ, not every way in which a segmentation can be wrong.
 """
