@@ -400,9 +400,9 @@ def test_a_sample_is_saved_as_it_is_shown(page, address, model, scan, tmp_path):
     prediction = in_python(model, scan, result, reach_mm=None)
     np.testing.assert_array_equal(np.asarray(saved.dataobj), prediction.on_grid(prediction.labels[1]).values)
     np.testing.assert_allclose(saved.affine, scan.affine, atol=1e-5)
-    assert save("Picture PNG").read_bytes().startswith(b"\x89PNG")
+    assert save("PNG").read_bytes().startswith(b"\x89PNG")
     shown = result["numbers"]["classes"]["lesion"]["volume_ml"]
-    numbers = json.loads(save("Numbers JSON").read_text())
+    numbers = json.loads(save("JSON").read_text())
     assert numbers["classes"]["lesion"]["volume_ml"] == shown
     page.get_by_role("button", name="DICOM SEG").click()
     page.get_by_text("refers to a DICOM series").wait_for()
@@ -489,7 +489,7 @@ def test_the_page_fits_and_follows_the_system(browser, address, scheme):
     parts = "[...document.querySelectorAll('aside, aside section, .toolbar, .frame')]"
     assert page.evaluate(f"() => {parts}.filter((part) => part.scrollWidth > part.clientWidth).length") == 0
     page.keyboard.press("?")
-    assert page.get_by_role("dialog").get_by_text("draw all samples anew").is_visible()
+    assert page.get_by_role("dialog").get_by_text("draw new samples").is_visible()
     page.keyboard.press("Escape")
     page.locator("#theme").click()
     assert page.evaluate("() => document.documentElement.dataset.theme") != scheme

@@ -191,7 +191,7 @@ async function request(url: string, options: RequestInit = {}): Promise<Response
     response = await fetch(url, options);
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new Error("The viewer does not answer; is `phiseg view` still running?");
+    throw new Error("No response from the viewer. Is `phiseg view` still running?");
   }
   if (!response.ok) throw new Error(await reasonOf(response));
   return response;
@@ -201,6 +201,6 @@ async function reasonOf(response: Response): Promise<string> {
   try {
     return ((await response.json()) as { message: string }).message;
   } catch {
-    return `The server answered ${response.status} ${response.statusText}`;
+    return `The server responded with ${response.status} ${response.statusText}`;
   }
 }

@@ -64,7 +64,7 @@ export class App {
   async restore(hash: string): Promise<void> {
     const wish = fromHash(hash);
     if (wish.model && wish.model !== this.model.name) {
-      this.onError(`This link was made with the model ${wish.model}; this viewer runs ${this.model.name}.`);
+      this.onError(`This link was created with the model ${wish.model}, but this viewer uses ${this.model.name}.`);
     }
     const levels = wish.levels?.length === this.model.noise_names.length ? wish.levels : this.defaultLevels();
     const [first] = Object.keys(this.session.scan_names);
@@ -84,7 +84,7 @@ export class App {
     const size = files.reduce((sum, file) => sum + file.size, 0);
     if (size > this.session.max_upload_bytes) {
       const limit = Math.floor(this.session.max_upload_bytes / 2 ** 20);
-      return this.onError(`More than ${limit} MB; start the viewer on the file instead: phiseg view MODEL SCAN`);
+      return this.onError(`The file is larger than ${limit} MB. Pass it to the command instead: phiseg view MODEL SCAN`);
     }
     await this.attempt("Reading the files", async () => {
       const scan = await api.sendScan(files);
@@ -168,7 +168,7 @@ export class App {
         if (message.type === "queued") this.report(`Waiting: ${message.ahead} ahead`, 0.03);
         else this.report(...stepOf(result));
       }
-      if (result.id === null) throw new Error("The drawing was cut short; click again.");
+      if (result.id === null) throw new Error("Sampling was interrupted. Click again.");
       this.report("", 1);
     } catch (error) {
       if (running.signal.aborted) return;
@@ -198,7 +198,7 @@ export class App {
 function stepOf(result: Result): [string, number] {
   const [here, all] = [result.samples.length, result.request.num_samples];
   if (here < all) return [`${here} of ${all} samples`, 0.05 + (0.45 * here) / all];
-  if (!result.summary) return ["Mapping the uncertainty", 0.55];
-  if (!result.lesion) return ["Following the lesion through its slices", 0.75];
-  return ["Comparing", 0.95];
+  if (!result.summary) return ["Computing the uncertainty", 0.55];
+  if (!result.lesion) return ["Segmenting the neighbouring slices", 0.75];
+  return ["Comparing with the annotators", 0.95];
 }

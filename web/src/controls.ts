@@ -7,13 +7,13 @@ import type { Stage } from "./stage";
 import type { ViewName } from "./state";
 
 const VIEW_TITLES: Record<ViewName, [string, string]> = {
-  outlines: ["Outlines", "All samples at once"],
-  sample: ["Sample", "One sample at a time: arrow keys"],
-  mean: ["Mean", "The mean probability of the samples"],
-  gamma: ["Uncertainty", "The gamma map: where the samples disagree"],
+  outlines: ["Outlines", "Outlines of all samples"],
+  sample: ["Sample", "One sample at a time; switch with the arrow keys"],
+  mean: ["Mean", "Mean probability of the samples"],
+  gamma: ["Uncertainty", "γ map: where the samples disagree"],
   grid: ["Grid", "All samples side by side"],
-  slices: ["Slices", "Through the slices of the lesion"],
-  levels: ["Levels", "The picture after each level, coarse to fine"],
+  slices: ["Slices", "All slices of the lesion"],
+  levels: ["Levels", "Output after each level, coarse to fine"],
 };
 
 export class Controls {

@@ -6,10 +6,10 @@ import { get, make } from "./dom";
 import type { Stage } from "./stage";
 
 const MOUSE: [string, string][] = [
-  ["Click", "draw samples there"],
+  ["Click", "draw samples at this point"],
   ["Wheel", "previous or next slice"],
   ["Ctrl + wheel", "zoom"],
-  ["Drag", "window: right for less contrast, up for darker"],
+  ["Drag", "change the window: right for less contrast, up for darker"],
   ["Shift + drag", "pan (also with the right button)"],
 ];
 
@@ -25,17 +25,17 @@ export function listenToKeys(app: App, stage: Stage): void {
   const step = (key: string): number => (key === "ArrowLeft" ? -1 : 1);
   const keys: Key[] = [
     { shown: "↑ ↓", keys: ["ArrowUp", "ArrowDown"], meaning: "previous or next slice", act: (key) => app.setSlice(app.state.slice + (key === "ArrowUp" ? -1 : 1)) },
-    { shown: "Page up / down", keys: ["PageUp", "PageDown"], meaning: "ten slices", act: (key) => app.setSlice(app.state.slice + (key === "PageUp" ? -10 : 10)) },
+    { shown: "Page up / down", keys: ["PageUp", "PageDown"], meaning: "ten slices back or forward", act: (key) => app.setSlice(app.state.slice + (key === "PageUp" ? -10 : 10)) },
     { shown: "← →", keys: ["ArrowLeft", "ArrowRight"], meaning: "previous or next sample", act: (key) => stepSample(app, step(key)) },
-    { shown: `1 – ${app.views.length}`, keys: app.views.map((_, n) => String(n + 1)), meaning: "choose the view", act: (key) => app.store.set({ view: app.views[Number(key) - 1]! }) },
-    { shown: "Enter", keys: ["Enter"], meaning: "draw samples in the middle of the view", act: () => stage.sampleInTheMiddle() },
-    { shown: "R", keys: ["r"], meaning: "draw all samples anew", act: () => app.redraw({ seed: app.state.seed + 1 }) },
-    { shown: "W", keys: ["w"], meaning: "next window", act: () => nextWindow(app) },
+    { shown: `1 – ${app.views.length}`, keys: app.views.map((_, n) => String(n + 1)), meaning: "select a view", act: (key) => app.store.set({ view: app.views[Number(key) - 1]! }) },
+    { shown: "Enter", keys: ["Enter"], meaning: "draw samples at the centre of the view", act: () => stage.sampleInTheMiddle() },
+    { shown: "R", keys: ["r"], meaning: "draw new samples with the next seed", act: () => app.redraw({ seed: app.state.seed + 1 }) },
+    { shown: "W", keys: ["w"], meaning: "next window preset", act: () => nextWindow(app) },
     { shown: "+ −", keys: ["+", "=", "-"], meaning: "zoom", act: (key) => stage.zoomBy(key === "-" ? 1 / 1.25 : 1.25) },
-    { shown: "0", keys: ["0"], meaning: "the whole slice", act: () => stage.fitSlice() },
-    { shown: "L", keys: ["l"], meaning: "zoom to what was drawn", act: () => stage.fitLesion() },
-    { shown: "A", keys: ["a"], meaning: "annotators on or off", act: () => app.store.set({ annotators: !app.state.annotators }) },
-    { shown: "?", keys: ["?"], meaning: "this help", act: () => help.showModal() },
+    { shown: "0", keys: ["0"], meaning: "show the whole slice", act: () => stage.fitSlice() },
+    { shown: "L", keys: ["l"], meaning: "zoom to the lesion", act: () => stage.fitLesion() },
+    { shown: "A", keys: ["a"], meaning: "show or hide the annotators", act: () => app.store.set({ annotators: !app.state.annotators }) },
+    { shown: "?", keys: ["?"], meaning: "show this help", act: () => help.showModal() },
   ];
   const row = ([shown, meaning]: [string, string]) => [make("dt", {}, make("kbd", {}, shown)), make("dd", {}, meaning)];
   get("mouse-list").append(...MOUSE.flatMap(row));

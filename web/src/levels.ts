@@ -9,7 +9,7 @@ import type { Result } from "./result";
 import { sharesUnderCursor } from "./stage";
 import { AS_IT_IS, isAsItIs } from "./state";
 
-const WORDS = ["is it there, how large", "its overall shape", "its larger bumps", "its smaller bumps", "the last pixels of the border"];
+const WORDS = ["presence and size", "overall shape", "larger details", "smaller details", "border pixels"];
 const THUMBNAIL = 48;
 
 interface Row {
@@ -32,7 +32,7 @@ export function coarseToFine(model: ModelInfo): number[] {
 /** Say what a part of the noise decides. */
 export function causeName(model: ModelInfo, cause: number, withWords = true): string {
   const [name, number] = [model.noise_names[cause]!, model.num_levels];
-  if (cause >= number) return withWords ? `${name}: which network draws` : name;
+  if (cause >= number) return withWords ? `${name}: which network is used` : name;
   const place = number > 1 ? (number - 1 - cause) / (number - 1) : 0;
   const size = place === 0 ? "coarse" : place === 1 ? "fine" : "";
   const words = [size, WORDS[Math.round(place * (WORDS.length - 1))]].filter(Boolean).join(": ");
@@ -60,7 +60,7 @@ export class LevelPanel {
     const all = app.result?.numbers?.level_shares;
     const shares = here ?? (all ? app.model.noise_names.map((name) => all[name]!) : null);
     const most = shares ? Math.max(...shares) : 0;
-    get("levels-of").textContent = here ? "share of the uncertainty under the cursor" : shares ? "share of the uncertainty in the clicked slice" : "";
+    get("levels-of").textContent = here ? "Share of the uncertainty under the cursor" : shares ? "Share of the uncertainty in the clicked slice" : "";
     get<HTMLButtonElement>("levels-reset").disabled = app.state.levels.every(isAsItIs);
     for (const row of this.rows) {
       const control = app.state.levels[row.cause] ?? AS_IT_IS;
@@ -103,23 +103,23 @@ export class LevelPanel {
       this.app.redraw({ levels });
     };
     const control = (): LevelControl => this.app.state.levels[cause] ?? AS_IT_IS;
-    const shown = isLevel ? `the first sample after ${name}` : "the image, before any level";
+    const shown = isLevel ? `First sample after ${name}` : "The image, before any level";
     const picture = make("canvas", { class: "thumbnail", role: "img", title: shown, "aria-label": shown });
-    const bar = make("meter", { min: 0, max: 1, value: 0, "aria-label": `share of the uncertainty of ${name}` });
+    const bar = make("meter", { min: 0, max: 1, value: 0, "aria-label": `Share of the uncertainty: ${name}` });
     const share = make("span", { class: "share" });
     const hold = make(
       "button",
-      { type: "button", title: isLevel ? "All samples share this level" : "One network draws all samples", "aria-label": `Hold ${name}`, click: () => change({ hold: !control().hold }) },
+      { type: "button", title: isLevel ? "Use the same noise for all samples at this level" : "Use one network for all samples", "aria-label": `Hold ${name}`, click: () => change({ hold: !control().hold }) },
       "Hold",
     );
     const redraw = make(
       "button",
-      { type: "button", title: isLevel ? "Draw this level anew and no other" : "Pick the networks anew, and draw no level anew", "aria-label": `Redraw ${name}`, click: () => change({ seed: control().seed + 1 }) },
+      { type: "button", title: isLevel ? "Draw new noise for this level only" : "Choose new networks and keep the noise of all levels", "aria-label": `Redraw ${name}`, click: () => change({ seed: control().seed + 1 }) },
       "Redraw",
     );
     const temperature = make("input", {
       type: "range", min: 0, max: 2, step: 0.1, value: 1,
-      title: "Temperature: less or more variety from this level",
+      title: "Temperature: how much the samples vary at this level",
       "aria-label": `Temperature of ${name}`,
       "data-level": cause,
       input: () => change({ temperature: Number(temperature.value) }),

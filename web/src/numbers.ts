@@ -38,9 +38,9 @@ export class NumbersPanel {
     if (scan!.num_slices === 1) facts.push(`slice of ${scan!.spacing_mm[0].toFixed(2)} mm`);
     const notes = [facts.join("  ·  ")];
     const [, down, right] = scan!.spacing_mm;
-    if (!scan!.has_spacing) notes.push(`The pixel size is not known: volumes and diameters assume ${digits(down)} x ${digits(right)} mm.`);
+    if (!scan!.has_spacing) notes.push(`The pixel size is unknown. Volumes and diameters assume ${digits(down)} x ${digits(right)} mm.`);
     const cut = result!.numbers!.truncated;
-    if (cut > 0) notes.push(`${percent(cut)} of the samples are cut off: they are larger than told.`);
+    if (cut > 0) notes.push(`${percent(cut)} of the samples are truncated: the lesion may be larger than measured.`);
     return [
       make(
         "div",
@@ -57,7 +57,7 @@ export class NumbersPanel {
   private empty(): Node {
     const { app } = this;
     const what = app.model.centred_on ?? "slice";
-    const text = app.busy && app.state.point ? "The numbers come in a moment." : `Click a ${what} in the picture to see how different readers might have drawn it.`;
+    const text = app.busy && app.state.point ? "Computing the measurements …" : `Click a ${what} in the image to see how different experts might segment it.`;
     return make("p", { class: "empty" }, text);
   }
 
@@ -69,9 +69,9 @@ export class NumbersPanel {
       make("div", { class: "score", title: meaning }, make("dt", {}, name), make("dd", {}, value == null ? "–" : value.toFixed(3)));
     get("scores").replaceChildren(
       row("GED²", scores?.ged, "Distance between samples and annotators; lower is better"),
-      row("its floor", scores?.ged_floor, "Expected for samples from the annotators' distribution, if they are independent given the image"),
-      row("S-NCC", scores?.s_ncc, "Does the uncertainty lie where the annotators disagree? 1 is best"),
-      row("Dice", scores?.dice, "Overlap of the consensus with the annotators"),
+      row("its floor", scores?.ged_floor, "Expected GED of samples from the annotators' own distribution, if annotators are independent given the image"),
+      row("S-NCC", scores?.s_ncc, "Correlation of the γ map with the errors; 1 is best"),
+      row("Dice", scores?.dice, "Overlap of the consensus with the annotators; higher is better"),
     );
   }
 }

@@ -90,7 +90,7 @@ export class Stage {
 
   toPng(): Promise<Blob> {
     return new Promise((resolve, reject) => {
-      this.canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("The picture cannot be saved."))), "image/png");
+      this.canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("The image cannot be saved."))), "image/png");
     });
   }
 
@@ -238,16 +238,16 @@ export class Stage {
       const y = top + rows * (height + CAPTION + GAP) + 44;
       const most = this.app.result?.summary?.gammaMax.toFixed(2) ?? "";
       paintLegend(context, left, y, "mean", "First sample after each level", "0", "1");
-      paintLegend(context, left + 220, y, "gamma", "γ that comes from each", "0", `${most} nats`);
+      paintLegend(context, left + 220, y, "gamma", "γ caused by each level", "0", `${most} nats`);
     }
   }
 
   private missing(): string {
     const { result, state } = this.app;
-    if (!result!.summary) return "The map comes in a moment";
+    if (!result!.summary) return "Computing the map …";
     const known = state.view === "gamma" ? [result!.slice] : result!.slices;
     const [first, last] = [known[0]! + 1, known[known.length - 1]! + 1];
-    return first === last ? `This map is of slice ${first}` : `This map is of slices ${first} to ${last}`;
+    return first === last ? `This map covers slice ${first}` : `This map covers slices ${first} to ${last}`;
   }
 
   private note(text: string): void {
