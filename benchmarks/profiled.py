@@ -20,8 +20,8 @@ PARTS = {
         ("models/phiseg.py", "sample_latents"),
         ("models/phiseg.py", "decode"),
     ),
-    "write the case": (("inference/cohort.py", "_write_case"),),
-    "report": (("evaluation/prediction_report.py", "write_prediction_report"),),
+    "write the case": (("inference/batch_prediction.py", "_write_case"),),
+    "report": (("plotting/prediction_report.py", "write_prediction_report"),),
 }
 """Where the time of a prediction goes, by file and function."""
 

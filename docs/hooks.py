@@ -24,8 +24,11 @@ ROOMS = {
     "imaging": "Imaging",
     "data": "Data",
     "inference": "Inference",
+    "plotting": "Plotting",
     "training": "Training",
     "evaluation": "Evaluation",
+    "comparison": "Comparison",
+    "experiment": "Experiments",
     "viewer": "The viewer",
 }
 SHOWN = [

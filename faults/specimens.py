@@ -14,11 +14,10 @@ from phiseg.imaging.volume import Volume
 
 from .processes import run
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path += [str(TESTS / "data"), str(TESTS / "imaging")]  # where miniatures of DICOM scans are written
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # for the helpers that write small DICOM scans
 
-from dicom_slices import write_scan  # type: ignore[import-not-found]  # noqa: E402
-from lidc_source import LidcSource, disc  # type: ignore[import-not-found]  # noqa: E402
+from helpers.dicom_slices import write_scan  # type: ignore[import-not-found]
+from helpers.lidc_source import LidcSource, disc  # type: ignore[import-not-found]
 
 RECIPE = """\
 name: tiny

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from phiseg.core.errors import ConfigError, DataError, OutputError
-from phiseg.data.prepare import npz
+from phiseg.data.prepare import arrays_npz
 from phiseg.data.prepare.arrays import prepare_arrays
-from phiseg.data.prepare.stack import StackOptions
+from phiseg.data.prepare.fixed_size import FixedSizeOptions
 from phiseg.data.store import Dataset
 from phiseg.inference.preprocessing import Preprocessing
 
@@ -37,7 +37,7 @@ def prepare(tmp_path):
     def run(arrays, **options):
         path = tmp_path / "source.npz"
         np.savez_compressed(path, **arrays)
-        return prepare_arrays(path, tmp_path / "out", StackOptions(**options), progress=False, overwrite=True)
+        return prepare_arrays(path, tmp_path / "out", FixedSizeOptions(**options), progress=False, overwrite=True)
 
     return run
 
@@ -291,7 +291,7 @@ def test_a_header_that_lies_takes_no_memory(tmp_path, shape):
 
 
 def test_a_single_row_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "MAX_ROW_BYTES", 2**12)
+    monkeypatch.setattr(arrays_npz, "MAX_ROW_BYTES", 2**12)
     images = np.zeros((1, 2**6, 2**6 + 1), dtype=np.uint8)
     np.savez_compressed(tmp_path / "bomb.npz", images=images, masks=images)
     with pytest.raises(DataError, match="larger than 1 GiB"):
@@ -395,7 +395,7 @@ def shared_file(name):
 
 def test_the_lung_crops_keep_pixels_splits_and_provenance(tmp_path):
     path = shared_file("lidc_maxslice71.npz")
-    options = StackOptions(window=(-1000, 400), classes=("background", "nodule"))
+    options = FixedSizeOptions(window=(-1000, 400), classes=("background", "nodule"))
     dataset = prepare_arrays(path, tmp_path / "out", options, progress=False)
     with np.load(path) as source:
         np.testing.assert_array_equal(dataset.images[:, 0], source["images"])

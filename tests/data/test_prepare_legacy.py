@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from phiseg.core.errors import DataError
-from phiseg.data.prepare import safe_pickle
+from phiseg.data.prepare import legacy_pickle
+from phiseg.data.prepare.fixed_size import FixedSizeOptions
 from phiseg.data.prepare.legacy import CLASSES, prepare_legacy
-from phiseg.data.prepare.stack import StackOptions
 from phiseg.data.store import Dataset
 
 
 @pytest.fixture
 def prepare(tmp_path):
     def run(path, **options):
-        options = StackOptions(classes=CLASSES, **options)
+        options = FixedSizeOptions(classes=CLASSES, **options)
         return prepare_legacy(path, tmp_path / "out", options, progress=False, overwrite=True)
 
     return run
@@ -266,7 +266,7 @@ def test_arrays_and_scalars_keep_type_order_and_value(pickled):
         "permuted": np.moveaxis(np.arange(24, dtype=np.int16).reshape(2, 3, 4), 2, 0),
     }
     for protocol in range(6):
-        loaded = safe_pickle.load(pickled(values | {"scalar": np.float32(0.5), "name": np.str_("x")}, protocol))
+        loaded = legacy_pickle.load(pickled(values | {"scalar": np.float32(0.5), "name": np.str_("x")}, protocol))
         for key, value in values.items():
             np.testing.assert_array_equal(loaded[key].values, value)
             assert loaded[key].values.dtype == value.dtype
@@ -362,7 +362,7 @@ def test_a_malicious_pickle_does_not_run(prepare, pickled, tmp_path, name):
     with pytest.raises(DataError, match=r"is no pickle of numpy arrays|is neither HDF5 nor a pickle"):
         prepare(path)
     with pytest.raises(DataError, match="is no pickle of numpy arrays"):
-        safe_pickle.load(path)
+        legacy_pickle.load(path)
     assert not marker.exists()
 
 
@@ -396,7 +396,7 @@ def test_a_small_pickle_takes_little_memory(pickled, name):
     path = pickled(BOMBS[name])
     tracemalloc.start()
     with pytest.raises(DataError, match="is no pickle of numpy arrays"):
-        safe_pickle.load(path)
+        legacy_pickle.load(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10e6

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lidc_source import LidcSource, disc
 
+from helpers.lidc_source import LidcSource, disc
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.data.prepare.lidc import prepare_lidc
 from phiseg.data.prepare.lidc_series import LidcOptions

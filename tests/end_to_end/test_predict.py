@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import runpy
 import shutil
 from datetime import timedelta
 from pathlib import Path
@@ -15,14 +14,13 @@ import pytest
 from PIL import Image
 
 import phiseg as package
-from phiseg.evaluation import prediction_report
+from helpers.dicom_slices import OBLIQUE, write_scan
 from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.volumes import Sampling
+from phiseg.plotting import prediction_report
 from phiseg.training import setup
 
-dicom = runpy.run_path(str(Path(__file__).parents[1] / "imaging" / "dicom_slices.py"))
-write_scan, OBLIQUE = dicom["write_scan"], dicom["OBLIQUE"]
 MAPS = ("samples", "mean", "labels", "gamma", "levels")
 QUICK = ("--num-samples", "3", "--level-draws", "2", "--accelerator", "cpu")
 

@@ -21,8 +21,8 @@ from phiseg.evaluation.calibrate import (
     fit_calibration,
 )
 from phiseg.models import load_model
-from phiseg.models.calibration import Calibration
 from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig
+from phiseg.models.temperatures import Calibration
 
 SIZE = 16
 

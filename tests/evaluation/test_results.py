@@ -4,7 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_evaluations import (
+
+from helpers.synthetic_evaluations import (
     PROVENANCE,
     forget_further_scores,
     forget_patients,
@@ -12,11 +13,10 @@ from synthetic_evaluations import (
     make_evaluation,
     write,
 )
-
+from phiseg.comparison.tables import comparison_table
 from phiseg.core.errors import DataError, OutputError
-from phiseg.evaluation.pooling import pool
 from phiseg.evaluation.results import Examples, Summary, patients_of, read_evaluation, read_training
-from phiseg.evaluation.tables import comparison_table
+from phiseg.experiment.pooling import pool
 from phiseg.metrics.case import FURTHER_SCORES, SCORES
 from phiseg.metrics.significance import patient_interval
 

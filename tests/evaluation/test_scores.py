@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from synthetic_evaluations import forget_further_scores, forget_patients
 
+from helpers.synthetic_evaluations import forget_further_scores, forget_patients
 from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
 from phiseg.data.intensity import Intensity
 from phiseg.data.store import Dataset

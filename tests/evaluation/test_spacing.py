@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from synthetic_evaluations import make_evaluation, write
 
+from helpers.synthetic_evaluations import make_evaluation, write
 from phiseg.core.errors import DataError
 from phiseg.evaluation.results import read_evaluation
 from phiseg.evaluation.scores import evaluate

@@ -4,9 +4,9 @@ import highdicom
 import numpy as np
 import pydicom
 import pytest
-from dicom_slices import AXIAL, COLUMNS, CORONAL, OBLIQUE, ROWS, write_scan
 
 import phiseg
+from helpers.dicom_slices import AXIAL, COLUMNS, CORONAL, OBLIQUE, ROWS, write_scan
 from phiseg.core.errors import DataError
 from phiseg.imaging.dicom_seg import write_seg
 from phiseg.imaging.series import read_series

@@ -6,11 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import SimpleITK
-from dicom_slices import AXIAL, COLUMNS, CORONAL, OBLIQUE, ORIGIN, ROWS, SAGITTAL, SPACING, file_name, write_scan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
+from helpers.dicom_slices import (
+    AXIAL,
+    COLUMNS,
+    CORONAL,
+    OBLIQUE,
+    ORIGIN,
+    ROWS,
+    SAGITTAL,
+    SPACING,
+    file_name,
+    write_scan,
+)
 from phiseg.core.errors import DataError
 from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.series import read_series

@@ -14,10 +14,10 @@ from phiseg.cli import main as main_module
 from phiseg.core.errors import ConfigError, ModelError, OutputError
 from phiseg.inference import export as export_module
 from phiseg.inference.export import INTENDED_USE, OneSample, export_onnx
-from phiseg.models.calibration import Calibration
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.pretrained import save_calibration, save_model
 from phiseg.models.registry import MODELS, build_model
+from phiseg.models.temperatures import Calibration
 
 SIZE = (10, 8)
 PREPROCESSING = {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from known_models import KnownModel, brightest, depth_in_ball, place
 
+from helpers.known_models import KnownModel, brightest, depth_in_ball, place
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import longest_diameter, measure, to_json
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing

@@ -18,11 +18,11 @@ from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume, from_slices, to_slices
 from phiseg.inference.monai_bundle import Evaluator, MeanPrediction, write_monai_bundle
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
-from phiseg.models.calibration import Calibration
 from phiseg.models.noise import seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.pretrained import save_calibration, save_model
 from phiseg.models.registry import build_model
+from phiseg.models.temperatures import Calibration
 
 WINDOW = {"kind": "window", "low": -100.0, "high": 300.0}
 AXES = np.array([[0, -2.0, 0, 30], [0, 0, 5.0, -20], [0.5, 0, 0, 7], [0, 0, 0, 1]])

@@ -7,13 +7,13 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-from known_models import KnownModel, brightest, place
 
+from helpers.known_models import KnownModel, brightest, place
 from phiseg.data.intensity import Intensity, normalise
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.series import read_series
 from phiseg.imaging.volume import Volume
-from phiseg.inference.cohort import list_jobs, predict_cohort
+from phiseg.inference.batch_prediction import list_prediction_jobs, predict_scans
 from phiseg.inference.plausibility import MAX_IMAGES, UsualValues
 from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import Preprocessing
@@ -170,8 +170,8 @@ def test_doubts_are_printed_and_stored(scan, tmp_path, capsys):
     model, volume = scan
     (tmp_path / "in").mkdir()
     nibabel.save(nibabel.Nifti1Image(volume.values, volume.affine), tmp_path / "in" / "a.nii.gz")
-    jobs = list_jobs(find_scans([tmp_path / "in"])[0], [Point(20, 20, 2), Point(62, 20, 2)], {})
-    predict_cohort(
+    jobs = list_prediction_jobs(find_scans([tmp_path / "in"])[0], [Point(20, 20, 2), Point(62, 20, 2)], {})
+    predict_scans(
         model,
         jobs,
         tmp_path / "out",

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_models import KnownModel, ball, brightest, place
 
+from helpers.known_models import KnownModel, ball, brightest, place
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.imaging.volume import Volume
 from phiseg.inference.points import Point, read_points

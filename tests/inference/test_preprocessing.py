@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from known_models import KnownModel, brightest, place
 from PIL import Image
 
+from helpers.known_models import KnownModel, brightest, place
 from phiseg.core.errors import DataError
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import Volume

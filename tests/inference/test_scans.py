@@ -2,22 +2,19 @@
 
 import hashlib
 import json
-import runpy
 from pathlib import Path
 
 import nibabel
 import numpy as np
 import pytest
-from known_models import place
 from PIL import Image
 
+from helpers.dicom_slices import ORIGIN, SPACING, write_scan
+from helpers.known_models import place
 from phiseg.core.errors import DataError
 from phiseg.imaging.nifti import write_nifti
 from phiseg.imaging.volume import Volume, to_slices
 from phiseg.inference.scans import ScanFile, find_scans, read_scan
-
-dicom = runpy.run_path(str(Path(__file__).parents[1] / "imaging" / "dicom_slices.py"))
-write_scan, ORIGIN, SPACING = dicom["write_scan"], dicom["ORIGIN"], dicom["SPACING"]
 
 
 def nifti(path, *, seed=0, shape=(4, 5, 3), affine=None):

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_models import KnownModel, ball, brightest, depth_in_ball, noisy, place, world
 
 import phiseg
+from helpers.known_models import KnownModel, ball, brightest, depth_in_ball, noisy, place, world
 from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.data.intensity import normalise
 from phiseg.data.prepare.nifti import prepare_nifti
@@ -25,7 +25,7 @@ from phiseg.inference.measures import measure
 from phiseg.inference.slice_noise import Level, SliceNoise
 from phiseg.inference.volumes import Sampling, case_key, level_outputs, predict_volume
 from phiseg.models import load_model
-from phiseg.models.calibration import Calibration
+from phiseg.models.temperatures import Calibration
 
 ONE = Sampling(num_samples=1)
 SOME = Sampling(num_samples=5)

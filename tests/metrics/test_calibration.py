@@ -1,9 +1,9 @@
-import naive_metrics as naive
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import naive_metrics as naive
 from phiseg.core.errors import DataError
 from phiseg.metrics import brier_score, expected_calibration_error, reliability
 

@@ -1,9 +1,9 @@
 """Scores of one case, compared with the reference implementations."""
 
-import naive_metrics as naive
 import pytest
 import torch
 
+from helpers import naive_metrics as naive
 from phiseg.core.errors import DataError
 from phiseg.metrics import mean_log_probs
 from phiseg.metrics.case import FURTHER_SCORES, SCORES, score_case

@@ -1,4 +1,3 @@
-import naive_metrics as naive
 import numpy as np
 import pytest
 import SimpleITK
@@ -6,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import naive_metrics as naive
 from phiseg.core.errors import DataError
 from phiseg.metrics import consensus
 

@@ -1,11 +1,11 @@
 from itertools import product
 
-import naive_metrics as naive
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import naive_metrics as naive
 from phiseg.core.errors import DataError
 from phiseg.metrics import energy_distance, ged_floor
 

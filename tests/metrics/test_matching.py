@@ -1,9 +1,9 @@
-import naive_metrics as naive
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import naive_metrics as naive
 from phiseg.core.errors import DataError
 from phiseg.metrics import best_dice, matched_iou, matching, pairwise_iou
 from phiseg.metrics.matching import matched_mean

@@ -1,11 +1,11 @@
 import math
 
-import naive_metrics as naive
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from helpers import naive_metrics as naive
 from phiseg.core.errors import DataError
 from phiseg.metrics import (
     EPSILON,

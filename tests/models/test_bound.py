@@ -9,9 +9,9 @@ import math
 
 import pytest
 import torch
-from tiny_models import trained
 from torch.distributions import Normal
 
+from helpers.tiny_models import trained
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.segmenter import with_labels

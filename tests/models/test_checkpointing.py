@@ -4,8 +4,8 @@ from copy import deepcopy
 
 import pytest
 import torch
-from tiny_models import batch
 
+from helpers.tiny_models import batch
 from phiseg.models import build_model
 from phiseg.models.noise import seeded_generator
 from phiseg.models.phiseg import PHiSegConfig

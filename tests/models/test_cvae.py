@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tiny_models import batch, record, trained
 from torch.distributions import Normal
 from torch.distributions import kl_divergence as reference_kl
 
+from helpers.tiny_models import batch, record, trained
 from phiseg.models.blocks import double
 from phiseg.models.cvae import CVAEConfig
 from phiseg.models.noise import draw_noise, seeded_generator

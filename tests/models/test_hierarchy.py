@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tiny_models import batch, record_phiseg, tiny_phiseg
 
+from helpers.tiny_models import batch, record_phiseg, tiny_phiseg
 from phiseg.models.noise import draw_noise, seeded_generator
 
 SIZE = (16, 8)

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
-from tiny_models import batch, record, trained
 from torch import multiprocessing
 from torch.distributions import Normal
 from torch.distributions import kl_divergence as reference_kl
 
+from helpers.tiny_models import batch, record, trained
 from phiseg.models import load_model, save_model
 from phiseg.models.hprobunet import GECO, HProbUNetConfig, draw_hard_pixels
 from phiseg.models.noise import draw_noise, seeded_generator

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import batch, record, tiny_phiseg
 
+from helpers.tiny_models import batch, record, tiny_phiseg
 from phiseg.models.noise import draw_noise, seeded_generator
 
 SIZE = (16, 24)

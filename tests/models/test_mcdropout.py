@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import batch, trained
 
+from helpers.tiny_models import batch, trained
 from phiseg.core.errors import ConfigError, ModelError
-from phiseg.models.calibration import Calibration
 from phiseg.models.mcdropout import MCDropoutConfig, dropout_mask
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.pretrained import load_model, save_calibration, save_model
 from phiseg.models.registry import build_model
+from phiseg.models.temperatures import Calibration
 from phiseg.models.unet import UNetConfig
 
 SIZE = (14, 21)  # padded to 16 x 24

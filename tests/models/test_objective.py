@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from tiny_models import batch, record, record_phiseg, tiny_phiseg, trained
 
+from helpers.tiny_models import batch, record, record_phiseg, tiny_phiseg, trained
 from phiseg.core.errors import ConfigError
 from phiseg.models.gaussian import Gaussian
 from phiseg.models.noise import draw_noise, one_per_image, seeded_generator

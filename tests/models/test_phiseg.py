@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import batch, record_phiseg, tiny_phiseg
 
+from helpers.tiny_models import batch, record_phiseg, tiny_phiseg
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSegConfig

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tiny_models import batch, record, trained
 
+from helpers.tiny_models import batch, record, trained
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.probunet import ProbUNetConfig
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
-from tiny_models import batch, trained
 from torch.distributions import Categorical, LowRankMultivariateNormal
 
+from helpers.tiny_models import batch, trained
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.ssn import SSNConfig
 

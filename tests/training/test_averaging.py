@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from comparing_runs import assert_same_run, state
 from safetensors.torch import load_file
 
+from helpers.comparing_runs import assert_same_run, state
 from phiseg.models import build_model
 from phiseg.training import loop
 from phiseg.training.averaging import WeightAverage

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from comparing_runs import assert_same_run, assert_same_tensors, lines, state
 from lightning_fabric import Fabric
 
+from helpers.comparing_runs import assert_same_run, assert_same_tensors, lines, state
 from phiseg.core.errors import DataError, OutputError, TrainingError
 from phiseg.core.random import derive_seed
 from phiseg.data.loader import TrainingStream

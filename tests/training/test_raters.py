@@ -5,8 +5,8 @@ from math import isfinite
 
 import numpy as np
 import pytest
-from comparing_runs import lines
 
+from helpers.comparing_runs import lines
 from phiseg.data.augment import AugmentConfig
 from phiseg.data.loader import TrainingStream
 from phiseg.data.store import MISSING, Dataset

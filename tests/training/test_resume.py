@@ -7,9 +7,9 @@ import subprocess
 import time
 
 import pytest
-from comparing_runs import assert_same_run, assert_same_state, contents, lines, state
 from lightning_fabric.plugins.precision import Precision
 
+from helpers.comparing_runs import assert_same_run, assert_same_state, contents, lines, state
 from phiseg.core.errors import ConfigError, ModelError, TrainingError
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.models import load_model, pretrained

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from comparing_runs import lines, state
 
+from helpers.comparing_runs import lines, state
 from phiseg.models import load_model
 from phiseg.training.loop import train
 

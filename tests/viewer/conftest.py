@@ -1,15 +1,11 @@
 """A viewer behind a client, and a small DICOM series."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 from fastapi.testclient import TestClient
-from small_viewer import Served, make_model
 
+from helpers.dicom_slices import write_scan
+from helpers.small_viewer import Served, make_model
 from phiseg.viewer.server import Viewer, create_app
-
-write_scan = runpy.run_path(str(Path(__file__).parents[1] / "imaging" / "dicom_slices.py"))["write_scan"]
 
 
 @pytest.fixture(scope="session")

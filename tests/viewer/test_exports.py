@@ -9,8 +9,8 @@ import nibabel
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
-from small_viewer import make_model, nifti_bytes, of_type, random_volume
 
+from helpers.small_viewer import make_model, nifti_bytes, of_type, random_volume
 from phiseg.inference.volumes import Sampling, predict_volume
 
 FILES = {"sample": "sample-3.nii.gz", "mean": "mean.nii.gz", "labels": "labels.nii.gz", "gamma": "gamma.nii.gz"}

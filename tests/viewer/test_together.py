@@ -10,10 +10,10 @@ from threading import Event, Thread
 import pytest
 import torch
 import uvicorn
-from small_viewer import nifti_bytes, random_volume, samples_of
 
+from helpers.small_viewer import nifti_bytes, random_volume, samples_of
 from phiseg.cli.view import listen
-from phiseg.viewer import desk, server
+from phiseg.viewer import request_queue, server
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def wait_until(happened, seconds=20):
 def slow(monkeypatch):
     """Predictions that stop after their first message until they are let go."""
     begun, go = Event(), Event()
-    draw = desk._without_errors
+    draw = request_queue._without_errors
 
     def held(answer):
         for message in draw(answer):
@@ -63,7 +63,7 @@ def slow(monkeypatch):
             begun.set()
             assert go.wait(30)
 
-    monkeypatch.setattr(desk, "_without_errors", held)
+    monkeypatch.setattr(request_queue, "_without_errors", held)
     yield begun, go
     go.set()
 
@@ -91,7 +91,7 @@ def test_who_waits_is_told_and_the_rest_of_the_page_goes_on(running, slow):
         first = pool.submit(click, port)
         assert begun.wait(20)
         second = pool.submit(click, port)
-        wait_until(lambda: len(viewer.desk._line) == 2)
+        wait_until(lambda: len(viewer.queue._line) == 2)
         assert ask(port, "GET", "/api/session")[0] == 200
         go.set()
         assert b'"queued"' not in first.result()[1]
@@ -101,7 +101,7 @@ def test_who_waits_is_told_and_the_rest_of_the_page_goes_on(running, slow):
 def test_too_many_are_told_to_come_back(running, slow):
     viewer, port = running
     begun, _ = slow
-    viewer.desk.max_waiting = 0
+    viewer.queue.max_waiting = 0
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(click, port)
         assert begun.wait(20)
@@ -127,11 +127,11 @@ def test_clients_that_went_away_do_not_hold_up_the_others(running, slow):
     gone = []
     for number in range(5):
         gone.append(connect(port))
-        wait_until(lambda number=number: len(viewer.desk._line) == number + 1)
+        wait_until(lambda number=number: len(viewer.queue._line) == number + 1)
     assert begun.wait(20)
     for connection in gone:
         connection.close()
-    wait_until(lambda: not viewer.desk._line)
+    wait_until(lambda: not viewer.queue._line)
     go.set()
     status, content = click(port)
     assert (status, json.loads(content.splitlines()[-1])["type"]) == (200, "done")

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from pydicom.filebase import DicomBytesIO
 from pydicom.uid import DeflatedExplicitVRLittleEndian
-from small_viewer import make_model, nifti_bytes, of_type, random_volume
 
+from helpers.small_viewer import make_model, nifti_bytes, of_type, random_volume
 from phiseg.imaging.volume import to_slices
 
 
@@ -159,7 +159,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_file_is_a_message_and_leaves_the_server_alive(served, temporary, monkeypatch, case):
-    monkeypatch.setattr(served.viewer.library, "max_bytes", 64 << 20)
+    monkeypatch.setattr(served.viewer.scans, "max_bytes", 64 << 20)
     name, data, cause = HOSTILE[case]
     answer = served.drop((name, data))
     assert answer.status_code == 400

@@ -36,9 +36,9 @@ class Compare:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Compare, arguments, prog=prog)
+    from phiseg.comparison.compare import compare
+    from phiseg.comparison.tables import to_text
     from phiseg.core.errors import ConfigError
-    from phiseg.evaluation.compare import compare
-    from phiseg.evaluation.tables import to_text
 
     if not command.evaluations:
         raise ConfigError("nothing to compare; give the folders that `phiseg evaluate` wrote")

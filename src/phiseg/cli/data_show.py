@@ -41,8 +41,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.core.errors import OutputError
     from phiseg.core.files import atomic_file, check_new_file
     from phiseg.data.store import Dataset
-    from phiseg.evaluation.drawing import to_png
-    from phiseg.evaluation.sheet import choose_cases, contact_sheet
+    from phiseg.plotting.contact_sheet import choose_cases, contact_sheet
+    from phiseg.plotting.primitives import to_png
 
     if command.out.suffix.lower() != ".png":
         raise OutputError(f"{command.out} is no name for a PNG picture; let it end in .png")

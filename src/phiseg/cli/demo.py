@@ -34,8 +34,8 @@ class Demo:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Demo, arguments, prog=prog)
-    from phiseg.evaluation.demo import demo
-    from phiseg.evaluation.tables import to_text
+    from phiseg.comparison.tables import to_text
+    from phiseg.experiment.demo import demo
 
     table = demo(
         command.out,

@@ -13,7 +13,7 @@ from phiseg.cli.parsing import parse
 from phiseg.cli.train import split_overrides
 
 if TYPE_CHECKING:
-    from phiseg.evaluation.experiment import Job
+    from phiseg.experiment.runner import ExperimentJob
 
 
 @dataclass
@@ -71,13 +71,21 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     words, overrides = split_overrides(arguments)
     command = parse(Experiment, words, prog=prog)
+    from phiseg.comparison.tables import to_text
     from phiseg.core.errors import TrainingError
-    from phiseg.evaluation.experiment import METHODS, Plan, list_jobs, open_experiment, run_all, run_job, unfinished
-    from phiseg.evaluation.experiment_report import write_report
-    from phiseg.evaluation.tables import to_text
+    from phiseg.experiment.experiment_report import write_report
+    from phiseg.experiment.runner import (
+        METHODS,
+        Plan,
+        list_experiment_jobs,
+        open_experiment,
+        run_all,
+        run_job,
+        unfinished_jobs,
+    )
 
     methods = command.methods or METHODS
-    jobs = list_jobs(methods, regimes=command.regimes, seeds=command.seeds, rows=command.rows)
+    jobs = list_experiment_jobs(methods, regimes=command.regimes, seeds=command.seeds, rows=command.rows)
     values = {
         "steps": command.steps,
         "minutes": command.minutes,
@@ -89,7 +97,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     }
     plan = Plan.parse(values, where=prog)
 
-    def row_command(job: "Job") -> list[str]:
+    def row_command(job: "ExperimentJob") -> list[str]:
         options = ["--data", command.data, "--out", command.out, "--methods", job.method, "--regimes", job.regime]
         options += ["--seeds", job.seed, "--expert", command.expert, "--num-samples", command.num_samples]
         options += ["--steps", command.steps] if command.steps else ["--minutes", command.minutes]
@@ -105,7 +113,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         return
     open_experiment(command.out, plan, command.data)
     failed: dict[str, str] = {}
-    waiting = unfinished(jobs, plan, command.data, command.out)
+    waiting = unfinished_jobs(jobs, plan, command.data, command.out)
     if len(jobs) == 1:
         run_job(jobs[0], plan, command.data, command.out)
     elif waiting:

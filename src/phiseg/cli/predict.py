@@ -76,14 +76,13 @@ class Predict:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Predict, arguments, prog=prog)
-    from phiseg.evaluation.prediction_report import case_picture, write_prediction_report
-    from phiseg.inference.cohort import (
+    from phiseg.inference.batch_prediction import (
         find_vanished,
         gather_failures,
-        list_jobs,
-        predict_cohort,
+        list_prediction_jobs,
+        predict_scans,
         share_jobs,
-        unfinished,
+        unfinished_predictions,
     )
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.preprocessing import Preprocessing
@@ -91,6 +90,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.inference.volumes import Sampling
     from phiseg.models import load_model
     from phiseg.models.pretrained import find_model, weights_hash
+    from phiseg.plotting.prediction_report import case_picture, write_prediction_report
     from phiseg.training.recipe import TrainConfig
     from phiseg.training.setup import make_fabric
 
@@ -108,7 +108,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     by_case = read_points(command.points) if command.points else {}
     found, notes = find_scans(command.inputs, results=command.out)
     scans = [replace(scan, series_uid=command.series) for scan in found]
-    jobs = list_jobs(scans, points, by_case)
+    jobs = list_prediction_jobs(scans, points, by_case)
     folder = find_model(Path(command.model))
     model = load_model(folder, calibrated=not command.uncalibrated)
     identity = {
@@ -116,7 +116,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         "calibration": model.calibration.model_dump(mode="json"),
         "series": command.series,
     }
-    waiting = unfinished(jobs, command.out, model, sampling=sampling, identity=identity)
+    waiting = unfinished_predictions(jobs, command.out, model, sampling=sampling, identity=identity)
     machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}
     fabric = make_fabric(TrainConfig.parse(machine, where="phiseg predict"), timeout=timedelta(days=14))
     fabric.launch()  # every process has come to here, with the same list, when the first one goes on
@@ -129,7 +129,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         notes.append(f"{len(jobs) - len(waiting)} of {len(jobs)} cases were finished before, and are kept")
     for note in notes if fabric.is_global_zero else ():
         print(f"phiseg: {note}", file=sys.stderr)
-    failed = predict_cohort(
+    failed = predict_scans(
         model.to(fabric.device),
         share_jobs(waiting, fabric.global_rank, fabric.world_size),
         command.out,

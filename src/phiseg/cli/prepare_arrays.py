@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import tyro
 
+from phiseg.cli.fixed_size_options import FixedSizeArguments
 from phiseg.cli.parsing import parse
-from phiseg.cli.prepared import command_line, tell
-from phiseg.cli.stack_options import StackArguments
+from phiseg.cli.prepare_common import command_line, tell
 
 
 @dataclass
-class PrepareArrays(StackArguments):
+class PrepareArrays(FixedSizeArguments):
     """Make a dataset from one .npz file of images and masks.
 
     The file has `images` [N,H,W] or [N,H,W,C] and `masks` [N,A,H,W] with class indices, and may have `case_ids` [N]
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(PrepareArrays, arguments, prog=prog)
     from phiseg.data.prepare.arrays import prepare_arrays
 
-    options = command.stack_options(
+    options = command.fixed_size_options(
         classes=command.classes,
         centred_on=command.centred_on,
         modality=command.modality,

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import tyro
 
+from phiseg.cli.fixed_size_options import FixedSizeArguments
 from phiseg.cli.parsing import parse
-from phiseg.cli.prepared import command_line, tell
-from phiseg.cli.stack_options import StackArguments
+from phiseg.cli.prepare_common import command_line, tell
 
 
 @dataclass
-class PrepareLegacy(StackArguments):
+class PrepareLegacy(FixedSizeArguments):
     """Make a dataset from LIDC crops that others made.
 
     FILE is PHiSeg's data_lidc.hdf5 (its groups become the splits), Knegt's data_lidc.pickle (held in memory, 2 GB
@@ -38,6 +38,6 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(PrepareLegacy, arguments, prog=prog)
     from phiseg.data.prepare.legacy import CLASSES, prepare_legacy
 
-    options = command.stack_options(classes=CLASSES, centred_on=CLASSES[1], modality="CT", plane="axial")
+    options = command.fixed_size_options(classes=CLASSES, centred_on=CLASSES[1], modality="CT", plane="axial")
     line = command_line(prog, arguments)
     tell(prepare_legacy(command.file, command.out, options, overwrite=command.overwrite, command=line))

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from phiseg.cli.parsing import parse
-from phiseg.cli.prepared import command_line, tell
+from phiseg.cli.prepare_common import command_line, tell
 
 
 @dataclass

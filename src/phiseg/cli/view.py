@@ -51,7 +51,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
     from phiseg.inference.sampling import usable_device
     from phiseg.models import load_model
-    from phiseg.viewer.guard import is_loopback
+    from phiseg.viewer.access import is_loopback
     from phiseg.viewer.server import Viewer, create_app
 
     name = command.model

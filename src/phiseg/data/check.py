@@ -259,3 +259,9 @@ def _spacing_range(dataset: Dataset) -> tuple[float, float] | None:
     spacings = [float(number) for number in re.findall(r"\d+(?:\.\d*)?(?:e[-+]?\d+)?", texts)]
     spacings = spacings or list(dataset.info.spacing_mm or ())
     return (min(spacings), max(spacings)) if spacings else None
+
+
+def disagreement(dataset: Dataset, row: int) -> float:
+    """Return how far the annotators of one case differ: its GED floor with one sample, 0 for a single annotator."""
+    annotations = torch.from_numpy(dataset.annotations(row))
+    return ged_floor(annotations, 1, num_classes=len(dataset.info.classes)) or 0.0

@@ -25,9 +25,9 @@ from phiseg.inference.sampling import sample_cases, usable_device
 from phiseg.metrics import brier_score, energy_distance, expected_calibration_error, reliability
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration
-from phiseg.models.calibration import Calibration
 from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import find_model
+from phiseg.models.temperatures import Calibration
 from phiseg.training.card import patient_tokens
 
 FACTOR = 1.15

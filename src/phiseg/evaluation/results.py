@@ -37,7 +37,7 @@ from phiseg.metrics.calibration import bin_edges, expected_calibration_error
 from phiseg.metrics.case import FURTHER_SCORES, SCORES
 from phiseg.metrics.correlation import correlated_excess
 from phiseg.metrics.significance import patient_interval
-from phiseg.models.calibration import Calibration
+from phiseg.models.temperatures import Calibration
 
 FORMAT = "phiseg-evaluation"
 VERSION = 1

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError, ModelError, PhisegError
 from phiseg.core.files import check_replaceable
+from phiseg.data.check import disagreement
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import (
     MARKER,
@@ -29,15 +30,14 @@ from phiseg.metrics import (
     agreement_table,
     consensus,
     expected_calibration_error,
-    ged_floor,
     reliability,
     residual_correlation,
 )
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model
-from phiseg.models.calibration import Calibration
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.pretrained import calibration_fit, find_model, weights_hash
+from phiseg.models.temperatures import Calibration
 from phiseg.training.card import patient_tokens
 from phiseg.training.tracking import read_metrics
 
@@ -286,12 +286,6 @@ def _dice_reference(
         return consensus(annotations, annotator, num_classes=len(dataset.info.classes))[None]
     chosen = [annotator] if dataset.valid[row, annotator] else []
     return torch.from_numpy(dataset.labels[row, chosen])
-
-
-def disagreement(dataset: Dataset, row: int) -> float:
-    """Return how far the annotators of one case differ: its GED floor with one sample, 0 for a single annotator."""
-    annotations = torch.from_numpy(dataset.annotations(row))
-    return ged_floor(annotations, 1, num_classes=len(dataset.info.classes)) or 0.0
 
 
 def _choose_examples(dataset: Dataset, rows: Sequence[int], number: int) -> list[int]:

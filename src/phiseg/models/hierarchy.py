@@ -14,7 +14,7 @@ from phiseg.models.gaussian import Gaussian, GaussianHead
 from phiseg.models.segmenter import LatentConfig, repeat_samples
 
 
-class Draw(NamedTuple):
+class LatentSample(NamedTuple):
     """A walk down the hierarchy: the distribution of every level and what was taken from it, fine to coarse."""
 
     distributions: list[Gaussian]
@@ -109,7 +109,7 @@ class LatentHierarchy(nn.Module):
         *,
         given: Mapping[int, Tensor] | None = None,
         temperatures: Sequence[float] | None = None,
-    ) -> Draw:
+    ) -> LatentSample:
         """Walk from the coarsest level to the finest; each level is conditioned on what the one below took.
 
         Args:
@@ -138,4 +138,4 @@ class LatentHierarchy(nn.Module):
                 latent = distribution.draw(noise[level].to(distribution.mean.device), temperatures[level])
             distributions.append(distribution)
             latents.append(latent)
-        return Draw(distributions[::-1], latents[::-1])
+        return LatentSample(distributions[::-1], latents[::-1])

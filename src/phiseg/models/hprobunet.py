@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from phiseg.models.blocks import Blocks, UNetBody, mean_over_processes, output_layer
 from phiseg.models.gaussian import Gaussian, GaussianHead, kl_divergence
-from phiseg.models.hierarchy import Draw
+from phiseg.models.hierarchy import LatentSample
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import Loss, negative_elbo, pixel_cross_entropy
 from phiseg.models.segmenter import (
@@ -98,7 +98,7 @@ class LatentUNet(nn.Module):
 
     def climb(
         self, features: Sequence[Tensor], *, noise: Sequence[Tensor] = (), given: Sequence[Tensor] = ()
-    ) -> tuple[Draw, Tensor]:
+    ) -> tuple[LatentSample, Tensor]:
         """Walk up from the coarsest resolution; each latent's distribution depends on all coarser latents.
 
         Args:
@@ -123,7 +123,7 @@ class LatentUNet(nn.Module):
                 x = torch.cat([x, latent.to(x.dtype)], dim=1)
             if resolution > self.finest:
                 x = self.body.ascend(resolution - 1, x, features[resolution - 1])
-        return Draw(distributions, latents), x
+        return LatentSample(distributions, latents), x
 
 
 class GECO(nn.Module):

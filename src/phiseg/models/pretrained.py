@@ -17,9 +17,9 @@ from safetensors.torch import save as dump_tensors
 
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
-from phiseg.models.calibration import Calibration
 from phiseg.models.registry import build_model, model_class
 from phiseg.models.segmenter import Segmenter
+from phiseg.models.temperatures import Calibration
 
 FORMAT = "phiseg-model"
 VERSION = 1

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ModelError
 from phiseg.models.blocks import Forgetful, Norm
-from phiseg.models.calibration import Calibration
 from phiseg.models.noise import Generators, draw_noise, one_per_image
 from phiseg.models.objective import Loss
+from phiseg.models.temperatures import Calibration
 
 MAX_SIZE = 4096
 """Bound of every whole number of a model's settings; a network with more of anything does not fit anywhere."""

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phiseg.data.prepare.phantom import MIN_SIZE
-from phiseg.data.prepare.scenes import LesionScene, draw_lesion
+from phiseg.data.prepare.phantom_scenes import LesionScene, draw_lesion
 from phiseg.imaging.volume import PLANES, Volume, affine_towards
 from phiseg.inference.preprocessing import Preprocessing
 

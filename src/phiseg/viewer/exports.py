@@ -12,7 +12,7 @@ from phiseg.imaging.dicom_seg import write_seg
 from phiseg.imaging.nifti import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.volumes import Prediction
-from phiseg.viewer.drawing import Drawn
+from phiseg.viewer.click_prediction import Drawn
 
 What = Literal["sample", "mean", "labels", "gamma", "numbers"]
 Kind = Literal["nifti", "seg", "json"]

@@ -27,11 +27,11 @@ from phiseg.core.errors import PhisegError
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import check_fits
 from phiseg.models import Segmenter
-from phiseg.viewer.desk import Desk
-from phiseg.viewer.drawing import Drawn, draw, noise_names, num_levels
+from phiseg.viewer.access import AccessControl
+from phiseg.viewer.click_prediction import Drawn, draw, noise_names, num_levels
 from phiseg.viewer.exports import Kind, What, export_file
-from phiseg.viewer.guard import Guard
-from phiseg.viewer.library import Library, OpenScan
+from phiseg.viewer.open_scans import OpenScan, ScanCollection
+from phiseg.viewer.request_queue import RequestQueue
 from phiseg.viewer.schema import Done, Message, ModelInfo, PredictionRequest, ScanInfo, SessionInfo, packed
 from phiseg.viewer.uploads import save_uploads
 
@@ -58,8 +58,8 @@ class Viewer:
 
     model: Segmenter
     name: str
-    library: Library
-    desk: Desk = field(default_factory=lambda: Desk(MAX_WAITING))
+    scans: ScanCollection
+    queue: RequestQueue = field(default_factory=lambda: RequestQueue(MAX_WAITING))
     exporting: Lock = field(default_factory=Lock)
     num_uploads: int = 0
     _predictions: "OrderedDict[str, Drawn]" = field(default_factory=OrderedDict)
@@ -67,7 +67,7 @@ class Viewer:
 
     def __post_init__(self) -> None:
         for layer in self.model.modules():  # the work of a client who has left ends at the next layer
-            layer.register_forward_pre_hook(lambda *_: self.desk.check_wanted())
+            layer.register_forward_pre_hook(lambda *_: self.queue.check_wanted())
 
     @classmethod
     def of(cls, model: Segmenter, name: str) -> "Viewer":
@@ -76,7 +76,7 @@ class Viewer:
         Raises:
             ModelError: the model does not say how its images were prepared.
         """
-        return cls(model, name, Library(Preprocessing.of(model), max_scans=MAX_SCANS, max_bytes=MAX_MEMORY))
+        return cls(model, name, ScanCollection(Preprocessing.of(model), max_scans=MAX_SCANS, max_bytes=MAX_MEMORY))
 
     def add(self, paths: Sequence[Path]) -> list[str]:
         """Take in scans, folders of them and a dataset; return a line for everything that is passed over.
@@ -84,14 +84,14 @@ class Viewer:
         Raises:
             DataError, ModelError: one of them is no scan, or the dataset is not for this model.
         """
-        notes = [note for path in paths for note in self.library.add(path)]
-        if self.library.dataset is not None:
-            check_fits(self.model, self.library.dataset)
+        notes = [note for path in paths for note in self.scans.add(path)]
+        if self.scans.dataset is not None:
+            check_fits(self.model, self.scans.dataset)
         return notes
 
     def info(self) -> ModelInfo:
         """Describe the model."""
-        preprocessing = self.library.preprocessing
+        preprocessing = self.scans.preprocessing
         rule = preprocessing.intensity
         return ModelInfo(
             name=self.name,
@@ -105,11 +105,11 @@ class Viewer:
 
     def session(self) -> SessionInfo:
         """Describe the model and the scans."""
-        names = self.library.names()
+        names = self.scans.names()
         return SessionInfo(
             version=__version__,
             model=self.info(),
-            scans=[self.library.get(next(iter(names))).info],
+            scans=[self.scans.get(next(iter(names))).info],
             scan_names=names,
             max_upload_bytes=MAX_UPLOAD,
             max_scans=MAX_SCANS,
@@ -117,11 +117,11 @@ class Viewer:
 
     def answer(self, request: PredictionRequest) -> Iterator[Message]:
         """Yield what is drawn, and in the end the id of the prediction."""
-        drawn = yield from draw(self.model, self.library.get(request.scan), request)
+        drawn = yield from draw(self.model, self.scans.get(request.scan), request)
         name = secrets.token_urlsafe(9)
         with self._lock:
             for old, other in list(self._predictions.items()):
-                if len(self._predictions) >= MAX_PREDICTIONS or not self.library.holds(other.scan):
+                if len(self._predictions) >= MAX_PREDICTIONS or not self.scans.holds(other.scan):
                     del self._predictions[old]
             self._predictions[name] = drawn
         yield Done(id=name)
@@ -135,7 +135,7 @@ class Viewer:
         self, request: PredictionRequest, has_left: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[str]:
         """Yield lines of JSON: where one stands in the queue, what is drawn, and in the end Done or Failed."""
-        async for message in self.desk.serve(self.answer(request), has_left):
+        async for message in self.queue.serve(self.answer(request), has_left):
             yield message.model_dump_json() + "\n"
 
 
@@ -147,7 +147,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
         token: asked of every request, where others can reach the server.
     """
     app = FastAPI(title="PHiSeg viewer", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, token=token, upload_path="/api/scans", max_upload=MAX_UPLOAD)
+    app.add_middleware(AccessControl, token=token, upload_path="/api/scans", max_upload=MAX_UPLOAD)
     _explain_errors(app)
     pages = {str(file.relative_to(STATIC)): file for file in STATIC.rglob("*") if file.is_file()}
 
@@ -159,12 +159,12 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
     @app.get("/api/scans/{scan_id}")
     def scan(scan_id: str) -> ScanInfo:
         """Describe one scan."""
-        return viewer.library.get(scan_id).info
+        return viewer.scans.get(scan_id).info
 
     @app.get("/api/scans/{scan_id}/slices/{number}")
     def slice_values(scan_id: str, number: int) -> Response:
         """Return the first channel of a slice, float32 (height, width), little-endian."""
-        values = viewer.library.get(scan_id).stack.stack.values[..., 0]
+        values = viewer.scans.get(scan_id).stack.stack.values[..., 0]
         if not 0 <= number < len(values):
             raise HTTPException(404, f"there is no slice {number}")
         content = np.ascontiguousarray(values[number], dtype="<f4").tobytes()
@@ -173,7 +173,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
     @app.get("/api/scans/{scan_id}/annotations")
     def annotations(scan_id: str) -> dict[str, Any]:
         """Return the annotators' masks of a case, packed uint8 (annotators, height, width)."""
-        opened = viewer.library.get(scan_id)
+        opened = viewer.scans.get(scan_id)
         drawn = opened.annotations
         return {"annotators": list(opened.annotators), "labels": None if drawn is None else packed(drawn)}
 
@@ -184,14 +184,14 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
             raise HTTPException(503, "others are dropping files; try again in a moment")
         viewer.num_uploads += 1
         try:
-            return (await _take_in(viewer.library, request)).info
+            return (await _take_in(viewer.scans, request)).info
         finally:
             viewer.num_uploads -= 1
 
     @app.post("/api/predictions")
     async def predict(request: Request, wanted: PredictionRequest) -> StreamingResponse:
         """Draw samples: lines of JSON, as they come."""
-        if viewer.desk.is_full:
+        if viewer.queue.is_full:
             raise HTTPException(503, "too many are waiting; try again in a moment")
         return StreamingResponse(viewer.stream(wanted, request.is_disconnected), media_type="application/x-ndjson")
 
@@ -217,13 +217,13 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
     return app
 
 
-async def _take_in(library: Library, request: Request) -> OpenScan:
+async def _take_in(scans: ScanCollection, request: Request) -> OpenScan:
     """Read the scan that a request brings; its files stay on the disk as long as the scan is in use."""
     folder = Path(tempfile.mkdtemp(prefix="phiseg-dropped-"))
     try:
         content_type = request.headers.get("content-type", "")
         uploads = await save_uploads(request.stream(), content_type, folder, max_files=MAX_FILES)
-        scan = await run_in_threadpool(library.drop, uploads)
+        scan = await run_in_threadpool(scans.drop, uploads)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
 from phiseg.core.files import check_replaceable
-from phiseg.data.prepare.npz import Npz
-from phiseg.data.prepare.stack import Item, StackOptions, tell, text_of, write_stack
+from phiseg.data.prepare.arrays_npz import Npz
+from phiseg.data.prepare.fixed_size import FixedSizeOptions, Item, tell, text_of, write_fixed_size
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case
 
@@ -41,7 +41,7 @@ _TABLE_KINDS = "biufSU"
 def prepare_arrays(
     path: Path,
     out: Path,
-    options: StackOptions | None = None,
+    options: FixedSizeOptions | None = None,
     *,
     overwrite: bool = False,
     command: str = "",
@@ -63,10 +63,10 @@ def prepare_arrays(
     """
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     with Npz(path) as npz:
-        return write_stack(
+        return write_fixed_size(
             out,
             ArraysSource(npz),
-            options or StackOptions(),
+            options or FixedSizeOptions(),
             provenance={"kind": "arrays", "file": path.name, "sha256": sha256_of(path)},
             overwrite=overwrite,
             command=command,

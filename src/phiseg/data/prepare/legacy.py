@@ -7,7 +7,7 @@
 - `data_lidc.pickle` of Knegt: a dict of dicts with `image` (H, W), `masks` (A, H, W) and `series_uid`, not split;
 - a folder of PNGs, as `legacy_png` describes them.
 
-What a FILE is, its content says. Nothing in it is trusted: pickles are read by `safe_pickle`, and an HDF5 file may
+The content of FILE decides how it is read. It is not trusted: `legacy_pickle` reads pickles, and an HDF5 file may
 not lead to other files. The series, or the folder of PNGs, is the patient.
 """
 
@@ -23,11 +23,11 @@ from pydantic import JsonValue
 
 from phiseg.core.errors import DataError
 from phiseg.core.files import check_replaceable
-from phiseg.data.prepare import safe_pickle
+from phiseg.data.prepare import legacy_pickle
 from phiseg.data.prepare.arrays import sha256_of
+from phiseg.data.prepare.fixed_size import FixedSizeOptions, Item, Source, tell, text_of, write_fixed_size
+from phiseg.data.prepare.legacy_pickle import PickledArray
 from phiseg.data.prepare.legacy_png import LAYOUTS, PngFolder
-from phiseg.data.prepare.safe_pickle import PickledArray
-from phiseg.data.prepare.stack import Item, Source, StackOptions, tell, text_of, write_stack
 from phiseg.data.splits import SPLIT_NAMES
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case
@@ -45,7 +45,7 @@ _BEST_COMPRESSION = 1100
 def prepare_legacy(
     path: Path,
     out: Path,
-    options: StackOptions,
+    options: FixedSizeOptions,
     *,
     overwrite: bool = False,
     command: str = "",
@@ -69,11 +69,11 @@ def prepare_legacy(
     kind, source = _open(path)
     provenance: dict[str, JsonValue] = {"kind": kind, "file": path.resolve().name}
     if isinstance(source, PngFolder):
-        provenance["left_out"] = source.left_out.reasons  # grows while it is read; the manifest is written after it
+        provenance["left_out"] = source.skipped.reasons  # grows while it is read; the manifest is written after it
     else:
         provenance["sha256"] = sha256_of(path)
     try:
-        return write_stack(
+        return write_fixed_size(
             out, source, options, provenance=provenance, overwrite=overwrite, command=command, progress=progress
         )
     finally:
@@ -212,7 +212,7 @@ class PickleFile:
         size = path.stat().st_size
         if size > 2**28:
             tell(f"{path}: reading {size / 2**30:.1f} GB into memory")
-        self._entries = safe_pickle.load(path)
+        self._entries = legacy_pickle.load(path)
         if not isinstance(self._entries, dict):
             raise DataError(f"{path} holds no dict of crops; give {_FORMS}")
 

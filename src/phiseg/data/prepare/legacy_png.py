@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from phiseg.core.errors import DataError
-from phiseg.data.prepare.left_out import LeftOut
-from phiseg.data.prepare.stack import Item, tell
+from phiseg.data.prepare.fixed_size import Item, tell
+from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.splits import SPLIT_NAMES
 from phiseg.data.writer import Case
 
@@ -56,7 +56,7 @@ class PngFolder:
             raise DataError(f"{path} has no PNGs in a known layout; give a folder that holds {LAYOUTS}")
         self._num_readers = 1 + max((reader for crop in self._crops for reader in crop.masks), default=0)
         self._broken: set[Path] = set()
-        self.left_out = LeftOut()
+        self.skipped = SkippedCases()
 
     def __len__(self) -> int:
         return len(self._crops)
@@ -69,7 +69,7 @@ class PngFolder:
                 yield Item(self._case(crop), crop.split)
             except DataError as error:
                 self._broken.add(crop.image)
-                self.left_out.note(str(error))
+                self.skipped.note(str(error))
 
     def tell_counts(self) -> None:
         """Write how many crops were left out and how many masks are missing, on stderr."""

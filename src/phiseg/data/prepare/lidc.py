@@ -26,9 +26,9 @@ from phiseg.core.errors import DataError
 from phiseg.core.files import atomic_file, check_replaceable, write_json
 from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
-from phiseg.data.prepare.left_out import LeftOut
 from phiseg.data.prepare.lidc_series import LidcOptions, crop_series
-from phiseg.data.prepare.options import check_size, check_spacing, check_window
+from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
+from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.splits import split_patients
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
@@ -133,9 +133,9 @@ def prepare_lidc(
     if not overwrite and (place / "dataset.json").is_file():
         shutil.rmtree(work, ignore_errors=True)  # of a run that was killed when only this was left to do
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
-    left_out = LeftOut()
-    found = _find(src, left_out)
-    outcomes = _run(list(_jobs(found, options, work)), workers, left_out, progress=progress)
+    skipped = SkippedCases()
+    found = _find(src, skipped)
+    outcomes = _run(list(_jobs(found, options, work)), workers, skipped, progress=progress)
     series, counts = _gather(found, list(outcomes))
     if not series:
         shutil.rmtree(work, ignore_errors=True)  # there is nothing to go on with
@@ -160,7 +160,7 @@ def prepare_lidc(
             "kind": "lidc",
             **asdict(options),
             "counts": {**counts},
-            "left_out": left_out.reasons,
+            "left_out": skipped.reasons,
         },
         command=command,
         overwrite=overwrite,
@@ -169,7 +169,7 @@ def prepare_lidc(
     return dataset
 
 
-def _find(src: Path, left_out: LeftOut) -> _Found:
+def _find(src: Path, skipped: SkippedCases) -> _Found:
     """Walk through the source; of XML files only the beginning is read, of others nothing."""
     if not src.is_dir():
         raise DataError(f"{src} is not a folder; give the folder that holds LIDC-IDRI's patients")
@@ -186,22 +186,22 @@ def _find(src: Path, left_out: LeftOut) -> _Found:
         if images:
             found.folders.append(images)
         for path in (path for path in paths if path.suffix.lower() == ".xml"):
-            _find_reading(path, found, left_out)
+            _find_reading(path, found, skipped)
     return found
 
 
-def _find_reading(path: Path, found: _Found, left_out: LeftOut) -> None:
+def _find_reading(path: Path, found: _Found, skipped: SkippedCases) -> None:
     try:
         uid = read_series_uid(path)
     except DataError as error:
         found.counts["broken XML files"] += 1
-        left_out.note(str(error))
+        skipped.note(str(error))
         return
     if uid is None:
         found.counts["chest radiograph XML files"] += 1
     elif uid in found.readings:
         found.counts["further XML files about a series"] += 1
-        left_out.note(f"{path}, for {found.readings[uid]} is about the same series {uid}; remove one of them")
+        skipped.note(f"{path}, for {found.readings[uid]} is about the same series {uid}; remove one of them")
     else:
         found.readings[uid] = path
 
@@ -224,14 +224,14 @@ def _stamp(path: Path) -> tuple[str, int, int]:
     return str(path), status.st_size, status.st_mtime_ns
 
 
-def _run(jobs: list[_Job], workers: int, left_out: LeftOut, *, progress: bool) -> Iterator[_Outcome]:
+def _run(jobs: list[_Job], workers: int, skipped: SkippedCases, *, progress: bool) -> Iterator[_Outcome]:
     """Do the jobs; tell what is left out as it comes."""
     with tqdm(total=len(jobs), desc="reading", unit="folder", disable=not progress) as bar:
         try:
             for _, result in in_order(_do, jobs, workers):
                 outcome = result()
                 for reason in outcome.problems:
-                    left_out.note(reason)
+                    skipped.note(reason)
                 bar.update()
                 yield outcome
         except KeyboardInterrupt:

@@ -20,7 +20,6 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import check_replaceable
 from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
-from phiseg.data.prepare.left_out import LeftOut
 from phiseg.data.prepare.nifti_layout import Scan, Source, find_scans, read_class_names
 from phiseg.data.prepare.nifti_slices import (
     Plan,
@@ -33,6 +32,7 @@ from phiseg.data.prepare.nifti_slices import (
     plane_of,
     read_merged,
 )
+from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.splits import split_patients
 from phiseg.data.store import MISSING, Dataset
 from phiseg.data.writer import Case, write_dataset
@@ -83,15 +83,15 @@ def prepare_nifti(
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     split_patients([], seed=seed, fractions=fractions)  # complains now, not after the last volume
     slicing = slicing or Slicing()
-    left_out = LeftOut(strict)
-    found = find_scans(source, left_out)
-    scans, plan = _survey(source, found, slicing, dict(merge or {}), classes, left_out, progress)
+    skipped = SkippedCases(strict)
+    found = find_scans(source, skipped)
+    scans, plan = _survey(source, found, slicing, dict(merge or {}), classes, skipped, progress)
 
     def cases() -> Iterator[Case]:
         results = in_order(partial(cases_of_scan, plan=plan), scans, workers)
         for scan, result in tqdm(results, desc="volumes", unit="volume", total=len(scans), disable=not progress):
             slices: list[Case] = []
-            with left_out.unless_good(scan.case):
+            with skipped.unless_good(scan.case):
                 slices = result()
             yield from slices
 
@@ -102,7 +102,7 @@ def prepare_nifti(
         "slices": slicing.slices,
         "merge": {str(old): new for old, new in plan.merge.items()},
         "num_cases": found.num_cases,
-        "left_out": left_out.reasons,  # the list grows while cases are read; the manifest is written after them
+        "left_out": skipped.reasons,  # the list grows while cases are read; the manifest is written after them
     }
     return write_dataset(
         out,
@@ -130,7 +130,7 @@ def _survey(
     slicing: Slicing,
     merge: dict[int, int],
     classes: Sequence[str] | None,
-    left_out: LeftOut,
+    skipped: SkippedCases,
     progress: bool,
 ) -> tuple[list[Scan], Plan]:
     """Settle what all cases share, from headers; labels are read only where nobody names the classes."""
@@ -146,7 +146,7 @@ def _survey(
     stacks: list[Volume] = []
     labels, types, channels = {0}, set[np.dtype[Any]](), Counter[int]()
     for scan in tqdm(found.scans, desc="a first look", unit="volume", disable=not progress):
-        with left_out.unless_good(scan.case):
+        with skipped.unless_good(scan.case):
             images, drawn = on_one_grid(scan, partial(read_nifti_header, channels=True), read_labels)
             scans.append(scan)
             stacks.append(to_slices(images[0], plane_of(slicing, images[0])))

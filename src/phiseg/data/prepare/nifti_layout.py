@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phiseg.core.errors import DataError
-from phiseg.data.prepare.left_out import LeftOut
+from phiseg.data.prepare.skipped import SkippedCases
 
 _NIFTI = re.compile(r"(?P<stem>.+?)\.nii(\.gz)?")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
@@ -62,7 +62,7 @@ class _Files:
     labels: list[tuple[str, Path]]
 
 
-def find_scans(folder: Path, left_out: LeftOut) -> Source:
+def find_scans(folder: Path, skipped: SkippedCases) -> Source:
     """List the cases of a folder; one that is not complete is left out.
 
     Raises:
@@ -71,7 +71,7 @@ def find_scans(folder: Path, left_out: LeftOut) -> Source:
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; give one with case folders or with imagesTr")
     nnunet = (folder / "imagesTr").is_dir()
-    found = _nnunet(folder) if nnunet else _case_folders(folder, left_out)
+    found = _nnunet(folder) if nnunet else _case_folders(folder, skipped)
     if not found and any(stem == "image" for stem, _ in _nifti_files(folder)):
         raise DataError(f"{folder} is a case itself; give the folder that holds the cases")
     if not found:
@@ -82,7 +82,7 @@ def find_scans(folder: Path, left_out: LeftOut) -> Source:
     patients = _patients(folder / "patients.csv", set(found))
     scans = []
     for case, files in sorted(found.items()):
-        with left_out.unless_good(case):
+        with skipped.unless_good(case):
             _check(files, where=folder / ("imagesTr" if nnunet else case), channel_files=nnunet)
             scans.append(Scan(case, patients.get(case, case), tuple(files.images), dict(files.labels)))
     return Source(
@@ -116,7 +116,7 @@ def read_class_names(folder: Path) -> dict[int, str] | None:
         ) from None
 
 
-def _case_folders(folder: Path, left_out: LeftOut) -> dict[str, _Files]:
+def _case_folders(folder: Path, skipped: SkippedCases) -> dict[str, _Files]:
     found = {}
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         files = list(_nifti_files(inner))
@@ -126,7 +126,7 @@ def _case_folders(folder: Path, left_out: LeftOut) -> dict[str, _Files]:
             found[inner.name] = _Files(images, labels)
             known = {*images, *(path for _, path in labels)}
             for path in (path for _, path in files if path not in known):
-                left_out.note(f"{path} is neither image nor rater-<name>; rename it if it is one of them")
+                skipped.note(f"{path} is neither image nor rater-<name>; rename it if it is one of them")
     return found
 
 

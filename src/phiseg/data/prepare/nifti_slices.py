@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.nifti_layout import Scan
-from phiseg.data.prepare.options import check_size, check_spacing, check_window
+from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
 from phiseg.data.store import MISSING, check_classes
 from phiseg.data.writer import Case
 from phiseg.imaging.frame import Frame, cut

@@ -3,7 +3,7 @@
     phiseg prepare phantom lesion DATA
 
 They mirror the paper's two datasets, and need no download: `lesion` the lung lesions with 4 annotators, `zones`
-the zones of the prostate with 6. `scenes` says what annotators disagree about.
+the zones of the prostate with 6. `phantom_scenes` says what annotators disagree about.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity
-from phiseg.data.prepare.scenes import Scene, draw_lesion, draw_zones
+from phiseg.data.prepare.phantom_scenes import Scene, draw_lesion, draw_zones
 from phiseg.data.splits import SPLIT_NAMES
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset

@@ -1,0 +1,196 @@
+"""Compare evaluated methods: tables, pictures and a report from the folders of their evaluations."""
+
+import gzip
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from phiseg.comparison.charts import (
+    case_scatter,
+    ged_terms,
+    reliability_diagram,
+    score_distributions,
+    training_curves,
+)
+from phiseg.comparison.figures import level_panel, sample_panel
+from phiseg.comparison.marks import Test
+from phiseg.comparison.report import Part, render_report
+from phiseg.comparison.tables import (
+    Table,
+    comparison_table,
+    excess_ged,
+    method_names,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
+from phiseg.core.errors import OutputError
+from phiseg.core.files import atomic_file
+from phiseg.evaluation.results import Evaluation, cases_to_csv, defined, patients_of, read_evaluation
+from phiseg.plotting.primitives import to_png
+
+_OWN = re.compile(
+    r"table\.(csv|md|tex)|cases\.csv\.gz|report\.html"
+    r"|((all|one)-)?((samples|levels|scatter)(-\d+)?|curves|scores|terms|reliability)\.png"
+)
+
+
+class Block(NamedTuple):
+    """Methods that are compared with each other, under one heading."""
+
+    name: str
+    """Begins the names of its pictures; may be empty."""
+    title: str
+    evaluations: Sequence[Evaluation]
+    labels: Mapping[str, str] = {}
+    """Why a case is shown, by case."""
+    notes: Sequence[str] = ()
+    """Further lines below the table."""
+
+
+def compare(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    overwrite: bool = False,
+    title: str = "Comparison of segmentation methods",
+    test: Test = "patients",
+) -> Table:
+    """Compare the evaluations in `folders` and write tables, pictures and `report.html` into `out`.
+
+    `test` says what the significance test takes as independent.
+
+    Raises:
+        DataError: a folder is no evaluation, or two of them cannot be compared.
+        OutputError: `out` holds a comparison and `overwrite` is not set, or it cannot be written.
+    """
+    _check_former(out, overwrite=overwrite)
+    evaluations = [read_evaluation(folder) for folder in folders]
+    (table,) = write_comparison([Block("", "", evaluations)], out, overwrite=overwrite, title=title, test=test)
+    return table
+
+
+def write_comparison(
+    blocks: Sequence[Block], out: Path, *, overwrite: bool = False, title: str, test: Test = "patients"
+) -> list[Table]:
+    """Write the tables and pictures of one block or several, and one `report.html` with all of them.
+
+    `cases.csv.gz` holds every score of every case, patient and training, so that any p-value can be recomputed.
+
+    `out` may hold other things: every file is written on its own, the report last, so that a report that is there
+    is complete. The first example case is in `samples.png`, further ones in `samples-2.png` and so on.
+
+    Raises:
+        DataError: two evaluations of a block cannot be compared.
+        OutputError: `out` holds a comparison and `overwrite` is not set, or it cannot be written.
+    """
+    former = _check_former(out, overwrite=overwrite)
+    tables = [
+        replace(table, notes=(*table.notes, *block.notes))
+        for block, table in ((block, comparison_table(block.evaluations, test=test)) for block in blocks)
+    ]
+    drawn = [draw_pictures(block.evaluations, block.labels) for block in blocks]
+    headings = [block.title for block in blocks]
+    texts = {
+        f"table.{kind}": write(dict(zip(headings, tables, strict=True)))
+        for kind, write in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex))
+    }
+    parts = [Part(*part) for part in zip(headings, (b.evaluations for b in blocks), tables, drawn, strict=True)]
+    pictures = {
+        f"{block.name}-{name}" if block.name else name: data
+        for block, pictures in zip(blocks, drawn, strict=True)
+        for name, data in pictures.items()
+    }
+    files = {
+        **pictures,
+        **{name: text.encode() for name, text in texts.items()},
+        "cases.csv.gz": gzip.compress(_scores_by_case(blocks).encode(), mtime=0),
+        "report.html": render_report(parts, title=title).encode(),
+    }
+    for name, data in files.items():
+        with atomic_file(out / name) as file:
+            file.write(data)
+    for path in former:  # a picture of the former comparison must not stay beside the new ones
+        if path.name not in files:
+            _remove(path)
+    return tables
+
+
+def _check_former(out: Path, *, overwrite: bool) -> list[Path]:
+    """Return the files of a former comparison, if they may be replaced."""
+    former = _former(out)
+    if former and not overwrite:
+        raise OutputError(f"{former[0]} already exists; choose another folder or pass --overwrite")
+    return former
+
+
+def _scores_by_case(blocks: Sequence[Block]) -> str:
+    """Return the scores of all blocks as CSV, one row per method, training and case."""
+    rows: list[dict[str, Any]] = []
+    for block in blocks:
+        for method, evaluation in zip(method_names(block.evaluations), block.evaluations, strict=True):
+            for number, scores in enumerate(evaluation.trainings or [evaluation.cases], start=1):
+                columns = {"case": scores["case"], "patient": patients_of(scores)} | scores
+                head = {"block": block.title, "method": method, "training": number}
+                rows += [head | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return cases_to_csv({name: [row.get(name) for row in rows] for name in names})
+
+
+def draw_pictures(evaluations: Sequence[Evaluation], labels: Mapping[str, str]) -> dict[str, bytes]:
+    """Return all pictures as PNG, by file name; what no method has is not drawn.
+
+    Args:
+        evaluations: the methods.
+        labels: why a case is shown, by case.
+    """
+    shown = [evaluation.examples.cases.tolist() for evaluation in evaluations]
+    cases = [case for case in shown[0] if all(case in others for others in shown)]
+    figures = {
+        _numbered("samples", at): sample_panel(evaluations, case, reason=labels.get(case, ""))
+        for at, case in enumerate(cases)
+    }
+    layered = [evaluation for evaluation in evaluations if evaluation.examples.level_probs is not None]
+    if cases:
+        drawn = max(cases, key=lambda case: _annotated_area(evaluations[0], case))  # an empty case shows no level
+        figures |= {_numbered("levels", at): level_panel(own, drawn) for at, own in enumerate(layered)}
+    figures["scores.png"] = score_distributions(evaluations)
+    num_scored = sum(bool(defined(excess_ged(evaluation))) for evaluation in evaluations)
+    if num_scored:
+        figures["terms.png"] = ged_terms(evaluations)
+    if num_scored > 1:
+        figures["scatter.png"] = case_scatter(evaluations)
+    if any(evaluation.reliability is not None for evaluation in evaluations):
+        figures["reliability.png"] = reliability_diagram(evaluations)
+    if any(evaluation.training for evaluation in evaluations):
+        figures["curves.png"] = training_curves(evaluations)
+    return {name: to_png(figure) for name, figure in figures.items()}
+
+
+def _annotated_area(evaluation: Evaluation, case: str) -> int:
+    """Return how many pixels the annotators of an example case marked, all together."""
+    examples = evaluation.examples
+    at = examples.cases.tolist().index(case)
+    return int((examples.annotations[at][examples.valid[at]] > 0).sum())
+
+
+def _numbered(kind: str, index: int) -> str:
+    return f"{kind}.png" if index == 0 else f"{kind}-{index + 1}.png"
+
+
+def _former(out: Path) -> list[Path]:
+    """List the files of a former comparison in `out`, the report first."""
+    try:
+        own = [path for path in out.iterdir() if _OWN.fullmatch(path.name)] if out.is_dir() else []
+    except OSError as error:
+        raise OutputError(f"cannot read {out}: {error.strerror}; choose another folder") from None
+    return sorted(own, key=lambda path: (path.name != "report.html", path.name))
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot remove {path}, of a former comparison: {error.strerror}; remove it") from None

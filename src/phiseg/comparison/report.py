@@ -1,0 +1,58 @@
+"""The report: one HTML file that carries its pictures with it and asks nobody for anything."""
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import NamedTuple
+
+from phiseg.comparison.tables import COLUMNS, FURTHER_COLUMNS, FURTHER_NOTE, Table, has_further, show_cell
+from phiseg.evaluation.results import Evaluation
+from phiseg.plotting.html_page import embedded_png, render_page
+
+_KINDS = ("samples", "levels", "scores", "terms", "scatter", "reliability", "curves")
+
+
+class Part(NamedTuple):
+    """What the report shows of methods that are compared with each other."""
+
+    title: str
+    """Its heading; empty where there is one part only."""
+    evaluations: Sequence[Evaluation]
+    table: Table
+    """In the same order."""
+    pictures: Mapping[str, bytes]
+    """PNG files by name: `samples.png`, `samples-2.png`, ..., `levels.png`, `scores.png`, ...; some may lack."""
+
+
+def render_report(parts: Sequence[Part], *, title: str) -> str:
+    """Return the report as HTML.
+
+    Args:
+        parts: what was compared.
+        title: the page's heading.
+    """
+    shown = [
+        {
+            kind: [embedded_png(data) for name, data in part.pictures.items() if name.startswith(kind)]
+            for kind in _KINDS
+        }
+        for part in parts
+    ]
+    return render_page(
+        files("phiseg.comparison") / "report.html.j2",
+        title=title,
+        first=parts[0].evaluations[0].summary,
+        parts=[
+            {
+                "title": part.title,
+                "table": part.table,
+                "methods": list(zip(part.table.rows, part.evaluations, strict=True)),
+                "pictures": pictures,
+            }
+            for part, pictures in zip(parts, shown, strict=True)
+        ],
+        columns=[column for column in COLUMNS if column.key not in {"num_cases", "num_samples"}],  # the lead tells
+        further_columns=FURTHER_COLUMNS,
+        further_note=FURTHER_NOTE,
+        has_further=has_further,
+        show_cell=show_cell,
+    )

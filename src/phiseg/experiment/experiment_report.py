@@ -1,0 +1,100 @@
+"""The report of an experiment: a block a regime, a row a method, its trainings pooled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from phiseg.comparison.compare import Block, write_comparison
+from phiseg.comparison.examples import chosen_cases
+from phiseg.comparison.marks import Test
+from phiseg.comparison.tables import Table
+from phiseg.core.errors import DataError
+from phiseg.data.store import Dataset
+from phiseg.evaluation.results import MARKER, Evaluation, read_evaluation
+from phiseg.evaluation.scores import draw_examples
+from phiseg.experiment.pooling import pool
+from phiseg.experiment.runner import METHODS, read_json
+
+TITLES = {"all": "Trained with all experts", "one": "Trained with one expert"}
+
+
+def write_report(data: Path, out: Path, *, title: str | None = None, test: Test = "patients") -> dict[str, Table]:
+    """Put all finished rows of an experiment into one report with tables and figures.
+
+    The figures show the best, the median and the worst case of the method with the lowest GED, and the case that
+    annotators dispute most: the same cases for every method of a regime.
+
+    Args:
+        data: the dataset.
+        out: the experiment's folder, which also gets the report.
+        title: heading of the report.
+        test: what the significance test takes as independent.
+
+    Returns:
+        The table of every regime, by its title.
+
+    Raises:
+        DataError: no row is finished, or a row is damaged.
+    """
+    dataset = Dataset.open(data)
+    blocks = []
+    for regime, heading in TITLES.items():
+        rows = {folder.name: _trainings(folder) for folder in (out / "rows" / regime).glob("*")}
+        finished = {name: rows[name] for name in sorted(rows, key=_place) if rows[name]}
+        if finished:
+            pooled = [pool([read_evaluation(row / "eval") for row in trainings]) for trainings in finished.values()]
+            evaluations, labels = _with_examples(pooled, dataset)
+            blocks.append(Block(regime, heading, evaluations, labels, [_how(finished)]))
+    if not blocks:
+        raise DataError(f"{out} has no finished row to report; run its rows first")
+    title = title or f"Experiment on {dataset.info.name}"
+    tables = write_comparison(blocks, out, overwrite=True, title=title, test=test)
+    return {block.title: table for block, table in zip(blocks, tables, strict=True)}
+
+
+def _trainings(folder: Path) -> list[Path]:
+    """Return the finished trainings of a method, by seed."""
+    finished = [path.parent.parent for path in folder.glob(f"seed-*/eval/{MARKER}")]
+    return sorted(finished, key=lambda path: int(path.name.removeprefix("seed-")))
+
+
+def _place(method: str) -> tuple[int, str]:
+    """Order methods as the experiment lists them, and others after them."""
+    return METHODS.index(method) if method in METHODS else len(METHODS), method
+
+
+def _how(rows: Mapping[str, Sequence[Path]]) -> str:
+    """Tell in one line how the rows came about."""
+    records = [read_json(row / "row.json") for trainings in rows.values() for row in trainings]
+    plan = records[0]["plan"]
+    budget = f"{plan['steps']} steps" if plan["steps"] else f"{plan['minutes']:g} minutes of training steps"
+    seeds = {name: ", ".join(row.name.removeprefix("seed-") for row in found) for name, found in rows.items()}
+    listed = sorted(set(seeds.values()))
+    trained = f"seeds {listed[0]}" if len(listed) == 1 else "; ".join(f"{n}: seeds {s}" for n, s in seeds.items())
+    versions = sorted({f"torch {record['packages']['torch']}, commit {record['commit']}" for record in records})
+    overrides = f"; {' '.join(plan['overrides'])}" if plan["overrides"] else ""
+    return f"Every row: {budget}{overrides}; {trained}; {'; '.join(versions)}."
+
+
+def _with_examples(evaluations: list[Evaluation], dataset: Dataset) -> tuple[list[Evaluation], dict[str, str]]:
+    """Draw the same chosen cases with every method; a sample depends on its seed and case alone."""
+    scored = [evaluation for evaluation in evaluations if evaluation.summary.ged is not None]
+    if not scored:
+        return evaluations, {}
+    reference = min(scored, key=lambda evaluation: evaluation.summary.ged or 0.0)
+    labels = chosen_cases(reference)
+    rows = {case["case"]: row for row, case in enumerate(dataset.cases)}
+    drawn = [
+        replace(
+            evaluation,
+            examples=draw_examples(
+                evaluation.path.parent / "run",
+                dataset,
+                [rows[case] for case in labels],
+                num_samples=evaluation.summary.num_samples,
+                seed=evaluation.summary.seed,
+            ),
+        )
+        for evaluation in evaluations
+    ]
+    return drawn, labels

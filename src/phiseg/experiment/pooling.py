@@ -1,0 +1,68 @@
+"""Several trainings of one method as one row of a table."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from phiseg.comparison.tables import check_comparable
+from phiseg.evaluation.results import TEXT_COLUMNS, Cases, Evaluation, Provenance, Summary, defined
+from phiseg.metrics.case import FURTHER_SCORES, SCORES
+
+
+def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Average the scores of every case over trainings with different seeds.
+
+    The scores of each training are kept in `trainings`, for tests and intervals that include the variance between
+    seeds. Figures show the first training.
+
+    Args:
+        evaluations: of one method, on the same cases.
+
+    Returns:
+        One evaluation, with the standard deviation between trainings of every mean in `spread`.
+    """
+    first = evaluations[0]
+    if len(evaluations) == 1:
+        return first
+    check_comparable(evaluations)
+    order = [{case: row for row, case in enumerate(other.cases["case"])} for other in evaluations]
+    trainings: list[Cases] = [
+        {
+            name: column
+            if name in TEXT_COLUMNS
+            else [other.cases[name][place[case]] for case in first.cases["case"]]
+            for name, column in first.cases.items()
+        }
+        for other, place in zip(evaluations, order, strict=True)
+    ]
+    cases: Cases = {
+        name: column
+        if name in TEXT_COLUMNS
+        else [
+            float(np.mean(known)) if (known := defined(values)) else None
+            for values in zip(*(training[name] for training in trainings), strict=True)
+        ]
+        for name, column in first.cases.items()
+    }
+    provenance = {name: getattr(first.summary, name) for name in Provenance.model_fields}
+    names = (*SCORES, *FURTHER_SCORES, "ece")
+    means = {name: defined([getattr(other.summary, name) for other in evaluations]) for name in names}
+    spread = {name: float(np.std(values, ddof=1)) for name, values in means.items() if len(values) > 1}
+    ece = float(np.mean(means["ece"])) if means["ece"] else None
+    correlations = defined([other.summary.residual_correlation for other in evaluations])
+    tables = [other.reliability for other in evaluations if other.reliability is not None]
+    return replace(
+        first,
+        reliability=np.sum(tables, axis=0) if tables else None,
+        summary=Summary.of(
+            cases,
+            trainings=trainings,
+            ece=ece,
+            residual_correlation=float(np.mean(correlations)) if correlations else None,
+            **provenance,
+        ),
+        cases=cases,
+        spread=spread,
+        trainings=tuple(trainings),
+    )

@@ -1,0 +1,345 @@
+"""Prediction of one scan or many: each case becomes a folder, whole or not at all, and is not done twice.
+
+PRED/  CASE/  samples.nii.gz  mean.nii.gz  labels.nii.gz  gamma.nii.gz  [levels.nii.gz]  picture.png  summary.json
+              [labels.seg.dcm  mean.seg.dcm]  for a DICOM series
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json
+from phiseg.imaging.nifti import write_nifti, write_nifti_sequence
+from phiseg.imaging.series import DicomSeries
+from phiseg.imaging.volume import Volume
+from phiseg.inference.measures import Measures, measure, to_json
+from phiseg.inference.points import Point
+from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.ranks import gather
+from phiseg.inference.scans import SUMMARY, Scan, ScanFile, read_scan
+from phiseg.inference.volumes import Prediction, Sampling, check_point, predict_volume
+from phiseg.models import Segmenter
+
+FORMAT = "phiseg-prediction"
+DrawCase = Callable[[Prediction, Measures, str], bytes]
+"""Makes the picture (PNG) of a case: its prediction, its measures, its name."""
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """One case: a scan, and where to look in it."""
+
+    name: str
+    scan: ScanFile
+    point: Point | None = None
+
+
+def list_prediction_jobs(
+    scans: Sequence[ScanFile], points: Sequence[Point], points_by_case: Mapping[str, Sequence[Point]]
+) -> list[PredictionJob]:
+    """Return one job for each scan, or for each of its points.
+
+    Args:
+        scans: all of them.
+        points: looked at in every scan.
+        points_by_case: looked at in the scans of that name.
+
+    Raises:
+        ConfigError: points of a case that is not among the scans, or two cases of one name.
+    """
+    strange = sorted(set(points_by_case) - {scan.name for scan in scans})
+    if strange:
+        known = ", ".join(scan.name for scan in scans[:5])
+        raise ConfigError(
+            f"there are points of '{strange[0]}', which is none of the scans ({known}); check the names"
+        )
+    jobs = []
+    for scan in scans:
+        here = [*points, *points_by_case.get(scan.name, ())]
+        if not (points or points_by_case):
+            jobs.append(PredictionJob(scan.name, scan))
+        for number, point in enumerate(here, start=1):
+            jobs.append(PredictionJob(scan.name if len(here) == 1 else f"{scan.name}-{number}", scan, point))
+    for name, count in Counter(job.name for job in jobs).items():
+        if count > 1:
+            raise ConfigError(f"two cases would be called {name}: a scan, and a point of another; rename the scan")
+    return jobs
+
+
+def share_jobs(jobs: Sequence[PredictionJob], rank: int, num_processes: int) -> list[PredictionJob]:
+    """Return what one of several processes does: whole scans, so that each is read once."""
+    by_scan = [list(group) for _, group in groupby(jobs, key=lambda job: job.scan)]
+    return [job for group in by_scan[rank::num_processes] for job in group]
+
+
+def unfinished_predictions(
+    jobs: Sequence[PredictionJob], out: Path, model: Segmenter, *, sampling: Sampling, identity: Mapping[str, Any]
+) -> list[PredictionJob]:
+    """Return the jobs that are still to be done, after a look at all that could stop them later.
+
+    Several processes agree on them only before any of them has begun. A finished case whose scan cannot be read is
+    among them, and will fail.
+
+    Args:
+        jobs: the cases.
+        out: folder of all of them.
+        model: which is to predict them.
+        sampling: how.
+        identity: what else a result depends on, such as the hash of the weights.
+
+    Raises:
+        ConfigError: points are missing, or of no use for the model.
+        OutputError: `out` cannot be written, or holds a case of other settings, or of another scan.
+    """
+    sampling = sampling.coupled_like(Preprocessing.of(model).slice_coupling)
+    settings = _settings(sampling, identity)
+    for name, summary in read_summaries(out).items():
+        _check_same(out / name, {key: summary["made_with"].get(key) for key in settings}, settings)
+    preprocessing = Preprocessing.of(model)
+    left: list[PredictionJob] = []
+    for job in jobs:
+        check_point(preprocessing, job.point, name=job.name)
+        folder = out / job.name
+        if finished := read_summary(folder):
+            try:
+                _check_same(folder, finished["made_with"], _made_with(job, sampling, identity))
+            except DataError:
+                left.append(job)
+            continue
+        if (folder / SUMMARY).exists():
+            raise OutputError(f"{folder} exists, and is no prediction; give another --out")
+        check_replaceable(folder, overwrite=True, marker=SUMMARY)
+        left.append(job)
+    return left
+
+
+def read_summaries(out: Path) -> dict[str, dict[str, Any]]:
+    """Return the summaries of all finished cases in a folder, by name."""
+    names = sorted(path.parent.name for path in out.glob(f"*/{SUMMARY}") if not path.parent.name.startswith("."))
+    found = {name: read_summary(out / name) for name in names}
+    return {name: summary for name, summary in found.items() if summary is not None}
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a finished case; None where the folder holds none.
+
+    Raises:
+        OutputError: the file is damaged.
+    """
+    path = folder / SUMMARY
+    if not path.is_file():
+        return None
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise OutputError(f"{path} is damaged: not JSON; remove {folder} and predict again") from None
+    ours = isinstance(summary, dict) and summary.get("format") == FORMAT
+    return summary if ours else None
+
+
+def predict_scans(
+    model: Segmenter,
+    jobs: Sequence[PredictionJob],
+    out: Path,
+    *,
+    sampling: Sampling,
+    identity: Mapping[str, Any],
+    draw: DrawCase,
+    progress: bool = True,
+    strict_spacing: bool = False,
+) -> dict[str, str]:
+    """Predict cases; one that cannot be is told and left out.
+
+    Args:
+        model: in evaluation mode.
+        jobs: from `unfinished_predictions`.
+        out: folder of all of them.
+        sampling: how.
+        identity: what else a result depends on, such as the hash of the weights.
+        draw: makes the picture of a case.
+        progress: show progress bars.
+        strict_spacing: refuse scans whose pixel spacing lies outside of the range of the training images.
+
+    Returns:
+        The reason for every case that could not be predicted, by name.
+
+    Raises:
+        OutputError: `out` cannot be written.
+    """
+    sampling = sampling.coupled_like(Preprocessing.of(model).slice_coupling)
+    failed: dict[str, str] = {}
+    scan: Scan | None = None
+    read: ScanFile | None = None
+    for job in tqdm(jobs, desc="predicting", unit="case", disable=not progress, dynamic_ncols=True):
+        try:
+            made_with = _made_with(job, sampling, identity)
+            if scan is None or read != job.scan:
+                scan, read = None, None  # the old one goes before the new one comes
+                scan, read = _read(job.scan, model), job.scan
+            point = job.point.in_voxels(scan.volume) if job.point else None
+            prediction = predict_volume(
+                model,
+                scan.volume,
+                point=point,
+                sampling=sampling,
+                name=job.name,
+                progress=progress,
+                resample=not strict_spacing,
+            )
+            _write_case(out / job.name, prediction, scan, made_with, draw, job.name)
+        except (DataError, ConfigError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not _out_of_memory(error):
+                raise
+            failed[job.name] = _reason(error)
+            tqdm.write(f"phiseg: {job.name} is left out: {failed[job.name]}", file=sys.stderr)
+    return failed
+
+
+def gather_failures(failed: Mapping[str, str]) -> dict[str, str]:
+    """Return the failures of all processes, by name."""
+    return {name: reason for part in gather(failed) for name, reason in part.items()}
+
+
+def find_vanished(jobs: Sequence[PredictionJob], out: Path, failed: Container[str]) -> dict[str, str]:
+    """Return a reason, and tell it, for every case that was written and is there no more: somebody removed it."""
+    reason = "its folder was removed while others were predicted; run the command again"
+    written = [job.name for job in jobs if job.name not in failed]
+    vanished = {name: reason for name in written if read_summary(out / name) is None}
+    for name in vanished:
+        tqdm.write(f"phiseg: {name} is left out: {reason}", file=sys.stderr)
+    return vanished
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Tell whether memory was short: numpy, the GPU and torch on a CPU say so in three ways."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _reason(error: Exception) -> str:
+    if _out_of_memory(error):
+        return "there is not enough memory; give a smaller --chunk-size or --batch-size"
+    if isinstance(error, OSError):
+        return f"{error}; check the file and its disk"
+    return str(error)
+
+
+def _read(file: ScanFile, model: Segmenter) -> Scan:
+    preprocessing = Preprocessing.of(model)
+    plane = None if preprocessing.plane == "auto" else preprocessing.plane
+    assumed = preprocessing.network_spacing_mm((1.0, 1.0))
+    scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=assumed)
+    if scan.series is not None:
+        preprocessing.check_modality(scan.series.modality, name=file.name)
+    for warning in scan.warnings:
+        _warn(file.name, warning)
+    return scan
+
+
+def _warn(name: str, warning: str) -> None:
+    tqdm.write(f"phiseg: {name}: {warning}", file=sys.stderr)
+
+
+def _made_with(job: PredictionJob, sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a case's result depends on, as JSON would give it back."""
+    point = asdict(job.point) if job.point else None
+    scan = {"input": job.scan.path.name, "content": job.scan.content_hash, "point": point}
+    return {**scan, **_settings(sampling, identity)}
+
+
+def _settings(sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the results of all cases depend on, as JSON would give it back."""
+    settings = {key: value for key, value in asdict(sampling).items() if key not in ("batch_size", "chunk_size")}
+    settings |= {
+        key: str(value) for key, value in settings.items() if isinstance(value, float) and not isfinite(value)
+    }
+    restored: dict[str, Any] = json.loads(json.dumps({**settings, **identity}))
+    return restored
+
+
+def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a finished case that another scan or other settings gave."""
+    different = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if different:
+        raise OutputError(
+            f"{folder} was made with another {different[0]} ({before.get(different[0])}, now "
+            f"{now.get(different[0])}); give another --out, or remove it"
+        )
+
+
+def _write_case(
+    folder: Path, prediction: Prediction, scan: Scan, made_with: Mapping[str, Any], draw: DrawCase, name: str
+) -> None:
+    measures = measure(prediction)
+    warnings = [*prediction.stack.warnings, *filter(None, (prediction.doubt, prediction.cut_warning))]
+    foreground = np.moveaxis(prediction.mean_probs[1:], 0, 3)  # (n, h, w, K-1)
+    mean = prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
+    labels = prediction.on_grid(prediction.consensus)
+    with atomic_folder(folder, overwrite=True, marker=SUMMARY) as new:
+        _write_each(new / "samples.nii.gz", prediction, prediction.labels)
+        write_nifti(new / "mean.nii.gz", mean)
+        write_nifti(new / "labels.nii.gz", labels)
+        write_nifti(new / "gamma.nii.gz", prediction.on_grid(prediction.gamma))
+        if prediction.level_variance is not None:
+            _write_each(new / "levels.nii.gz", prediction, prediction.level_variance)
+        if scan.series is not None:
+            try:
+                _write_segs(new, scan.series, prediction.classes, labels, mean)
+            except DataError as error:  # a header that DICOM SEG cannot be made from
+                warnings.append(f"no DICOM SEG: {error}")
+        with atomic_file(new / "picture.png") as file:
+            file.write(draw(prediction, measures, name))
+        write_json(
+            new / SUMMARY,
+            {
+                "format": FORMAT,
+                "version": 1,
+                "case": name,
+                **to_json(measures),
+                "plane": prediction.stack.plane,
+                "box": _box_in_file(prediction),
+                "point": prediction.point and prediction.voxel(*prediction.point),
+                "has_spacing": scan.has_spacing,
+                "unusual": prediction.doubt is not None,
+                "warnings": [*scan.warnings, *warnings],
+                "made_with": made_with,
+            },
+        )
+    for warning in warnings:
+        _warn(name, warning)
+
+
+def _box_in_file(prediction: Prediction) -> list[list[int]]:
+    """Return the box along the file's own axes: the first voxel of each and the one behind the last."""
+    corners = (
+        prediction.voxel(*(part.start for part in prediction.box)),
+        prediction.voxel(*(part.stop - 1 for part in prediction.box)),
+    )
+    return [[min(ends), max(ends) + 1] for ends in zip(*corners, strict=True)]
+
+
+def _write_each(path: Path, prediction: Prediction, values: NDArray[Any]) -> None:
+    """Write values (number, n, h, w) of the box as volumes on the scan's grid, one after another."""
+    write_nifti_sequence(path, map(prediction.on_grid, values), number=len(values))
+
+
+def _write_segs(folder: Path, series: DicomSeries, classes: Sequence[str], labels: Volume, mean: Volume) -> None:
+    """Write the most probable segmentation and the mean probabilities as DICOM SEG."""
+    from phiseg.imaging.dicom_seg import write_seg  # highdicom takes long to import
+
+    words = "most probable segmentation"
+    write_seg(folder / "labels.seg.dcm", labels.values, series, classes=classes, kind="binary", description=words)
+    probs = mean.values.reshape(*mean.grid, -1)
+    words = "mean of sampled segmentations"
+    write_seg(folder / "mean.seg.dcm", probs, series, classes=classes, kind="fractional", description=words)

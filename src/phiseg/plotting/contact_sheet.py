@@ -1,0 +1,170 @@
+"""The contact sheet of a dataset: many cases at a glance, with what every annotator drew.
+
+With one foreground class a case is one picture with every annotator's outline in the annotator's own colour. With
+several, the outlines of many annotators would hide each other: a case is a row with one picture per annotator, in
+the colours of the classes.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from phiseg.core.errors import ConfigError
+from phiseg.core.random import derive_seed
+from phiseg.data.check import disagreement
+from phiseg.data.store import Dataset
+from phiseg.plotting.primitives import (
+    CLASS_COLOURS,
+    PictureGrid,
+    class_colour,
+    outline,
+    outline_mask,
+    overlay,
+    plain,
+    shortened,
+    show,
+    show_image,
+    style,
+    text_width,
+    wrapped,
+)
+
+Order = Literal["row", "random", "disagreement"]
+
+ANNOTATOR_COLOURS = (*CLASS_COLOURS, "#2f6bff", "#ffff66", "#ffffff", "#00b389")
+
+MAX_PIXELS = 400
+"""Larger images are thinned out to at most this side: a picture has no more dots."""
+
+
+def choose_cases(
+    dataset: Dataset, number: int, *, split: str | None = None, order: Order = "row", seed: int = 0
+) -> list[int]:
+    """Return the rows to show.
+
+    Args:
+        dataset: where they come from.
+        number: how many; all of them if there are fewer.
+        split: only cases of this split.
+        order: `row` spreads them evenly over the dataset, `random` draws them by the seed, `disagreement` takes
+            those whose annotators differ most, the most disputed first.
+        seed: of `random`.
+
+    Raises:
+        ConfigError: the number is not positive.
+        DataError: there is no such split.
+    """
+    if number < 1:
+        raise ConfigError(f"cannot show {number} cases; give 1 or more")
+    rows = np.arange(dataset.num_cases) if split is None else dataset.rows(split)
+    number = min(number, len(rows))
+    if order == "disagreement":
+        return sorted(rows.tolist(), key=partial(disagreement, dataset), reverse=True)[:number]
+    if order == "random":
+        chosen = np.random.default_rng(derive_seed(seed, "sheet")).permutation(rows)[:number]
+    else:
+        chosen = rows[np.linspace(0, len(rows) - 1, number).round().astype(int)]
+    return [int(row) for row in chosen]
+
+
+def contact_sheet(dataset: Dataset, rows: Sequence[int]) -> Figure:
+    """Draw the cases in `rows`, at least one."""
+    with style():
+        draw = _one_picture_a_case if len(dataset.info.classes) == 2 else _one_row_a_case
+        return draw(dataset, rows)
+
+
+def _one_picture_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
+    columns = max(3, min(6, len(rows)))
+    num_annotators = dataset.info.num_annotators
+    colours = _annotator_colours(num_annotators)
+    widths = np.linspace(1.8, 0.7, num_annotators)  # where outlines coincide, those below stick out
+    grid = PictureGrid(columns, [0.36] * -(-len(rows) // columns), left=0.1, num_classes=2, panel=1.6)
+    for place, row in enumerate(rows):
+        axes = grid.picture(*divmod(place, columns))
+        name = shortened(dataset.cases[row]["case"], 28)
+        _show_case(axes, dataset, row, title=f"{name}\n{_who_drew(dataset, row)}")
+        for annotator in np.flatnonzero(dataset.valid[row]):
+            mask = _thinned(dataset.labels[row, annotator]) == 1
+            outline_mask(axes, mask, colours[annotator], width=float(widths[annotator]))
+    _legend(grid, dict(zip(map(plain, dataset.annotator_names), colours, strict=True)))
+    return grid.figure
+
+
+def _one_row_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
+    classes, num_annotators = dataset.info.classes, dataset.info.num_annotators
+    names = [f"{wrapped(dataset.cases[row]['case'])}\n{_who_drew(dataset, row)}" for row in rows]
+    spaces = [0.25, *[0.0] * (len(rows) - 1)]
+    grid = PictureGrid(1 + num_annotators, spaces, left=text_width(names), num_classes=2, panel=1.3)
+    for place, (row, name) in enumerate(zip(rows, names, strict=True)):
+        grid.label(place, name)
+        titles = ["image", *(plain(shortened(name, 20)) for name in dataset.annotator_names)]
+        titles = titles if place == 0 else [""] * len(titles)
+        _show_case(grid.picture(place, 0), dataset, row, title=titles[0])
+        for annotator in range(num_annotators):
+            axes = grid.picture(place, 1 + annotator)
+            if dataset.valid[row, annotator]:
+                _show_case(axes, dataset, row, title=titles[1 + annotator])
+                labels = _thinned(dataset.labels[row, annotator])
+                overlay(axes, np.stack([labels == k for k in range(len(classes))]))
+                outline(axes, labels, len(classes))
+            else:
+                axes.set_axis_off()
+                axes.set_title(titles[1 + annotator], pad=2.5, fontsize=7, color="#444444")
+                axes.text(0.5, 0.5, "missing", ha="center", va="center", color="#888888")
+    _legend(grid, {plain(name): class_colour(k) for k, name in enumerate(classes) if k})
+    return grid.figure
+
+
+def _show_case(axes: Axes, dataset: Dataset, row: int, *, title: str) -> None:
+    """Show the first channel in the dataset's window; values that were z-scored have none."""
+    image = _thinned(dataset.image(row)[0])
+    if dataset.info.intensity.kind == "window":
+        show(axes, image, "gray", -0.5, 0.5, title=title)
+    else:
+        show_image(axes, image, title=title)
+    vertical, horizontal = dataset.spacing_mm(row) or (1.0, 1.0)
+    axes.set_aspect(vertical / horizontal)
+
+
+def _thinned(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    step = -(-max(picture.shape) // MAX_PIXELS)
+    return picture[::step, ::step]
+
+
+def _who_drew(dataset: Dataset, row: int) -> str:
+    annotations = dataset.annotations(row)
+    missing = dataset.info.num_annotators - len(annotations)
+    drew = int((annotations > 0).any(axis=(1, 2)).sum())
+    return f"{drew} of {len(annotations)} drew" + (f", {missing} missing" if missing else "")
+
+
+def _annotator_colours(number: int) -> list[str]:
+    """Return colours that stand out from grey and, as far as their number allows, from each other."""
+    if number <= len(ANNOTATOR_COLOURS):
+        return [*ANNOTATOR_COLOURS[:number]]
+    return [to_hex(colormaps["gist_rainbow"](place)) for place in np.linspace(0, 1, number)]
+
+
+def _legend(grid: PictureGrid, colours: dict[str, str]) -> None:
+    fitting = max(1, int(grid.width / (0.45 + 0.06 * max(map(len, colours)))))
+    columns = -(-len(colours) // -(-len(colours) // fitting))  # lines of equal length
+    lines = [Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in colours.items()]
+    grid.figure.legend(
+        handles=[line for column in range(columns) for line in lines[column::columns]],  # it is filled by columns
+        loc="lower center",
+        ncols=columns,
+        borderaxespad=0.3,
+        handlelength=1.2,
+        columnspacing=1.2,
+        facecolor="#555555",
+        labelcolor="white",
+        frameon=True,
+    )

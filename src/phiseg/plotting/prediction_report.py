@@ -1,0 +1,313 @@
+"""What `phiseg predict` shows: a picture of every case, a table of all of them, and a page with both.
+
+PRED/  cases.csv  report.html  [failed.csv]  beside the folders of the cases
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from phiseg.core.files import write_text
+from phiseg.inference.batch_prediction import read_summary
+from phiseg.inference.measures import Measures
+from phiseg.inference.preprocessing import VolumeCheck
+from phiseg.inference.volumes import Prediction
+from phiseg.plotting.html_page import embedded_png, render_page
+from phiseg.plotting.primitives import (
+    class_colour,
+    outline_mask,
+    overlay,
+    plain,
+    scale_bar,
+    show,
+    show_image,
+    style,
+    to_png,
+)
+
+_PANEL = 2.1
+"""Inches of one picture."""
+MAX_SLICES = 7
+"""Slices of a lesion that are shown."""
+
+
+def case_picture(prediction: Prediction, measures: Measures, name: str) -> bytes:
+    """Draw one slice with its samples and maps, the volumes, several slices of the lesion, and outlying samples."""
+    with style():
+        width = 5 * _PANEL + 0.6
+        closer, shown = _close_up(prediction), _spread_slices(prediction)
+        heights = [_PANEL * max(0.6, min(_aspect(prediction, *_whole(prediction)), 2)) + 0.35]
+        if shown:
+            heights += [width / MAX_SLICES * max(0.5, min(_aspect(prediction, *closer), 2)) + 0.45] * 2
+        figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+        parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        _draw_slice(parts[0], prediction, measures, name)
+        if shown:
+            _draw_slices(parts[1], parts[2], prediction, measures, shown, closer)
+    return to_png(figure)
+
+
+def _draw_slice(figure: SubFigure, prediction: Prediction, measures: Measures, name: str) -> None:
+    """Draw one slice: the image, the outlines of all samples, their mean and the gamma map; and the volumes."""
+    index = _shown_slice(prediction)
+    number = prediction.box[0].start + index
+    image = _image(prediction, number)
+    vertical, horizontal = prediction.stack.stack.spacing_mm[1:]
+    first, outlines, mean, gamma, volumes = figure.subplots(1, 5)
+    for axes, title in (
+        (first, f"{plain(_shortened(name))}, {prediction.stack.plane} {_index_in_file(prediction, number)}"),
+        (outlines, _number_of_samples(prediction, index)),
+        (mean, "mean"),
+    ):
+        _show(axes, prediction, image, title)
+        axes.set_aspect(vertical / horizontal)
+    scale_bar(first, image.shape[1], horizontal)
+    _outline_samples(outlines, prediction.labels[:, index], len(prediction.classes))
+    overlay(mean, prediction.mean_probs[:, index])
+    top = max(float(prediction.gamma[index].max()), 1e-3)
+    drawn = show(gamma, prediction.gamma[index], "inferno", 0.0, top, title="gamma: where samples disagree")
+    gamma.set_aspect(vertical / horizontal)
+    figure.colorbar(drawn, ax=gamma, shrink=0.8, pad=0.02)
+    _histogram(volumes, measures)
+
+
+def _draw_slices(
+    upper: SubFigure,
+    lower: SubFigure,
+    prediction: Prediction,
+    measures: Measures,
+    indices: Sequence[int],
+    part: tuple[slice, slice],
+) -> None:
+    """Draw a part of several slices with the outlines of all samples, and below with those of three of them."""
+    vertical, horizontal = prediction.stack.stack.spacing_mm[1:]
+    samples = _outlying_samples(measures)
+    for figure, title in ((upper, "all samples"), (lower, "")):
+        for axes in figure.subplots(1, MAX_SLICES):
+            axes.set_axis_off()
+        for axes, index in zip(figure.axes, indices, strict=False):
+            number = prediction.box[0].start + index
+            image = _image(prediction, number)[part]
+            _show(axes, prediction, image, _index_in_file(prediction, number))
+            axes.set_aspect(vertical / horizontal)
+            labels = prediction.labels[(slice(None), index, *part)]
+            if title:
+                _outline_samples(axes, labels, len(prediction.classes))
+            for sample, _, colour in () if title else reversed(samples):
+                outline_mask(axes, labels[sample] > 0, colour, width=1.1)
+        scale_bar(figure.axes[0], part[1].stop - part[1].start, horizontal)
+        lines = [Line2D([], [], color=colour, label=text) for _, text, colour in samples]
+        lines = [Line2D([], [], color=class_colour(1), linewidth=0.6, label=title)] if title else lines
+        figure.legend(handles=lines, loc="outside upper left", ncols=len(lines), fontsize=7, borderaxespad=0)
+
+
+def write_prediction_report(
+    out: Path,
+    finished: Sequence[str],
+    failed: Mapping[str, str],
+    *,
+    model: str,
+    volume_check: VolumeCheck | None = None,
+) -> Path:
+    """Write cases.csv, report.html and, if any case failed, failed.csv; cases that need a review come first.
+
+    Args:
+        out: folder of the cases.
+        finished: names of those to report on.
+        failed: why others could not be predicted, by name.
+        model: what its user calls it.
+        volume_check: how often annotators' volumes lay in the model's intervals, if that was measured.
+    """
+    summaries = {name: summary for name in finished if (summary := read_summary(out / name))}
+    cases = sorted(
+        ({**summary, "case": name, "look": _look(summary)} for name, summary in summaries.items()),
+        key=lambda case: (not case["look"], case["agreement"], -case["mean_gamma"], case["case"]),
+    )
+    write_text(out / "cases.csv", _table(cases))
+    if failed:
+        write_text(out / "failed.csv", _csv([("case", "reason"), *sorted(failed.items())]))
+    else:
+        (out / "failed.csv").unlink(missing_ok=True)
+    page = render_page(
+        files("phiseg.plotting") / "prediction.html.j2",
+        title="Prediction",
+        cases=[
+            {**case, "picture": embedded_png((out / case["case"] / "picture.png").read_bytes())} for case in cases
+        ],
+        failed=sorted(failed.items()),
+        unknown=[case["case"] for case in cases if not case["has_spacing"]],
+        model=model,
+        volume_check=volume_check,
+    )
+    write_text(out / "report.html", page)
+    return out / "report.html"
+
+
+def _look(case: Mapping[str, Any]) -> str:
+    """Say why a case needs a second look however well its samples agree; nothing where it does not."""
+    present = max(found["present"] for found in case["classes"].values())
+    reasons = {
+        "unusual image": case.get("unusual", False),
+        "cut off": case["truncated"] > 0,
+        "not found": case["point"] is not None and present < 0.5,
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+
+def _table(cases: Sequence[Mapping[str, Any]]) -> str:
+    """Return the cases as CSV, one line for each class of a case; what no sample has is an empty field."""
+    spreads = ("volume_ml", "diameter_mm", "volume_ml_if_present", "diameter_mm_if_present")
+    parts = ("median", "low", "high")
+    names = [f"{name}_{part}" for name in spreads for part in parts]
+    rows = [["case", "class", "present", *names, "agreement", "mean_gamma", "truncated", "look"]]
+    for case in cases:
+        whole = [f"{case[name]:.6g}" for name in ("agreement", "mean_gamma", "truncated")]
+        for name, found in case["classes"].items():
+            measured = [found.get(spread) for spread in spreads]
+            numbers = [f"{spread[part]:.6g}" if spread else "" for spread in measured for part in parts]
+            rows.append([case["case"], name, f"{found['present']:.6g}", *numbers, *whole, case["look"]])
+    return _csv(rows)
+
+
+def _csv(rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _shortened(name: str) -> str:
+    """Return a name that leaves room for its neighbour's."""
+    return name if len(name) <= 22 else f"{name[:10]}…{name[-11:]}"
+
+
+def _index_in_file(prediction: Prediction, number: int) -> str:
+    """Name a slice of the stack along the axis of the file that slices follow each other on, such as k = 12."""
+    here, beside = (prediction.voxel(n, 0, 0) for n in (number, number + 1))
+    (axis,) = (axis for axis in range(3) if here[axis] != beside[axis])
+    return f"{'ijk'[axis]} = {here[axis]}"
+
+
+def _shown_slice(prediction: Prediction) -> int:
+    """Return the slice of the box that is shown: the point's if anything is in it, else the fullest."""
+    if prediction.point is not None:
+        at_point = int(prediction.point[0] - prediction.box[0].start)
+        if prediction.labels[:, at_point].any() or not prediction.labels.any():
+            return at_point
+    return int(prediction.mean_probs[1:].sum((0, 2, 3)).argmax())
+
+
+def _number_of_samples(prediction: Prediction, index: int) -> str:
+    """Return how many samples there are, and how many of them have nothing in a slice of the box."""
+    samples = prediction.labels[:, index]
+    empty = len(samples) - np.count_nonzero(samples.any((1, 2)))
+    return f"{len(samples)} samples" + (f", {empty} empty here" if empty else "")
+
+
+def _image(prediction: Prediction, number: int) -> NDArray[np.float32]:
+    """Return the box's part of a slice, the first channel in the model's window, (h, w)."""
+    rows, columns = prediction.box[1:]
+    return prediction.stack.normalised(np.array([number]))[0, 0, rows, columns]
+
+
+def _show(axes: Axes, prediction: Prediction, image: NDArray[np.float32], title: str) -> None:
+    if prediction.stack.preprocessing.intensity.kind == "window":
+        show(axes, image, "gray", -0.5, 0.5, title=title)
+    else:
+        show_image(axes, image, title=title)
+
+
+def _whole(prediction: Prediction) -> tuple[slice, slice]:
+    height, width = prediction.labels.shape[2:]
+    return slice(0, height), slice(0, width)
+
+
+def _aspect(prediction: Prediction, rows: slice, columns: slice) -> float:
+    """Return the height of a part of the box as a share of its width, both in mm."""
+    vertical, horizontal = prediction.stack.stack.spacing_mm[1:]
+    height, width = (rows.stop - rows.start) * vertical, (columns.stop - columns.start) * horizontal
+    return float(height / width)
+
+
+def _close_up(prediction: Prediction) -> tuple[slice, slice]:
+    """Return the rows and columns of the box around everything that any sample drew, as wide as high in mm."""
+    spacing, shape = prediction.stack.stack.spacing_mm[1:], prediction.labels.shape[2:]
+    touched: NDArray[np.bool_] = np.asarray(prediction.labels.any((0, 1)))
+    if not touched.any():
+        return _whole(prediction)
+    ends = [np.flatnonzero(touched.any(1 - axis))[[0, -1]] for axis in (0, 1)]
+    margin = max((last - first + 1) * mm for (first, last), mm in zip(ends, spacing, strict=True)) * 0.75
+    rows, columns = (
+        slice(max(0, int((first + last) / 2 - margin / mm)), min(length, int((first + last) / 2 + margin / mm) + 2))
+        for (first, last), mm, length in zip(ends, spacing, shape, strict=True)
+    )
+    return rows, columns
+
+
+def _spread_slices(prediction: Prediction) -> list[int]:
+    """Return up to `MAX_SLICES` slices of the box, evenly spread over those in which any sample has something."""
+    touched = np.flatnonzero(prediction.labels.any((0, 2, 3)))
+    places = np.linspace(0, len(touched) - 1, min(len(touched), MAX_SLICES))
+    return [int(touched[round(place)]) for place in places]
+
+
+def _outlying_samples(measures: Measures) -> list[tuple[int, str, str]]:
+    """Return number, text and colour of the smallest, the median and the largest sample by volume."""
+    volumes = np.sum([found.volume_ml.samples for found in measures.classes.values()], axis=0)
+    order = np.argsort(volumes, kind="stable")
+    names = {"smallest": 0, "median": (len(order) - 1) // 2, "largest": len(order) - 1}
+    colours = (class_colour(2), class_colour(1), class_colour(3))
+    return [
+        (int(order[place]), f"{name} sample ({volumes[order[place]]:.3g} ml)", colour)
+        for (name, place), colour in zip(names.items(), colours, strict=True)
+    ]
+
+
+def _outline_samples(axes: Axes, samples: NDArray[np.uint8], num_classes: int) -> None:
+    """Draw the outlines of samples (S, h, w) of a slice."""
+    for labels in samples:
+        for k in range(1, num_classes):
+            outline_mask(axes, labels == k, class_colour(k), width=0.5)
+
+
+def _histogram(axes: Axes, measures: Measures) -> None:
+    """Draw the volumes of the samples; the axis ends where only a few far larger ones would follow."""
+    samples = [np.array(found.volume_ml.samples) for found in measures.classes.values()]
+    limit = max(_axis_limit(volumes) for volumes in samples)
+    lowest = min(float(volumes.min()) for volumes in samples)
+    ends = np.linspace(lowest, limit, 13).tolist() if limit > lowest else 12
+    for number, (name, found) in enumerate(measures.classes.items(), start=1):
+        volumes = samples[number - 1]
+        axes.hist(volumes[volumes <= limit], bins=ends, color=class_colour(number), alpha=0.8, label=plain(name))
+        axes.axvline(found.volume_ml.median, color="#444444", linewidth=0.8)
+    axes.set_title("volume of the samples, ml (line: median)", pad=2.5, fontsize=7, color="#444444")
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    beyond = sum(int((volumes > limit).sum()) for volumes in samples)
+    if beyond:
+        largest = max(float(volumes.max()) for volumes in samples)
+        text = f"{beyond} beyond, up to {largest:.3g} ml \N{RIGHTWARDS ARROW}"
+        axes.text(0.98, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=6.5, color="#b00020")
+    if len(measures.classes) > 1:
+        axes.legend()
+
+
+def _axis_limit(volumes: NDArray[np.float64]) -> float:
+    """Return the largest volume, or where outliers begin: 3 interquartile ranges above the upper quartile.
+
+    Of the samples that have the class, since many zeros would make every other volume an outlier.
+    """
+    present = volumes[volumes > 0]
+    if not present.size:
+        return 0.0
+    lower, upper = np.percentile(present, [25, 75])
+    usual = present[present <= max(upper + 3 * (upper - lower), 2 * upper)]
+    return float(usual.max())

@@ -1,0 +1,140 @@
+"""Who may talk to the viewer and how much they may send, and what the browser may load.
+
+A page of another site must not reach us through the user's browser: by its own name for our address (the host is
+checked), or by a request from elsewhere (the origin is checked).
+"""
+
+import logging
+import secrets
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from phiseg.viewer.request_queue import unexpected
+
+MAX_BODY = 1 << 16
+"""Bytes of any request that is no upload."""
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+        "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_log = logging.getLogger(__name__)
+
+
+class AccessControl:
+    """Stands before the server.
+
+    Args:
+        app: the server.
+        token: asked of every request, where others can reach the server; without one, it answers to localhost only.
+        upload_path: where uploads go.
+        max_upload: bytes of an upload.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, upload_path: str, max_upload: int) -> None:
+        self.app, self.token, self.upload_path, self.max_upload = app, token, upload_path, max_upload
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = HTTPConnection(scope)
+        is_upload = scope["method"] == "POST" and scope["path"] == self.upload_path
+        limit = self.max_upload if is_upload else MAX_BODY
+        started = False
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                if self.token and request.query_params.get("token") == self.token:
+                    cookie = f"{_cookie(scope)}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+                    headers.append("Set-Cookie", cookie)
+            await send(message)
+
+        refusal = self._refusal(request, limit)
+        if refusal is not None:
+            status, reason = refusal
+            await JSONResponse({"message": reason}, status)(scope, receive, send_guarded)
+            return
+        try:
+            await self.app(scope, _limited(receive, limit), send_guarded)
+        except ClientDisconnect:
+            pass  # nobody is left to be told
+        except Exception as error:  # a bug of ours: the client gets one line, the terminal all of it
+            _log.exception("a request failed")
+            if not started:
+                await JSONResponse({"message": unexpected(error)}, 500)(scope, receive, send_guarded)
+
+    def _refusal(self, request: HTTPConnection, limit: int) -> tuple[int, str] | None:
+        """Return the status and the reason for which a request is refused, or None."""
+        host = request.headers.get("host", "")
+        if self.token is None and not is_loopback(_name(host)):
+            return 421, "this server answers to localhost only"
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != host:
+            return 403, "requests of other pages are refused"
+        if self.token is not None:
+            given = request.query_params.get("token") or request.cookies.get(_cookie(request.scope)) or ""
+            if not secrets.compare_digest(given.encode(), self.token.encode()):
+                return 401, "a token is needed; use the link that the viewer printed"
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > len(str(limit)) or int(length) > limit:
+            return 413, _too_large(limit)
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach `host`."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Return `receive`, which fails when a body is longer than it may be, whatever its header said."""
+    received = 0
+
+    async def receive_limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            raise HTTPException(413, _too_large(limit))
+        return message
+
+    return receive_limited
+
+
+def _too_large(limit: int) -> str:
+    size = f"{limit >> 20} MB" if limit >> 20 else f"{limit >> 10} KB"
+    return f"more than {size} cannot be sent; start the viewer on the file itself: phiseg view MODEL SCAN"
+
+
+def _name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _cookie(scope: Scope) -> str:
+    """Return the name of the cookie with the token; browsers give all ports of a host the same cookies."""
+    _, port = scope.get("server") or ("", None)
+    return f"phiseg-{port}"

@@ -1,0 +1,261 @@
+"""What happens on a click: samples of the clicked slice at once, then the maps, then the whole lesion.
+
+Every step is a call of `predict_volume` with the same seed, so that Python gives the same samples as the page.
+
+Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels, and an ensemble's member),
+A annotators; n slices of h x w pixels in a box.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from phiseg.core.errors import DataError
+from phiseg.inference.measures import Measures, measure
+from phiseg.inference.measures import Spread as MeasuredSpread
+from phiseg.inference.slice_noise import Level
+from phiseg.inference.volumes import Prediction, Sampling, level_outputs, predict_volume
+from phiseg.metrics import EPSILON
+from phiseg.metrics.case import score_case
+from phiseg.models import Segmenter
+from phiseg.models.hprobunet import HProbUNet
+from phiseg.models.phiseg import PHiSeg
+from phiseg.models.phiseg_ensemble import PHiSegEnsemble
+from phiseg.viewer.open_scans import OpenScan
+from phiseg.viewer.schema import (
+    Box,
+    CaseScores,
+    ClassNumbers,
+    LesionSlices,
+    Message,
+    Numbers,
+    PredictionRequest,
+    Samples,
+    SliceSummary,
+    Spread,
+    as_bytes,
+    packed,
+)
+
+FIRST = 4
+"""Samples that are shown before all others are drawn."""
+GROWTH = 4
+"""How many times as many samples there are after each further step."""
+MAX_VALUES = 1 << 28
+"""Probabilities that are held at once: 1 GiB."""
+MAX_LABELS = 1 << 25
+"""Labels of all samples up to which a scan is looked at as a whole."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a click gave, for exports."""
+
+    scan: OpenScan
+    request: PredictionRequest
+    prediction: Prediction
+    numbers: Numbers
+    scores: CaseScores | None
+
+
+def num_levels(model: Segmenter) -> int:
+    """Return the number L of latent levels; 0 for a model without a hierarchy."""
+    return model.config.num_levels if isinstance(model, PHiSeg | PHiSegEnsemble | HProbUNet) else 0
+
+
+def noise_names(model: Segmenter) -> tuple[str, ...]:
+    """Return the N parts of the noise that can be controlled one by one: first the levels, fine to coarse.
+
+    None for a model without a hierarchy.
+    """
+    return model.noise_names if num_levels(model) else ()
+
+
+def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
+    """Return how `predict_volume` has to sample, to draw what the page asks for.
+
+    Raises:
+        DataError: settings for other parts of the noise than the model has, or a temperature of a choice.
+    """
+    names = noise_names(model)
+    if len(request.levels) not in (0, len(names)):
+        wanted = ", ".join(names) or "no levels"
+        raise DataError(f"the model takes settings for {wanted}, not {len(request.levels)}; reload the page")
+    if any(choice.temperature != 1 for choice in request.levels[num_levels(model) :]):
+        raise DataError("which member draws has no temperature; hold or redraw it")
+    levels = tuple(Level(level.seed, level.hold, level.temperature) for level in request.levels)
+    return Sampling(
+        num_samples=request.num_samples,
+        seed=request.seed,
+        levels=levels,
+        level_draws=Sampling.level_draws if num_levels(model) else 0,
+        batch_size=1,
+    )
+
+
+def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Generator[Message, None, Drawn]:
+    """Yield what the page shows of one click, as it comes.
+
+    Args:
+        model: in evaluation mode.
+        scan: what was clicked on.
+        request: where, and how to sample.
+
+    Raises:
+        DataError, ConfigError: the point or the settings do not fit.
+    """
+    number, row, column = request.point
+    depth, height, width = scan.stack.stack.grid
+    if not (0 <= number < depth and 0 <= row < height and 0 <= column < width):
+        raise DataError("the point lies outside of the scan; click inside of it")
+    centred = scan.stack.preprocessing.centred_on is not None
+    sampling = _affordable(sampling_of(request, model), scan, centred=centred)
+    here = replace(sampling, reach_mm=0.0) if centred else sampling
+    voxel = np.linalg.inv(scan.volume.affine) @ scan.stack.stack.affine @ [number, row, column, 1]
+    point = [float(place) for place in np.rint(voxel[:3])] if centred else None
+    slices = None if centred else range(number, number + 1)
+
+    sent = 0
+    for some in _steps(sampling.num_samples):
+        draws = here.level_draws if some == sampling.num_samples else 0
+        clicked = predict_volume(
+            model,
+            scan.volume,
+            point=point,
+            slices=slices,
+            sampling=replace(here, num_samples=some, level_draws=draws),
+            name=scan.name,
+        )
+        yield _samples(clicked, sent)
+        sent = some
+    outputs = level_outputs(model, scan.volume, point=point, slice_number=number, sampling=here, name=scan.name)
+    yield _summary(clicked, outputs if len(outputs) == num_levels(model) else None)
+
+    whole = clicked
+    if centred or request.num_samples * prod(scan.stack.stack.grid) <= MAX_LABELS:
+        whole = predict_volume(
+            model, scan.volume, point=point, sampling=replace(sampling, level_draws=0), name=scan.name
+        )
+    numbers = _numbers(measure(whole), measure(clicked).level_shares)
+    yield numbers
+    yield _lesion(whole)
+    scores = None
+    if scan.annotations is not None:
+        scores = scores_of(clicked, scan.annotations)
+        yield scores
+    return Drawn(scan, request, whole, numbers, scores)
+
+
+def _steps(num_samples: int) -> list[int]:
+    """Return after how many samples something is shown: a few, several times as many, and so on up to all.
+
+    >>> _steps(100), _steps(3)
+    ([4, 16, 64, 100], [3])
+    """
+    steps = []
+    some = FIRST
+    while some < num_samples:
+        steps.append(some)
+        some *= GROWTH
+    return [*steps, num_samples]
+
+
+def _affordable(sampling: Sampling, scan: OpenScan, *, centred: bool) -> Sampling:
+    """Return how to sample within the memory there is: a lesion is followed through fewer slices if need be.
+
+    Raises:
+        DataError: a single slice would need more.
+    """
+    stack, preprocessing = scan.stack.stack, scan.stack.preprocessing
+    grid, spacing, step = stack.grid, stack.spacing_mm, scan.stack.step
+    network = [ceil(length / by) for length, by in zip(grid[1:], step, strict=True)]
+    pixels = grid[1] * grid[2]
+    if centred:
+        sizes = zip(grid[1:], preprocessing.size, step, strict=True)
+        pixels = prod(min(length, ceil(size * by) + 2) for length, size, by in sizes)
+        network = list(preprocessing.size)
+    values = max(pixels, prod(network)) * sampling.num_samples * len(preprocessing.classes)
+    if values > MAX_VALUES:
+        raise DataError(
+            f"{scan.name}: slices of {grid[1]} x {grid[2]} pixels of {spacing[1]:.3g} x {spacing[2]:.3g} mm are "
+            f"too large for {sampling.num_samples} samples; draw fewer, or cut the scan to what matters"
+        )
+    far = (MAX_VALUES // values - 1) // 2  # slices to each side of the point
+    crop_mm = max(n * by * mm for n, by, mm in zip(preprocessing.size, step, spacing[1:], strict=True)) / 2
+    return replace(sampling, reach_mm=far * spacing[0]) if centred and crop_mm > far * spacing[0] else sampling
+
+
+def box_of(prediction: Prediction) -> Box:
+    """Return where a prediction lies in a slice."""
+    rows, columns = prediction.box[1:]
+    return Box(
+        row=rows.start, column=columns.start, height=rows.stop - rows.start, width=columns.stop - columns.start
+    )
+
+
+def _samples(prediction: Prediction, first: int) -> Samples:
+    labels = prediction.labels[first:, 0]
+    return Samples(first=first, number=len(labels), box=box_of(prediction), labels=packed(labels))
+
+
+def _summary(prediction: Prediction, outputs: NDArray[np.float32] | None) -> SliceSummary:
+    top = max(float(prediction.gamma.max()), 1e-3)
+    shares = None
+    if prediction.level_variance is not None:
+        variance = prediction.level_variance[:, 0]
+        shares = packed(as_bytes(variance / np.maximum(variance.sum(0), 1e-12)))
+    return SliceSummary(
+        box=box_of(prediction),
+        mean_probs=packed(as_bytes(prediction.mean_probs[1:, 0])),
+        gamma=packed(as_bytes(prediction.gamma[0], top)),
+        gamma_max=top,
+        level_shares=shares,
+        level_outputs=None if outputs is None else packed(as_bytes(outputs)),
+    )
+
+
+def _numbers(measures: Measures, level_shares: dict[str, float] | None) -> Numbers:
+    def spread(found: MeasuredSpread) -> Spread:
+        return Spread(median=found.median, low=found.low, high=found.high, samples=list(found.samples))
+
+    return Numbers(
+        classes={
+            name: ClassNumbers(
+                present=found.present, volume_ml=spread(found.volume_ml), diameter_mm=spread(found.diameter_mm)
+            )
+            for name, found in measures.classes.items()
+        },
+        mean_gamma=measures.mean_gamma,
+        agreement=measures.agreement,
+        truncated=measures.truncated,
+        level_shares=level_shares,
+    )
+
+
+def _lesion(prediction: Prediction) -> LesionSlices:
+    return LesionSlices(
+        first_slice=prediction.box[0].start,
+        num_slices=prediction.labels.shape[1],
+        box=box_of(prediction),
+        labels=packed(prediction.labels),
+        mean_probs=packed(as_bytes(prediction.mean_probs[1:])),
+    )
+
+
+def scores_of(prediction: Prediction, annotations: NDArray[np.uint8]) -> CaseScores:
+    """Compare the samples of a case with its annotators (A, H, W); outside of their box they are background."""
+    rows, columns = prediction.box[1:]
+    labels = np.zeros((len(prediction.labels), *annotations.shape[1:]), np.uint8)
+    labels[:, rows, columns] = prediction.labels[:, 0]
+    mean = np.zeros((len(prediction.classes), *annotations.shape[1:]), np.float32)
+    mean[0] = 1
+    logs = np.log(mean + EPSILON)
+    mean[:, rows, columns] = prediction.mean_probs[:, 0]
+    logs[:, rows, columns] = prediction.mean_log_probs[:, 0]
+    arrays = (labels, mean, logs, annotations)
+    scores = score_case(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+    return CaseScores(ged=scores["ged"], ged_floor=scores["ged_floor"], s_ncc=scores["s_ncc"], dice=scores["dice"])

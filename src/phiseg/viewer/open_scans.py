@@ -1,0 +1,246 @@
+"""The scans that a viewer shows: those it was started with, a dataset's cases, an example, and what was dropped."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phiseg.core.errors import DataError
+from phiseg.data.store import Dataset
+from phiseg.imaging.series import DicomSeries
+from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
+from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.scans import ScanFile, find_scans, read_scan
+from phiseg.viewer.example import example_volume
+from phiseg.viewer.schema import ScanInfo
+from phiseg.viewer.uploads import Upload, check_affordable
+
+EXAMPLE = "example"
+MAX_CASES = 1000
+"""Cases of a dataset that are listed."""
+
+
+@dataclass(frozen=True, eq=False)
+class OpenScan:
+    """A scan in memory, as slices in the model's plane."""
+
+    id: str
+    name: str
+    volume: Volume
+    stack: PreparedStack
+    series: DicomSeries | None = None
+    has_spacing: bool = True
+    warnings: tuple[str, ...] = ()
+    start: tuple[int, int, int] | None = None
+    """Slice, row and column to look at first; the middle if not given."""
+    annotations: NDArray[np.uint8] | None = None
+    """(A, H, W), of the annotators who looked at this case of a dataset."""
+    annotators: tuple[str, ...] = ()
+
+    @cached_property
+    def info(self) -> ScanInfo:
+        """What the page has to know of it."""
+        values = self.stack.stack.values[..., 0]
+        rule = self.stack.preprocessing.intensity
+        window = (rule.low, rule.high) if rule.low is not None and rule.high is not None else None
+        number, height, width = self.stack.stack.grid
+        return ScanInfo(
+            id=self.id,
+            name=self.name,
+            num_slices=number,
+            height=height,
+            width=width,
+            spacing_mm=self.stack.stack.spacing_mm,
+            has_spacing=self.has_spacing,
+            plane=self.stack.plane,
+            value_range=(float(values.min()), float(values.max())),
+            window=window or _percentiles(values),
+            annotators=list(self.annotators),
+            start=self.start or (number // 2, height // 2, width // 2),
+            warnings=[*self.warnings, *self.stack.warnings],
+        )
+
+
+class ScanCollection:
+    """Scans by id, read one at a time. Of too many in memory, the one that was looked at longest ago goes.
+
+    Args:
+        preprocessing: of the model, which decides on plane and channels.
+        max_scans: that are kept in memory.
+        max_bytes: of voxels that are kept in memory, and that a dropped scan may have.
+    """
+
+    def __init__(self, preprocessing: Preprocessing, *, max_scans: int, max_bytes: int) -> None:
+        self.preprocessing, self.max_scans, self.max_bytes = preprocessing, max_scans, max_bytes
+        self.dataset: Dataset | None = None
+        self._files: dict[str, ScanFile] = {}
+        self._open: OrderedDict[str, OpenScan] = OrderedDict()
+        self._lock, self._reading = Lock(), Lock()
+
+    def add(self, path: Path) -> list[str]:
+        """Take in a scan, a folder of scans or a prepared dataset; return a line for everything passed over.
+
+        Raises:
+            DataError: it is none of these, or a second dataset.
+        """
+        if (path / "dataset.json").is_file():
+            if self.dataset is not None:
+                raise DataError(f"{path} is a second dataset beside {self.dataset.path}; open one at a time")
+            self.dataset = Dataset.open(path)
+            return []
+        scans, notes = find_scans([path])
+        for scan in scans:
+            self._files[f"file-{_short_hash(str(scan.path.absolute()).encode())}"] = scan
+        return notes
+
+    def names(self) -> dict[str, str]:
+        """Return what every scan is called, by id: first what the viewer was started with."""
+        cases = self.dataset.cases[:MAX_CASES] if self.dataset else []
+        with self._lock:
+            dropped = {scan_id: scan.name for scan_id, scan in self._open.items() if scan_id.startswith("drop-")}
+        return {
+            **{scan_id: scan.name for scan_id, scan in self._files.items()},
+            **{f"case-{row}": case["case"] for row, case in enumerate(cases)},
+            EXAMPLE: "synthetic example",
+            **dropped,
+        }
+
+    def holds(self, scan: OpenScan) -> bool:
+        """Tell whether a scan is still in memory."""
+        with self._lock:
+            return self._open.get(scan.id) is scan
+
+    def get(self, scan_id: str) -> OpenScan:
+        """Return a scan, read if need be.
+
+        Raises:
+            DataError: there is none of that id, or it cannot be read.
+        """
+        found = self._in_memory(scan_id)
+        if found is not None:
+            return found
+        with self._reading:
+            return self._in_memory(scan_id) or self._keep(self._read(scan_id))
+
+    def drop(self, uploads: Sequence[Upload]) -> OpenScan:
+        """Take in what was dropped on the page: one NIfTI file or PNG, or the files of a DICOM series.
+
+        Args:
+            uploads: files that lie alone in one folder. A DICOM SEG needs those of its series as long as the scan.
+
+        Raises:
+            DataError: they are no scan, hold more than one, or more than can be kept in memory.
+        """
+        if not uploads:
+            raise DataError("nothing was dropped; drop a NIfTI file, a PNG or the files of one DICOM series")
+        folder = uploads[0].path.parent
+        title = uploads[0].name if len(uploads) == 1 else f"{len(uploads)} DICOM files"
+        try:
+            with self._reading:
+                check_affordable(uploads, max_bytes=self.max_bytes)
+                found, _ = find_scans([folder])
+                if len(found) > 1:
+                    raise DataError(f"these are {len(found)} scans; drop a single NIfTI, PNG or DICOM series")
+                scan = self._read_file(f"drop-{_hash_of(uploads)}", replace(found[0], name=title))
+                warnings = tuple(_renamed(warning, uploads, folder) for warning in scan.warnings)
+                return self._keep(replace(scan, warnings=warnings))
+        except DataError as error:
+            raise DataError(_renamed(str(error), uploads, folder)) from None
+
+    def _in_memory(self, scan_id: str) -> OpenScan | None:
+        with self._lock:
+            if scan_id in self._open:
+                self._open.move_to_end(scan_id)
+            return self._open.get(scan_id)
+
+    def _keep(self, scan: OpenScan) -> OpenScan:
+        with self._lock:
+            self._open[scan.id] = scan
+            self._open.move_to_end(scan.id)
+            while len(self._open) > 1 and (len(self._open) > self.max_scans or self._bytes() > self.max_bytes):
+                self._open.popitem(last=False)
+        return scan
+
+    def _bytes(self) -> int:
+        return sum(scan.volume.values.nbytes for scan in self._open.values())
+
+    def _read(self, scan_id: str) -> OpenScan:
+        kind, _, number = scan_id.partition("-")
+        if scan_id in self._files:
+            return self._read_file(scan_id, self._files[scan_id])
+        if scan_id == EXAMPLE:
+            volume, start = example_volume(self.preprocessing)
+            stack = PreparedStack.of(volume, self.preprocessing, name=EXAMPLE)
+            return OpenScan(scan_id, self.names()[EXAMPLE], volume, stack, start=start)
+        if self.dataset and kind == "case" and number in map(str, range(self.dataset.num_cases)):
+            return self._read_case(self.dataset, int(number))
+        raise DataError("there is no such scan any more; open it again, or drop it on the page again")
+
+    @property
+    def _plane(self) -> Plane | None:
+        plane = self.preprocessing.plane
+        return None if plane == "auto" else plane
+
+    def _read_file(self, scan_id: str, file: ScanFile) -> OpenScan:
+        scan = read_scan(
+            file,
+            channels=self.preprocessing.image_channels,
+            plane=self._plane,
+            spacing_mm=self.preprocessing.network_spacing_mm((1.0, 1.0)),
+        )
+        modality = scan.series.modality if scan.series else None
+        stack = PreparedStack.of(scan.volume, self.preprocessing, name=file.name, modality=modality)
+        return OpenScan(scan_id, file.name, scan.volume, stack, scan.series, scan.has_spacing, scan.warnings)
+
+    def _read_case(self, dataset: Dataset, row: int) -> OpenScan:
+        """Return a case of the dataset as a scan of one slice."""
+        own = dataset.spacing_mm(row)
+        vertical, horizontal = own or self.preprocessing.network_spacing_mm((1.0, 1.0))
+        towards = PLANES[self._plane or "axial"]
+        thickness = max(vertical, horizontal)  # nothing tells; slices are at least as far apart as pixels
+        affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, thickness, 1])
+        pixels = np.array(dataset.images[row])  # (C, H, W)
+        volume = Volume(pixels.transpose(2, 1, 0)[:, :, None], affine)  # columns, rows, one slice, channels
+        name = dataset.cases[row]["case"]
+        stack = PreparedStack.of(volume, self.preprocessing, name=name, is_prepared=True)
+        looked = [who for who, valid in zip(dataset.annotator_names, dataset.valid[row], strict=True) if valid]
+        return OpenScan(
+            f"case-{row}",
+            name,
+            volume,
+            stack,
+            has_spacing=own is not None,
+            annotations=dataset.annotations(row),
+            annotators=tuple(looked),
+        )
+
+
+def _renamed(text: str, uploads: Sequence[Upload], folder: Path) -> str:
+    """Return a message with the names that the user knows, in place of ours."""
+    for upload in uploads:
+        text = text.replace(str(upload.path), upload.name).replace(upload.path.name, upload.name)
+    return text.replace(str(folder), "what was dropped")
+
+
+def _hash_of(uploads: Sequence[Upload]) -> str:
+    digest = hashlib.sha256()
+    for upload in uploads:
+        with upload.path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+def _short_hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def _percentiles(values: NDArray[np.floating[Any]]) -> tuple[float, float]:
+    low, high = np.percentile(values, [0.5, 99.5])
+    return float(low), float(max(high, low + 1e-6))

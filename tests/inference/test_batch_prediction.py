@@ -1,0 +1,442 @@
+"""Cases become folders, whole or not at all; what is finished is known again, and nothing else is touched."""
+
+import json
+import re
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from helpers.dicom_slices import write_scan
+from helpers.known_models import KnownModel, ball, brightest, noisy, place
+from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.volume import Volume
+from phiseg.inference import batch_prediction
+from phiseg.inference.batch_prediction import (
+    list_prediction_jobs,
+    predict_scans,
+    read_summaries,
+    share_jobs,
+    unfinished_predictions,
+)
+from phiseg.inference.points import Point
+from phiseg.inference.scans import ScanFile, find_scans
+from phiseg.inference.volumes import Sampling
+
+FILES = ["gamma.nii.gz", "labels.nii.gz", "mean.nii.gz", "picture.png", "samples.nii.gz", "summary.json"]
+SAMPLING = Sampling(num_samples=3)
+
+
+@pytest.fixture
+def scans(tmp_path):
+    """Three balls in different geometry."""
+    for number, codes in enumerate(("LPS", "RAS", "ASL")):
+        affine = place(codes, turn=(10, 0, 5), spacing=(1, 1.5, 2 + number), origin=(1, 2, 3))
+        write_nifti(tmp_path / "in" / f"s{number}.nii.gz", ball((8, 9, 6), affine, radius=5 + number))
+    return tmp_path / "in"
+
+
+def run(source, out, *, model=None, sampling=SAMPLING, identity=None, points=(), stop=None):
+    """Predict a folder; returns what was still to do, and what failed."""
+    model = model or KnownModel(noisy)
+    identity = {"model": "abc"} if identity is None else identity
+
+    def draw(prediction, measures, name):
+        if name == stop:
+            raise KeyboardInterrupt
+        return b"picture of " + name.encode()
+
+    jobs = list_prediction_jobs(find_scans([source])[0], points, {})
+    left = unfinished_predictions(jobs, out, model, sampling=sampling, identity=identity)
+    failed = predict_scans(model, left, out, sampling=sampling, identity=identity, draw=draw, progress=False)
+    return [job.name for job in left], failed
+
+
+def read(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Jobs
+
+
+def job_names(names, points=(), by_case=None):
+    scans = [ScanFile(name, None, "nifti") for name in names]
+    return [(job.name, job.point) for job in list_prediction_jobs(scans, points, by_case or {})]
+
+
+def test_there_is_a_job_for_every_scan_or_every_point():
+    one, two, three = Point(1, 1, 1), Point(2, 2, 2), Point(3, 3, 3)
+    assert job_names(["a", "b"]) == [("a", None), ("b", None)]
+    assert job_names(["a", "b"], [one]) == [("a", one), ("b", one)]
+    assert job_names(["a", "b"], [one, two]) == [("a-1", one), ("a-2", two), ("b-1", one), ("b-2", two)]
+    assert job_names(["a", "b"], by_case={"b": [three]}) == [("b", three)]
+    assert job_names(["a", "b"], [one], {"b": [three]}) == [("a", one), ("b-1", one), ("b-2", three)]
+
+
+def test_points_of_unknown_scans_are_refused():
+    with pytest.raises(ConfigError, match=r"points of 'c', which is none of the scans \(a, b\)"):
+        job_names(["a", "b"], by_case={"c": [Point(1, 1, 1)]})
+
+
+def test_two_cases_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="two cases would be called a-1"):
+        job_names(["a", "a-1"], by_case={"a": [Point(1, 1, 1)] * 2, "a-1": [Point(1, 1, 1)]})
+
+
+# Cases
+
+
+def test_every_case_lies_on_the_grid_of_its_scan(scans, tmp_path):
+    assert run(scans, tmp_path / "out") == (["s0", "s1", "s2"], {})
+    for name in ("s0", "s1", "s2"):
+        source = nibabel.load(scans / f"{name}.nii.gz")
+        folder = tmp_path / "out" / name
+        assert sorted(path.name for path in folder.iterdir()) == FILES
+        images = {file: nibabel.load(folder / file) for file in FILES if file.endswith(".nii.gz")}
+        for image in images.values():
+            assert image.shape[:3] == source.shape
+            np.testing.assert_array_equal(image.affine, source.affine)
+        assert images["samples.nii.gz"].shape[3] == 3
+        assert images["samples.nii.gz"].get_data_dtype() == np.uint8
+        inside = source.get_fdata()
+        labels, mean = images["labels.nii.gz"].get_fdata(), images["mean.nii.gz"].get_fdata()
+        np.testing.assert_array_equal(labels, mean > 0.5)
+        assert np.corrcoef(inside.ravel(), mean.ravel())[0, 1] > 0.5
+        samples = images["samples.nii.gz"].get_fdata()
+        summary = json.loads((folder / "summary.json").read_text())
+        volumes = samples.sum((0, 1, 2)) * abs(np.linalg.det(source.affine[:3, :3])) / 1000
+        assert summary["classes"]["lesion"]["volume_ml"]["samples"] == pytest.approx(volumes, rel=1e-5)
+        assert (summary["case"], summary["level_shares"], summary["has_spacing"]) == (name, None, True)
+        assert (folder / "picture.png").read_bytes() == b"picture of " + name.encode()
+
+
+def test_several_classes_have_a_map_each(tmp_path):
+    values = np.stack([ball((6, 6, 4), place(), offset=(x, 0, 0)).values for x in (-2, 2)], axis=-1)
+    write_nifti(tmp_path / "in" / "a.nii.gz", Volume(values, place()))
+    model = KnownModel(brightest, classes=("background", "a", "b"), channels=2)
+    assert run(tmp_path / "in", tmp_path / "out", model=model) == (["a"], {})
+    mean = nibabel.load(tmp_path / "out" / "a" / "mean.nii.gz").get_fdata()
+    assert mean.shape == (6, 6, 4, 2)
+    expected = np.exp(100 * values / 400)
+    np.testing.assert_allclose(mean, expected / (1 + expected.sum(-1, keepdims=True)), atol=1e-4)
+
+
+def test_points_of_a_scan_are_cases_of_their_own(scans, tmp_path, monkeypatch):
+    """And the scan is read once."""
+    reads = []
+    read_scan = batch_prediction.read_scan
+    monkeypatch.setattr(
+        batch_prediction, "read_scan", lambda file, **rest: reads.append(file.name) or read_scan(file, **rest)
+    )
+    model = KnownModel(noisy, centred_on="nodule", size=(6, 6))
+    points = [Point(4, 4, 3), Point(2, 2, 2)]
+    left, failed = run(scans, tmp_path / "out", model=model, points=points)
+    assert left == ["s0-1", "s0-2", "s1-1", "s1-2", "s2-1", "s2-2"]
+    assert failed == {}
+    assert reads == ["s0", "s1", "s2"]
+    summary = read(tmp_path / "out" / "s0-1")
+    assert summary["made_with"]["point"] == {"x": 4, "y": 4, "z": 3, "unit": "voxel"}
+
+
+def test_a_summary_counts_voxels_as_the_file_does(scans, tmp_path):
+    """Whatever the orientation: the point is the given one, and the box is where the samples are."""
+    model = KnownModel(brightest, centred_on="nodule", size=(6, 4))
+    run(scans, tmp_path / "out", model=model, sampling=Sampling(num_samples=3, reach_mm=3), points=[Point(3, 5, 2)])
+    for name in ("s0", "s1", "s2"):
+        summary = read(tmp_path / "out" / name)
+        assert summary["point"] == [3, 5, 2]
+        samples = np.argwhere(nibabel.load(tmp_path / "out" / name / "samples.nii.gz").get_fdata() > 0)[:, :3]
+        box = np.array(summary["box"])
+        assert (box[:, 0] <= samples.min(0)).all()
+        assert (samples.max(0) < box[:, 1]).all()
+        assert (box[:, 1] - box[:, 0]).prod() <= 6 * 4 * 3  # the crop, in the point's slice and those beside it
+
+
+# Going on
+
+
+def test_finished_cases_are_not_done_again(scans, tmp_path):
+    run(scans, tmp_path / "out")
+    before = snapshot(tmp_path / "out")
+    quicker = Sampling(num_samples=3, batch_size=1, chunk_size=1)
+    assert run(scans, tmp_path / "out", sampling=quicker) == ([], {})
+    assert snapshot(tmp_path / "out") == before
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_as_if_it_had_not(scans, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(scans, tmp_path / "out", stop="s1")
+    assert list(read_summaries(tmp_path / "out")) == ["s0"]
+    assert run(scans, tmp_path / "out") == (["s1", "s2"], {})
+    run(scans, tmp_path / "whole")
+    whole = {path.relative_to(tmp_path / "whole"): data for path, data in snapshot(tmp_path / "whole").items()}
+    assert {path.relative_to(tmp_path / "out"): data for path, data in snapshot(tmp_path / "out").items()} == whole
+
+
+def test_what_a_killed_process_left_is_not_taken_for_a_case(scans, tmp_path):
+    run(scans, tmp_path / "out")
+    (tmp_path / "out" / "s0").rename(tmp_path / "out" / ".s0.999999999.tmp")
+    assert list(read_summaries(tmp_path / "out")) == ["s1", "s2"]
+    assert run(scans, tmp_path / "out") == (["s0"], {})
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["s0", "s1", "s2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sampling": Sampling(num_samples=4)}, r"another num_samples \(3, now 4\)"),
+        ({"sampling": Sampling(num_samples=3, seed=7)}, r"another seed \(0, now 7\)"),
+        ({"sampling": Sampling(num_samples=3, noise_length_mm=2)}, r"another noise_length_mm \(inf, now 2\)"),
+        ({"identity": {"model": "xyz"}}, r"another model \(abc, now xyz\)"),
+        ({"identity": {"model": "abc", "calibration": 2}}, r"another calibration \(None, now 2\)"),
+    ],
+)
+def test_other_settings_are_refused_also_for_other_scans(scans, tmp_path, changes, reason):
+    run(scans / "s0.nii.gz", tmp_path / "out")
+    before = snapshot(tmp_path)
+    for source in (scans / "s0.nii.gz", scans / "s1.nii.gz"):
+        with pytest.raises(OutputError, match=f"s0 was made with {reason}; give another --out, or remove it"):
+            run(source, tmp_path / "out", **changes)
+    assert snapshot(tmp_path) == before
+
+
+def test_another_scan_of_the_same_name_is_refused(scans, tmp_path):
+    run(scans / "s0.nii.gz", tmp_path / "out")
+    other = tmp_path / "other" / "s0.nii.gz"
+    other.parent.mkdir()
+    other.write_bytes((scans / "s0.nii.gz").read_bytes())
+    assert run(other, tmp_path / "out") == ([], {})  # it was only moved
+    other.write_bytes((scans / "s1.nii.gz").read_bytes())
+    with pytest.raises(OutputError, match="s0 was made with another content"):
+        run(other, tmp_path / "out")
+
+
+def test_another_point_is_refused(scans, tmp_path):
+    model = KnownModel(noisy, centred_on="nodule")
+    run(scans, tmp_path / "out", model=model, points=[Point(4, 4, 3)])
+    with pytest.raises(OutputError, match="s0 was made with another point"):
+        run(scans, tmp_path / "out", model=model, points=[Point(4, 4, 2)])
+
+
+def test_folders_of_others_are_left_alone(scans, tmp_path):
+    out = tmp_path / "out"
+    for content, reason in (
+        ({"notes.txt": "mine"}, "not a result of phiseg"),
+        ({"summary.json": '{"format": "phiseg-evaluation"}'}, "exists, and is no prediction"),
+        ({"summary.json": "[]"}, "exists, and is no prediction"),
+        ({"summary.json": "{"}, "summary.json is damaged: not JSON; remove"),
+    ):
+        (out / "s1").mkdir(parents=True)
+        for name, text in content.items():
+            (out / "s1" / name).write_text(text)
+        with pytest.raises(OutputError, match=reason):
+            run(scans, out)
+        assert sorted(path.name for path in out.rglob("*")) == sorted(["s1", *content])  # before any work
+        (out / "s1" / next(iter(content))).unlink()
+        (out / "s1").rmdir()
+    (out / "evaluation").mkdir()
+    (out / "evaluation" / "summary.json").write_text('{"format": "phiseg-evaluation"}')
+    assert run(scans, out)[1] == {}
+    assert list(read_summaries(out)) == ["s0", "s1", "s2"]
+
+
+def test_a_file_in_the_place_of_the_results_is_refused(scans, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(OutputError, match=r"cannot write .*choose another"):
+        run(scans, tmp_path / "out")
+
+
+def test_points_are_checked_before_any_scan_is_read(scans, tmp_path):
+    (scans / "s0.nii.gz").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="say where one is in s0"):
+        run(scans, tmp_path / "out", model=KnownModel(noisy, centred_on="nodule"))
+    with pytest.raises(ConfigError, match="takes no point; predict s0 without one"):
+        run(scans, tmp_path / "out", points=[Point(1, 1, 1)])
+    assert not (tmp_path / "out").exists()
+
+
+# Bad scans
+
+
+def test_a_bad_scan_is_told_and_the_others_go_on(scans, tmp_path, capsys):
+    whole = (scans / "s1.nii.gz").read_bytes()
+    (scans / "s1.nii.gz").write_bytes(whole[: len(whole) // 2])
+    left, failed = run(scans, tmp_path / "out")
+    assert left == ["s0", "s1", "s2"]
+    assert list(failed) == ["s1"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"phiseg: s1 is left out: {failed['s1']}"
+    assert "s1.nii.gz cannot be read as NIfTI" in line
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["s0", "s2"]
+    (scans / "s1.nii.gz").write_bytes(whole)
+    assert run(scans, tmp_path / "out") == (["s1"], {})
+
+
+def allocate_too_much():
+    torch.empty(10**15)
+
+
+def fail_with(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda: fail_with(OSError(5, "Input/output error")),
+        lambda: fail_with(MemoryError()),
+        lambda: fail_with(torch.OutOfMemoryError("CUDA")),
+        allocate_too_much,
+    ],
+)
+def test_a_disk_or_a_memory_that_gives_out_stops_no_other_case(scans, tmp_path, monkeypatch, fail):
+    predict_volume = batch_prediction.predict_volume
+
+    def predict(model, volume, *, name, **rest):
+        if name == "s1":
+            fail()
+        return predict_volume(model, volume, name=name, **rest)
+
+    monkeypatch.setattr(batch_prediction, "predict_volume", predict)
+    _, failed = run(scans, tmp_path / "out")
+    assert list(failed) == ["s1"]
+    assert re.search("Input/output error; check|smaller --chunk-size or --batch-size", failed["s1"])
+    assert list(read_summaries(tmp_path / "out")) == ["s0", "s2"]
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_short_memory(scans, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        batch_prediction, "predict_volume", lambda *_, **__: fail_with(RuntimeError("shapes differ"))
+    )
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run(scans, tmp_path / "out")
+
+
+def test_a_scan_that_is_gone_fails_alone_also_where_its_case_is_finished(scans, tmp_path):
+    run(scans / "s0.nii.gz", tmp_path / "out")
+    (scans / "s0.nii.gz").rename(tmp_path / "elsewhere")
+    (scans / "s0.nii.gz").symlink_to(tmp_path / "nowhere")
+    before = snapshot(tmp_path / "out")
+    left, failed = run(scans, tmp_path / "out")
+    assert left == ["s0", "s1", "s2"]
+    assert list(failed) == ["s0"]
+    assert "s0.nii.gz cannot be read (No such file or directory); check" in failed["s0"]
+    assert before.items() <= snapshot(tmp_path / "out").items()
+
+
+def test_every_scan_is_hashed_once_a_call(scans, tmp_path, monkeypatch):
+    model = KnownModel(noisy, centred_on="nodule", size=(6, 6))
+    read_bytes, reads = Path.read_bytes, []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or read_bytes(path))
+    for _ in ("predicted", "finished"):
+        reads.clear()
+        run(scans, tmp_path / "out", model=model, points=[Point(4, 4, 3), Point(2, 2, 2)])
+        assert [name for name in reads if name.endswith(".nii.gz")] == ["s0.nii.gz", "s1.nii.gz", "s2.nii.gz"]
+
+
+# What a user should know
+
+
+REACH = "the last slice within --reach in 100 % of the samples (give a larger --reach)"
+CROP = "the border of the crop in 100 % of the samples (use a model with larger crops)"
+SCAN = "the first or last slice of the scan in 100 % of the samples"
+
+
+@pytest.mark.parametrize(
+    ("depth", "size", "reach", "limits"),
+    [
+        (15, (16, 16), 1, REACH),
+        (15, (4, 4), 100, CROP),
+        (15, (4, 4), 1, f"{REACH}, to {CROP}"),
+        (3, (16, 16), 100, SCAN),
+        (3, (16, 16), None, SCAN),
+        (3, (16, 16), 1, SCAN),  # the reach ends with the scan: a larger one would help nothing
+        (5, (16, 16), 1, REACH),  # two slices are left
+        (5, (4, 4), 2, f"{CROP}, to {SCAN}"),
+    ],
+)
+def test_cut_warning_names_the_limits_and_what_helps(tmp_path, capsys, depth, size, reach, limits):
+    """A ball with a radius of 4 mm, in slices of 1 mm."""
+    write_nifti(tmp_path / "in" / "a.nii.gz", ball((15, 15, depth), place()))
+    model = KnownModel(brightest, centred_on="nodule", size=size)
+    sampling = Sampling(num_samples=3, reach_mm=reach)
+    run(tmp_path / "in", tmp_path / "out", model=model, sampling=sampling, points=[Point(7, 7, depth // 2)])
+    warning = f"the lesion may be larger than measured: it extends to {limits}"
+    assert read(tmp_path / "out" / "a")["truncated"] == 1
+    assert read(tmp_path / "out" / "a")["warnings"] == [warning]
+    assert capsys.readouterr().err == f"phiseg: a: {warning}\n"
+
+
+def test_cut_warning_counts_the_samples_of_each_limit(tmp_path):
+    """The ball's radius differs from sample to sample, so that not all of them extend to the reach."""
+    write_nifti(tmp_path / "in" / "a.nii.gz", ball((31, 31, 31), place(), radius=5))
+    model = KnownModel(noisy, centred_on="nodule", size=(40, 40))
+    sampling = Sampling(num_samples=16, reach_mm=6)
+    run(tmp_path / "in", tmp_path / "out", model=model, sampling=sampling, points=[Point(15, 15, 15)])
+    samples = nibabel.load(tmp_path / "out" / "a" / "samples.nii.gz").get_fdata()
+    share = samples[:, :, [9, 21]].any((0, 1, 2)).mean()
+    assert 0 < share < 1
+    (warning,) = read(tmp_path / "out" / "a")["warnings"]
+    assert f"the last slice within --reach in {100 * share:.0f} % of the samples" in warning
+    assert read(tmp_path / "out" / "a")["truncated"] == share
+
+
+def test_a_lesion_that_is_seen_whole_gets_no_warning(tmp_path, capsys):
+    write_nifti(tmp_path / "in" / "a.nii.gz", ball((15, 15, 15), place()))
+    model = KnownModel(brightest, centred_on="nodule")
+    run(tmp_path / "in", tmp_path / "out", model=model, points=[Point(7, 7, 7)])
+    assert (read(tmp_path / "out" / "a")["truncated"], read(tmp_path / "out" / "a")["warnings"]) == (0, [])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_segmentation_that_dicom_cannot_hold_is_noted(tmp_path, capsys, monkeypatch):
+    def write_seg(*_, **__):
+        raise DataError("a header lacks a date; take the NIfTI output")
+
+    monkeypatch.setattr("phiseg.imaging.dicom_seg.write_seg", write_seg)
+    write_scan(tmp_path / "in" / "d")
+    assert run(tmp_path / "in", tmp_path / "out") == (["d"], {})
+    warning = "no DICOM SEG: a header lacks a date; take the NIfTI output"
+    assert read(tmp_path / "out" / "d")["warnings"] == [warning]
+    assert capsys.readouterr().err == f"phiseg: d: {warning}\n"
+
+
+# Several processes
+
+
+def test_processes_share_whole_scans():
+    scans = [ScanFile(name, None, "nifti") for name in "abc"]
+    points = [Point(1, 1, 1), Point(2, 2, 2)]
+    jobs = list_prediction_jobs(scans, points, {"b": points[:1]})
+    shared = [[job.name for job in share_jobs(jobs, rank, 2)] for rank in (0, 1)]
+    assert shared == [["a-1", "a-2", "c-1", "c-2"], ["b-1", "b-2", "b-3"]]
+    assert share_jobs(jobs, 0, 1) == jobs
+    assert share_jobs(jobs, 3, 4) == []
+
+
+def test_processes_write_together_what_one_writes(scans, tmp_path):
+    model = KnownModel(noisy)
+    jobs = list_prediction_jobs(find_scans([scans])[0], (), {})
+    for rank in (1, 0):
+        predict_scans(
+            model,
+            share_jobs(jobs, rank, 2),
+            tmp_path / "shared",
+            sampling=SAMPLING,
+            identity={"model": "abc"},
+            draw=lambda prediction, measures, name: b"picture of " + name.encode(),
+            progress=False,
+        )
+    run(scans, tmp_path / "alone")
+    shared, alone = (
+        {path.relative_to(tmp_path / out): data for path, data in snapshot(tmp_path / out).items()}
+        for out in ("shared", "alone")
+    )
+    assert shared == alone

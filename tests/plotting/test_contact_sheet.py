@@ -1,0 +1,148 @@
+"""The contact sheet: the cases that were asked for, everybody's outline, and nothing of those who did not look."""
+
+import json
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.contour import ContourSet
+from matplotlib.image import imread
+
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.data.prepare.phantom import prepare_phantom
+from phiseg.data.store import Dataset
+from phiseg.evaluation.scores import disagreement
+from phiseg.plotting import contact_sheet as contact_sheet_module
+from phiseg.plotting.contact_sheet import choose_cases, contact_sheet
+from phiseg.plotting.primitives import to_png
+
+
+def outlines(axes):
+    return [to_hex(drawn.get_edgecolor()[0]) for drawn in axes.collections if isinstance(drawn, ContourSet)]
+
+
+def legend(figure):
+    (legend,) = figure.legends
+    lines = zip(legend.get_texts(), legend.get_lines(), strict=True)
+    return {text.get_text(): to_hex(line.get_color()) for text, line in lines}
+
+
+@pytest.mark.parametrize("name", ["lesions", "gaps"])
+def test_a_case_shows_the_outlines_of_those_who_drew_in_their_own_colours(name, request):
+    dataset = Dataset.open(request.getfixturevalue(name))
+    rows = list(range(dataset.num_cases))
+    figure = contact_sheet(dataset, rows)
+    colours = legend(figure)
+    assert len(set(colours.values())) == 4
+    assert len(figure.axes) == len(rows)
+    for row, axes in enumerate(figure.axes):
+        drew = [a for a in range(4) if dataset.valid[row, a] and (dataset.labels[row, a] == 1).any()]
+        assert outlines(axes) == [colours[f"annotator {annotator}"] for annotator in drew]
+        looked = dataset.valid[row].sum()
+        told = f"{len(drew)} of {looked} drew" + (f", {4 - looked} missing" if looked < 4 else "")
+        assert axes.get_title() == f"{dataset.cases[row]['case']}\n{told}"
+        np.testing.assert_array_equal(axes.images[0].get_array(), dataset.image(row)[0])
+        assert axes.images[0].get_clim() == (-0.5, 0.5)
+
+
+def test_with_several_classes_every_annotator_has_a_picture(copy, zones, replace_arrays):
+    folder = copy(zones)
+    valid = np.load(folder / "valid.npy")
+    valid[1, 4] = False
+    replace_arrays(folder, valid=valid)
+    dataset = Dataset.open(folder)
+    figure = contact_sheet(dataset, [0, 1])
+    colours = legend(figure)
+    assert list(colours) == ["transition zone", "peripheral zone"]
+    pictures = np.array(figure.axes, dtype=object).reshape(2, 7)
+    assert [axes.get_title() for axes in pictures[0]] == ["image", *(f"annotator {a}" for a in range(6))]
+    for row in (0, 1):
+        assert outlines(pictures[row, 0]) == []
+        for annotator in range(6):
+            present = [k for k in (1, 2) if valid[row, annotator] and (dataset.labels[row, annotator] == k).any()]
+            assert outlines(pictures[row, 1 + annotator]) == [[*colours.values()][k - 1] for k in present]
+    assert [text.get_text() for text in pictures[1, 5].texts] == ["missing"]
+    assert not pictures[1, 5].images
+
+
+def test_ten_annotators_have_ten_colours_and_thirty_have_thirty():
+    for number in (1, 10, 30):
+        assert len(set(contact_sheet_module._annotator_colours(number))) == number
+
+
+def test_names_are_plain_text_and_long_ones_are_shortened(copy, lesions):
+    folder = copy(lesions)
+    text = (folder / "cases.csv").read_text()
+    patients = json.loads((folder / "splits.json").read_text())
+    first = Dataset.open(folder).cases[0]["case"]
+    strange = r"$\frac{1}$-" + "x" * 60 + "-end"
+    (folder / "cases.csv").write_text(text.replace(first, strange))
+    patients = {
+        key: [strange if p == first else p for p in part] for key, part in patients.items() if key != "seed"
+    }
+    (folder / "splits.json").write_text(json.dumps(patients))
+    figure = contact_sheet(Dataset.open(folder), [0])
+    to_png(figure)  # a formula would fail here
+    title = figure.axes[0].get_title().split("\n")[0]
+    assert title.startswith(r"\$\frac{1}\$-x")
+    assert title.endswith("x-end")
+    assert len(title) < 32
+
+
+def test_large_images_are_thinned_out_with_their_outlines(tmp_path, monkeypatch):
+    dataset = prepare_phantom("lesion", tmp_path / "data", size=50, num_cases=3, progress=False)
+    monkeypatch.setattr(contact_sheet_module, "MAX_PIXELS", 20)
+    (axes,) = contact_sheet(dataset, [0]).axes
+    assert axes.images[0].get_array().shape == (17, 17)
+    np.testing.assert_array_equal(axes.images[0].get_array(), dataset.image(0)[0, ::3, ::3])
+    assert axes.get_xlim() == (-0.5, 16.5)
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+def test_a_sheet_of_any_length_is_drawn(number, lesions, tmp_path):
+    (tmp_path / "sheet.png").write_bytes(to_png(contact_sheet(Dataset.open(lesions), list(range(number)))))
+    pixels = imread(tmp_path / "sheet.png")
+    assert pixels.std() > 0.1
+
+
+def test_cases_are_spread_evenly_in_their_order(lesions):
+    dataset = Dataset.open(lesions)
+    assert choose_cases(dataset, 5) == [0, 4, 7, 10, 14]
+    assert choose_cases(dataset, 100) == list(range(15))
+    assert choose_cases(dataset, 100, split="val") == dataset.rows("val").tolist()
+
+
+def test_random_cases_depend_on_the_seed(lesions):
+    dataset = Dataset.open(lesions)
+    first = choose_cases(dataset, 6, order="random", seed=1)
+    assert first == choose_cases(dataset, 6, order="random", seed=1)
+    assert first != choose_cases(dataset, 6, order="random", seed=2)
+    assert len(set(first)) == 6
+
+
+def test_the_most_disputed_cases_come_first(lesions):
+    dataset = Dataset.open(lesions)
+    chosen = choose_cases(dataset, 4, order="disagreement")
+    values = [disagreement(dataset, row) for row in chosen]
+    assert values == sorted(values, reverse=True)
+    assert min(values) >= max(disagreement(dataset, row) for row in range(15) if row not in chosen)
+
+
+def test_a_sheet_of_nothing_is_refused(lesions):
+    dataset = Dataset.open(lesions)
+    with pytest.raises(ConfigError, match="give 1 or more"):
+        choose_cases(dataset, 0)
+    with pytest.raises(DataError, match="did you mean 'train'"):
+        choose_cases(dataset, 3, split="trian")
+
+
+def test_pixels_that_are_not_square_and_annotators_with_names_are_shown_as_they_are(zones, copy):
+    folder = copy(zones)
+    info = json.loads((folder / "dataset.json").read_text())
+    info["spacing_mm"] = [0.5, 0.25]
+    info["source"]["raters"] = ["anna", "ben", "cem", "dora", "e_$x$", "f"]
+    (folder / "dataset.json").write_text(json.dumps(info))
+    figure = contact_sheet(Dataset.open(folder), [0])
+    pictures = [axes for axes in figure.axes if axes.images]
+    assert {axes.get_aspect() for axes in pictures} == {2.0}
+    assert [axes.get_title() for axes in pictures[1:4]] == ["anna", "ben", "cem"]

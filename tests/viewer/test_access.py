@@ -1,0 +1,154 @@
+"""Who is let in, and what a request can reach."""
+
+import pytest
+
+from phiseg.viewer.access import is_loopback
+from phiseg.viewer.server import STATIC
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8760", "127.0.0.1:1", "[::1]:8760", "127.9.9.9"])
+def test_this_machine_is_let_in_by_all_its_names(served, host):
+    assert served.client.get("/api/session", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["example.org", "localhost.example.org:80", "192.168.0.1", "[::1", "", "a@b:c"])
+def test_other_names_for_our_address_are_refused(served, host):
+    answer = served.client.get("/api/session", headers={"host": host})
+    assert (answer.status_code, answer.json()["message"]) == (421, "this server answers to localhost only")
+
+
+@pytest.mark.parametrize("origin", ["http://example.org", "null", "http://localhost:1234", "http://localhost.evil"])
+def test_pages_of_other_sites_are_refused(served, origin):
+    headers = {"origin": origin, "host": "localhost:8760"}
+    answer = served.client.post("/api/predictions", json={}, headers=headers)
+    assert answer.status_code == 403
+
+
+def test_our_own_page_is_let_in(served):
+    headers = {"origin": "http://localhost:8760", "host": "localhost:8760"}
+    assert served.client.get("/api/session", headers=headers).status_code == 200
+
+
+def test_a_token_is_asked_of_everybody_and_kept_in_a_cookie(serve):
+    client = serve(token="secret", base_url="http://lab.example:8760").client
+    for path in ("/", "/api/session", "/api/scans/example", "/api/session?token=wrong", "/?token="):
+        assert client.get(path).status_code == 401, path
+    answer = client.get("/api/session?token=secret")
+    assert answer.status_code == 200
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert client.get("/api/session").status_code == 200
+    client.cookies.clear()
+    assert client.get("/api/session", headers={"host": "localhost"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../server.py",
+        "/..%2fserver.py",
+        "/%2e%2e/server.py",
+        "/..%5cserver.py",
+        "/static/../../server.py",
+        "//etc/passwd",
+        "/%2fetc%2fpasswd",
+        "/etc/passwd",
+        f"/{STATIC.parent / 'server.py'}",
+        "/index.html%00.js",
+        "/assets",
+    ],
+)
+def test_no_file_but_those_of_the_page_can_be_reached(served, path):
+    answer = served.client.get(path)
+    assert (answer.status_code, answer.json()) == (404, {"message": "there is no such page"})
+
+
+@pytest.mark.parametrize(
+    "scan", ["..%2f..%2fetc%2fpasswd", "/etc/passwd", "case-0", "file-x", "case--1", "example%00"]
+)
+def test_no_scan_but_those_of_the_library_can_be_reached(served, scan):
+    for route in ("", "/slices/0", "/annotations"):
+        assert served.client.get(f"/api/scans/{scan}{route}").status_code in (400, 404)
+
+
+def test_the_page_may_load_nothing_from_elsewhere(served):
+    client = served.client
+    for path in ("/", "/api/session", "/nowhere", "/api/scans/none"):
+        policy = client.get(path).headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self';")
+        assert "unsafe" not in policy
+        assert "http" not in policy
+    refused = client.get("/", headers={"host": "example.org"})
+    assert "content-security-policy" in refused.headers
+
+
+def test_the_page_is_served(served):
+    answer = served.client.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_long_request_that_is_no_upload_is_refused(served, chunked):
+    data = b'{"scan": "' + b"x" * 100_000 + b'"}'
+    content = iter([data[:50_000], data[50_000:]]) if chunked else data
+    headers = {"content-type": "application/json"}
+    answer = served.client.post("/api/predictions", content=content, headers=headers)
+    assert answer.status_code == 413
+    assert "more than 64 KB cannot be sent" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"num_samples": 101}, "num_samples"),
+        ({"num_samples": 0}, "num_samples"),
+        ({"seed": -1}, "seed"),
+        ({"point": [1, 2]}, "point"),
+        ({"levels": [{"temperature": 1e9}]}, "temperature"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_told_why(served, change, cause):
+    request = {"scan": "example", "point": [0, 0, 0]} | change
+    answer = served.client.post("/api/predictions", json=request)
+    assert answer.status_code == 422
+    assert answer.json()["message"].startswith("the request makes no sense: body.")
+    assert cause in answer.json()["message"]
+
+
+def test_a_bug_is_one_line_for_the_client_and_leaves_the_server_alive(serve, monkeypatch):
+    served = serve()
+
+    def broken(*_):
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(served.viewer.scans, "get", broken)
+    answer = served.client.get("/api/scans/example")
+    assert answer.status_code == 500
+    assert "something unexpected went wrong (RuntimeError)" in answer.json()["message"]
+    assert "secret" not in answer.text
+    assert "content-security-policy" in answer.headers
+    (failed,) = served.messages(
+        served.client.post("/api/predictions", json={"scan": "example", "point": [0, 0, 0]})
+    )
+    assert failed["type"] == "error"
+    assert "secret" not in failed["message"]
+    monkeypatch.undo()
+    assert served.click(num_samples=1)[-1]["type"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("x", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_reaches(host, local):
+    assert is_loopback(host) is local
