@@ -1,6 +1,7 @@
 """Models small enough for a test: a few channels, a few pixels, and weights that are no longer the initial ones."""
 
 from contextlib import contextmanager
+from math import erf, sqrt
 from types import SimpleNamespace
 
 import torch
@@ -70,3 +71,9 @@ def record_phiseg(model):
         levels = [*hierarchy.levels, hierarchy.coarsest]
         modules |= {f"{side}/{level}": module for level, module in enumerate(levels)}
     return record(**modules)
+
+
+def naive_pick(noise, number):
+    """Return the first of `number` equal intervals of [0, 1] whose end lies beyond the share below `noise`."""
+    share = (1 + erf(noise / sqrt(2))) / 2
+    return next(index for index in range(number) if share < (index + 1) / number or index == number - 1)

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from test_mixture import naive_pick
 
-from helpers.tiny_models import batch, members_alone, trained
+from helpers.tiny_models import batch, members_alone, naive_pick, trained
 from phiseg.models.ensemble import EnsembleConfig
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.registry import build_model

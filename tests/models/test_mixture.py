@@ -1,18 +1,13 @@
 """A sample of a mixture is one of its components, and every component is equally likely."""
 
-from math import erf, inf, sqrt
+from math import inf, sqrt
 
 import pytest
 import torch
 
+from helpers.tiny_models import naive_pick
 from phiseg.models.mixture import pick
 from phiseg.models.noise import draw_noise, seeded_generator
-
-
-def naive_pick(noise, number):
-    """Return the first of `number` equal intervals of [0, 1] whose end lies beyond the share below `noise`."""
-    share = (1 + erf(noise / sqrt(2))) / 2
-    return next(index for index in range(number) if share < (index + 1) / number or index == number - 1)
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 16])

@@ -6,9 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_mixture import naive_pick
 
-from helpers.tiny_models import batch, record, trained
+from helpers.tiny_models import batch, naive_pick, record, trained
 from phiseg.core.errors import ConfigError
 from phiseg.models.multihead import MultiHeadConfig, oracle_loss
 from phiseg.models.noise import draw_noise, seeded_generator
