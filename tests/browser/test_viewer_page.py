@@ -263,7 +263,7 @@ def test_a_click_shows_the_samples_that_python_draws(page, address, model, scan)
     mean = np.array(result["mean"]).reshape(expected.shape[1:])
     np.testing.assert_allclose(mean / 255, prediction.mean_probs[1, 0], atol=0.003)
     number, row, column = result["request"]["point"]
-    outputs = level_outputs(model, scan, point=(column, row, number), sampling=Sampling(seed=0), name="noise")
+    outputs = level_outputs(model, prediction.stack, point=(column, row, number), sampling=Sampling(seed=0))
     shown = np.array(result["levelOutputs"]).reshape(outputs.shape)
     np.testing.assert_allclose(shown / 255, outputs, atol=0.003)
 

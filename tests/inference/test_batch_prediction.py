@@ -297,14 +297,14 @@ def fail_with(error):
     ],
 )
 def test_a_disk_or_a_memory_that_gives_out_stops_no_other_case(scans, tmp_path, monkeypatch, fail):
-    predict_volume = batch_prediction.predict_volume
+    predict_prepared = batch_prediction.predict_prepared
 
-    def predict(model, volume, *, name, **rest):
-        if name == "s1":
+    def predict(model, stack, **rest):
+        if stack.name == "s1":
             fail()
-        return predict_volume(model, volume, name=name, **rest)
+        return predict_prepared(model, stack, **rest)
 
-    monkeypatch.setattr(batch_prediction, "predict_volume", predict)
+    monkeypatch.setattr(batch_prediction, "predict_prepared", predict)
     _, failed = run(scans, tmp_path / "out")
     assert list(failed) == ["s1"]
     assert re.search("Input/output error; check|smaller --chunk-size or --batch-size", failed["s1"])
@@ -313,7 +313,7 @@ def test_a_disk_or_a_memory_that_gives_out_stops_no_other_case(scans, tmp_path, 
 
 def test_a_mistake_of_ours_is_not_taken_for_a_short_memory(scans, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        batch_prediction, "predict_volume", lambda *_, **__: fail_with(RuntimeError("shapes differ"))
+        batch_prediction, "predict_prepared", lambda *_, **__: fail_with(RuntimeError("shapes differ"))
     )
     with pytest.raises(RuntimeError, match="shapes differ"):
         run(scans, tmp_path / "out")

@@ -33,7 +33,6 @@ def prediction(labels, *, affine=None, plane="axial", classes=("background", "le
     logs = np.zeros((len(classes), *sliced.shape[1:]), np.float32)
     logs -= 0 if gamma is None else gamma  # whatever the probabilities are, their mean is this
     return Prediction(
-        volume=Volume(np.zeros(grid), affine),
         stack=stacked(np.zeros(grid)),
         box=box,
         labels=sliced,

@@ -428,10 +428,10 @@ def test_the_outputs_of_levels_end_in_the_first_sample(trained):
     volume = Volume(np.random.default_rng(5).uniform(size=(20, 16, 5)), place(spacing=(5.6, 5.6, 8)))
     model = load_model(trained())
     whole = predict_volume(model, volume, sampling=Sampling(num_samples=1), name="it")
-    levels = level_outputs(model, volume, slice_number=3, sampling=Sampling(num_samples=4), name="it")
+    levels = level_outputs(model, whole.stack, slice_number=3, sampling=Sampling(num_samples=4))
     np.testing.assert_allclose(levels[0], whole.mean_probs[1, 3], atol=1e-5)
     assert np.abs(levels[1] - levels[0]).max() > 1e-3
-    assert level_outputs(load_model(trained("unet")), volume).shape == (1, 16, 20)
+    assert level_outputs(load_model(trained("unet")), whole.stack).shape == (1, 16, 20)
 
 
 def test_some_slices_are_those_of_all(trained):

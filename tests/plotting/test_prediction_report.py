@@ -49,9 +49,9 @@ def prediction(
     for sample in range(samples):
         labels[sample, :, 3 : 5 + sample, 3:9] = 1 + sample % (len(classes) - 1)
     mean = np.stack([(labels == k).mean(0) for k in range(len(classes))]).astype(np.float32)
-    gamma = (mean * (1 - mean)).sum(0)
+    logs = -np.stack([(mean * (1 - mean)).sum(0)] * len(classes))  # the gamma map is 1 minus the sum of squares
     point = (3, 8, 8) if box[0].start else None
-    return Prediction(volume, stack, box, labels, mean, gamma, None, {}, point, ())
+    return Prediction(stack, box, labels, mean, logs, None, {}, point, ())
 
 
 @pytest.mark.parametrize(

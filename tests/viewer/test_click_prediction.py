@@ -15,14 +15,18 @@ from helpers.small_viewer import (
     samples_of,
     unpacked,
 )
+from phiseg.data.intensity import Intensity
 from phiseg.data.store import Dataset
+from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.volume import to_slices
 from phiseg.inference.measures import measure
 from phiseg.inference.slice_noise import Level
-from phiseg.inference.volumes import Sampling, level_outputs, predict_volume
+from phiseg.inference.volumes import Sampling, level_outputs, predict_prepared, predict_volume
 from phiseg.metrics import EPSILON
 from phiseg.metrics.case import score_case
 from phiseg.models import load_model
+from phiseg.models.registry import build_model
+from phiseg.models.unet import UNetConfig
 from phiseg.viewer.click_prediction import draw
 from phiseg.viewer.schema import PredictionRequest
 
@@ -76,7 +80,7 @@ def test_the_samples_of_a_click_are_those_of_predict_volume_in_several_messages(
     variance = expected.level_variance[:, 0]
     np.testing.assert_allclose(shares, variance / np.maximum(variance.sum(0), 1e-12), atol=0.51 / 255)
     outputs = unpacked(summary["level_outputs"], 2, *box_shape(summary)) / 255
-    wanted = level_outputs(served.viewer.model, volume, point=at, sampling=slice_alone)
+    wanted = level_outputs(served.viewer.model, expected.stack, point=at, sampling=slice_alone)
     np.testing.assert_allclose(outputs, wanted, atol=0.51 / 255)
 
 
@@ -204,6 +208,57 @@ def test_a_case_of_a_dataset_is_scored_against_its_annotators(serve, gaps, train
     )
 
 
+@pytest.fixture(scope="module")
+def zscored(lesions, tmp_path_factory):
+    """The lesions as z-scores of brighter regions: images with a mean of 1.5 or more, one of them constant."""
+    source = Dataset.open(lesions)
+    images = 1.5 + 0.3 * source.images.astype(np.float32)
+    images[1] = 1.5
+    folder = tmp_path_factory.mktemp("data") / "zscored"
+    write_dataset(
+        folder,
+        name="zscored",
+        classes=source.info.classes,
+        num_annotators=4,
+        image_shape=images.shape[1:],
+        image_dtype=images.dtype,
+        intensity=Intensity(kind="zscore"),
+        cases=(
+            Case(case["case"], case["patient"], image, labels, np.ones(4, bool))
+            for case, image, labels in zip(source.cases, images, source.labels, strict=True)
+        ),
+        splits=source.splits,
+    )
+    return folder
+
+
+@pytest.mark.parametrize("centred_on", [None, "lesion"])
+@pytest.mark.parametrize("row", [0, 1])
+def test_the_network_sees_a_stored_zscore_as_it_is(serve, zscored, row, centred_on):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build_model(UNetConfig(channels=(4, 4, 8), blocks_per_level=1)).eval()
+    model.preprocessing = make_model().preprocessing | {
+        "intensity": Intensity(kind="zscore").model_dump(mode="json"),
+        "centred_on": centred_on,
+    }
+    stored = torch.from_numpy(Dataset.open(zscored).image(row))
+    expected = model.sample(stored[None], 1, generator=torch.Generator())[0, 0].softmax(0)
+
+    served = serve(model, zscored)
+    seen = []
+    encode = model.encode
+    model.encode = lambda image: (seen.append(image), encode(image))[1]
+    messages = served.click(f"case-{row}", [0, 8, 8], num_samples=1)
+    assert seen, messages
+    for image in seen:
+        torch.testing.assert_close(image[0], stored)  # also of a crop: the one around (8, 8) is the whole image
+    if centred_on is None:
+        (summary,) = of_type(messages, "slice")
+        shown = unpacked(summary["mean_probs"], 1, *box_shape(summary)) / 255
+        np.testing.assert_allclose(shown[0], expected[1], atol=0.51 / 255)
+
+
 def test_outside_of_a_crop_the_samples_of_a_case_are_background(serve, lesions, trained):
     model = load_model(trained())
     model.preprocessing |= {"centred_on": "lesion", "size": [8, 8]}
@@ -289,9 +344,9 @@ def test_the_first_samples_are_there_before_anything_else_is_computed(serve, mon
 
     def counted(*arguments, sampling, **options):
         asked.append(sampling.num_samples)
-        return predict_volume(*arguments, sampling=sampling, **options)
+        return predict_prepared(*arguments, sampling=sampling, **options)
 
-    monkeypatch.setattr("phiseg.viewer.click_prediction.predict_volume", counted)
+    monkeypatch.setattr("phiseg.viewer.click_prediction.predict_prepared", counted)
     scan = served.viewer.scans.get("example")
     request = PredictionRequest(scan="example", point=list(scan.info.start), num_samples=100)
     first = next(draw(served.viewer.model, scan, request))

@@ -26,10 +26,10 @@ from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
-from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.preprocessing import PreparedStack, Preprocessing
 from phiseg.inference.ranks import gather
 from phiseg.inference.scans import SUMMARY, Scan, ScanFile, read_scan
-from phiseg.inference.volumes import Prediction, Sampling, check_point, predict_volume
+from phiseg.inference.volumes import Prediction, Sampling, check_point, predict_prepared
 from phiseg.models import Segmenter
 
 FORMAT = "phiseg-prediction"
@@ -178,26 +178,20 @@ def predict_scans(
     Raises:
         OutputError: `out` cannot be written.
     """
-    sampling = sampling.coupled_like(Preprocessing.of(model).slice_coupling)
+    preprocessing = Preprocessing.of(model)
+    sampling = sampling.coupled_like(preprocessing.slice_coupling)
     failed: dict[str, str] = {}
-    scan: Scan | None = None
+    opened: tuple[Scan, PreparedStack] | None = None
     read: ScanFile | None = None
     for job in tqdm(jobs, desc="predicting", unit="case", disable=not progress, dynamic_ncols=True):
         try:
             made_with = _made_with(job, sampling, identity)
-            if scan is None or read != job.scan:
-                scan, read = None, None  # the old one goes before the new one comes
-                scan, read = _read(job.scan, model), job.scan
+            if opened is None or read != job.scan:
+                opened, read = None, None  # frees the memory of the previous scan first
+                opened, read = _open(job.scan, preprocessing, resample=not strict_spacing), job.scan
+            scan, stack = opened
             point = job.point.in_voxels(scan.volume) if job.point else None
-            prediction = predict_volume(
-                model,
-                scan.volume,
-                point=point,
-                sampling=sampling,
-                name=job.name,
-                progress=progress,
-                resample=not strict_spacing,
-            )
+            prediction = predict_prepared(model, stack, point=point, sampling=sampling, progress=progress)
             _write_case(out / job.name, prediction, scan, made_with, draw, job.name)
         except (DataError, ConfigError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not _out_of_memory(error):
@@ -235,16 +229,16 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _read(file: ScanFile, model: Segmenter) -> Scan:
-    preprocessing = Preprocessing.of(model)
+def _open(file: ScanFile, preprocessing: Preprocessing, *, resample: bool) -> tuple[Scan, PreparedStack]:
+    """Read and prepare a scan."""
     plane = None if preprocessing.plane == "auto" else preprocessing.plane
     assumed = preprocessing.network_spacing_mm((1.0, 1.0))
     scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=assumed)
-    if scan.series is not None:
-        preprocessing.check_modality(scan.series.modality, name=file.name)
     for warning in scan.warnings:
         _warn(file.name, warning)
-    return scan
+    modality = scan.series.modality if scan.series else None
+    stack = PreparedStack.of(scan.volume, preprocessing, name=file.name, modality=modality, resample=resample)
+    return scan, stack
 
 
 def _warn(name: str, warning: str) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 from tqdm import tqdm
 
-from phiseg.imaging.volume import Volume
 from phiseg.inference.prediction import Limit, Prediction
 from phiseg.inference.slice_sampler import SliceSampler, pixels_of
-from phiseg.metrics import EPSILON
+from phiseg.inference.summary import summarise_probs
 
 POINT_TOLERANCE_MM = 5.0
 """How far from the point, in its slice or the one above or below, a lesion may begin."""
@@ -25,9 +25,7 @@ _CONNECTED = ndimage.generate_binary_structure(3, 1)
 _CONNECTED[1] = True  # pixels of a slice also touch at their corners
 
 
-def predict_lesion(
-    slices: SliceSampler, volume: Volume, point: tuple[int, int, int], bar: "tqdm[Any]"
-) -> Prediction:
+def predict_lesion(slices: SliceSampler, point: tuple[int, int, int], bar: "tqdm[Any]") -> Prediction:
     """Sample a lesion, slice by slice away from its point, until every sample's body has ended.
 
     Mean and gamma are those of the samples with everything but their body removed, so that all results describe
@@ -35,7 +33,6 @@ def predict_lesion(
 
     Args:
         slices: draws the samples of each slice in a crop around the point.
-        volume: what is predicted.
         point: (slice, row, column) in the stack.
         bar: counts the slices.
     """
@@ -70,9 +67,7 @@ def predict_lesion(
     low, high = (inside[0], inside[-1]) if inside.size else (centre, centre)
     part = slice(max(low - 1, numbers[0]) - numbers[0], min(high + 1, numbers[-1]) - numbers[0] + 1)
     levels = np.stack([found[number][1] for number in numbers[part]], axis=1)  # (L, n, h, w)
-    return _prediction(
-        slices, volume, point, numbers[part], probs[:, :, part], drawn[:, part], bodies[:, part], levels
-    )
+    return _prediction(slices, point, numbers[part], probs[:, :, part], drawn[:, part], bodies[:, part], levels)
 
 
 def _reach_in_slices(slices: SliceSampler) -> int:
@@ -87,7 +82,6 @@ def _reach_in_slices(slices: SliceSampler) -> int:
 
 def _prediction(
     slices: SliceSampler,
-    volume: Volume,
     point: tuple[int, int, int],
     numbers: Sequence[int],
     probs: NDArray[np.float32],
@@ -99,7 +93,6 @@ def _prediction(
 
     Args:
         slices: where they come from.
-        volume: what is predicted.
         point: in the stack.
         numbers: n, of the slices.
         probs: (S, K, n, h, w).
@@ -114,13 +107,13 @@ def _prediction(
     removed = ~around | ((drawn > 0) & ~bodies)  # (S, n, h, w)
     background = np.eye(probs.shape[1], 1, dtype=np.float32)[:, 0]  # (K,)
     probs = np.where(removed[:, None], background[:, None, None, None], probs)
+    (summary,) = summarise_probs([torch.from_numpy(probs)[None]])
     return Prediction(
-        volume=volume,
         stack=slices.stack,
         box=(slice(numbers[0], numbers[-1] + 1), rows, columns),
-        labels=np.where(bodies, drawn, 0).astype(np.uint8),
-        mean_probs=probs.mean(0),
-        mean_log_probs=np.log(probs + EPSILON).mean(0),
+        labels=summary.labels.numpy(),
+        mean_probs=summary.mean_probs.numpy(),
+        mean_log_probs=summary.mean_log_probs.numpy(),
         level_variance=levels * around if slices.level_names else None,
         cuts=_cuts(bodies, numbers, (rows, columns), grid, centre=point[0], far=_reach_in_slices(slices)),
         point=point,

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from phiseg.imaging.volume import Volume, from_slices
 from phiseg.inference.preprocessing import PreparedStack
 from phiseg.inference.slice_sampler import Box
+from phiseg.metrics import expected_cross_entropy
 
 Limit = Literal["reach", "crop", "scan"]
 """What can cut a lesion off: the last slice within the reach, the border of the crop, the first or last slice."""
@@ -21,9 +23,8 @@ Limit = Literal["reach", "crop", "scan"]
 class Prediction:
     """What was sampled of one volume, inside a box of its slices; everything outside of it is background."""
 
-    volume: Volume
-    """What was predicted, (I, J, K) or (I, J, K, C)."""
     stack: PreparedStack
+    """The scan that was predicted, and its slices."""
     box: Box
     labels: NDArray[np.uint8]
     """(S, n, h, w), the most probable class of every sample."""
@@ -42,6 +43,11 @@ class Prediction:
     """Of what `level_variance` has, as `Segmenter.noise_names` calls them."""
     doubt: str | None = None
     """Why the image around the point does not look like a training image; None where it does, or none is known."""
+
+    @property
+    def volume(self) -> Volume:
+        """The scan as it was read, (I, J, K) or (I, J, K, C)."""
+        return self.stack.volume
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -84,8 +90,9 @@ class Prediction:
     @property
     def gamma(self) -> NDArray[np.float32]:
         """The gamma map (n, h, w): where the samples disagree."""
-        gamma: NDArray[np.float32] = -(self.mean_probs * self.mean_log_probs).sum(0)
-        return gamma
+        parts = (torch.from_numpy(part).flatten(1, 2) for part in (self.mean_probs, self.mean_log_probs))
+        gamma: NDArray[np.float32] = expected_cross_entropy(*parts).numpy()  # (n * h, w)
+        return gamma.reshape(self.mean_probs.shape[1:])
 
     @property
     def consensus(self) -> NDArray[np.uint8]:

@@ -140,6 +140,8 @@ class Preprocessing(StrictConfig):
 class PreparedStack:
     """A volume as slices in the model's plane, with its rule for intensities at hand."""
 
+    volume: Volume
+    """The scan as it was read, (I, J, K) or (I, J, K, C)."""
     stack: Volume
     """Values (N, H, W, C), and the affine from (slice, row, column) to the world."""
     plane: Plane
@@ -197,7 +199,7 @@ class PreparedStack:
         stack = to_slices(Volume(values, volume.affine), chosen)
         warnings = () if is_prepared else _unit_warnings(values, preprocessing.intensity)
         warnings = (*warnings, *_spacing_warnings(stack, preprocessing, name=name, resample=resample))
-        return cls(stack, chosen, preprocessing, name, warnings, is_prepared)
+        return cls(volume, stack, chosen, preprocessing, name, warnings, is_prepared)
 
     @property
     def step(self) -> tuple[float, float]:

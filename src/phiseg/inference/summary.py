@@ -1,6 +1,6 @@
 """What is kept of many samples: their labels, and two means from which every map follows.
 
-Shapes: B images, S samples, K classes, H W pixels.
+Shapes: B images or volumes, S samples, K classes, H W pixels. A volume has one more axis, before H.
 """
 
 from collections.abc import Iterable

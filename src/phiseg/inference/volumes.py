@@ -23,10 +23,18 @@ from phiseg.inference.lesion import predict_lesion
 from phiseg.inference.prediction import Prediction
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
 from phiseg.inference.slice_sampler import Sampling, SliceSampler, pixels_of, tiles
-from phiseg.metrics import EPSILON
+from phiseg.inference.summary import summarise_probs
 from phiseg.models import Segmenter
 
-__all__ = ["Prediction", "Sampling", "case_key", "check_point", "level_outputs", "predict_volume"]
+__all__ = [
+    "Prediction",
+    "Sampling",
+    "case_key",
+    "check_point",
+    "level_outputs",
+    "predict_prepared",
+    "predict_volume",
+]
 
 
 def predict_volume(
@@ -40,43 +48,69 @@ def predict_volume(
     progress: bool = False,
     resample: bool = True,
 ) -> Prediction:
-    """Draw samples of a volume.
+    """Prepare a volume and draw samples of it; see `predict_prepared`.
 
     Args:
-        model: in evaluation mode, on any device.
+        model: the network, in evaluation mode, on any device.
         volume: (I, J, K) or (I, J, K, C), in the unit of the model's training images (HU for CT).
-        point: (i, j, k), a place inside the lesion in voxels of the volume; models of lesion-centred crops need it.
-        slices: neighbouring slices in the model's plane that a model of whole slices looks at; by default all.
-        sampling: how.
-        name: what errors call the volume.
-        progress: show a progress bar over the slices.
-        resample: resample a volume whose pixel spacing lies outside of the range of the training images; else it is
-            refused.
+        point: (i, j, k), a voxel of the volume inside the lesion; required for a model of lesion-centred crops.
+        slices: consecutive slices in the model's plane, for a model of whole slices; by default all.
+        sampling: the sampling settings; by default those of `Sampling`.
+        name: the name of the volume in error messages.
+        progress: whether to show a progress bar over the slices.
+        resample: whether to resample a volume whose pixel spacing lies outside the range of the training images; if
+            not, it is refused.
 
     Raises:
-        DataError: the volume does not fit the model, or the point lies outside of it.
-        ConfigError: a point is missing, or given to a model of whole slices; there are no such slices.
+        DataError: the volume does not match the model, or the point lies outside the volume.
+        ConfigError: a point is missing, or given to a model of whole slices; or there are no such slices.
     """
-    sampling = sampling or Sampling()
     preprocessing = Preprocessing.of(model)
     check_point(preprocessing, point, name=name)
     stack = PreparedStack.of(volume, preprocessing, name=name, resample=resample)
+    return predict_prepared(model, stack, point=point, slices=slices, sampling=sampling, progress=progress)
+
+
+def predict_prepared(
+    model: Segmenter,
+    stack: PreparedStack,
+    *,
+    point: Sequence[float] | None = None,
+    slices: range | None = None,
+    sampling: Sampling | None = None,
+    progress: bool = False,
+) -> Prediction:
+    """Draw samples of a volume that is already prepared for the model.
+
+    Args:
+        model: the network, in evaluation mode, on any device.
+        stack: the prepared volume.
+        point: (i, j, k), a voxel of the volume inside the lesion; required for a model of lesion-centred crops.
+        slices: consecutive slices of the stack, for a model of whole slices; by default all.
+        sampling: the sampling settings; by default those of `Sampling`.
+        progress: whether to show a progress bar over the slices.
+
+    Raises:
+        DataError: the point lies outside the volume.
+        ConfigError: a point is missing, or given to a model of whole slices; or there are no such slices.
+    """
+    sampling, name, preprocessing = sampling or Sampling(), stack.name, stack.preprocessing
+    check_point(preprocessing, point, name=name)
     every = range(stack.stack.grid[0])
     numbers = every if slices is None else slices
     if point is not None and slices is not None:
         raise ConfigError(f"{name}: a lesion is followed from its point; choose no slices")
     if not numbers or numbers.step != 1 or numbers[0] not in every or numbers[-1] not in every:
         raise ConfigError(f"{name}: slices {numbers} are not neighbours among the {len(every)} of the scan")
-    place = None if point is None else _to_stack(volume, stack, point)
-    key = case_key(volume, place)
+    place = None if point is None else _to_stack(stack, point)
+    key = case_key(stack.volume, place)
     bar: tqdm[Any] = tqdm(desc=name, unit="slice", leave=False, disable=not progress, dynamic_ncols=True)
     with bar, torch.inference_mode():
         if place is None:
-            return _predict_slices(
-                SliceSampler(model, stack, sampling, tiles(stack, model.stride), key=key), volume, numbers, bar
-            )
+            frames = tiles(stack, model.stride)
+            return _predict_slices(SliceSampler(model, stack, sampling, frames, key=key), numbers, bar)
         frame = Frame.centred(place[1:], preprocessing.size, stack.step)
-        prediction = predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), volume, place, bar)
+        prediction = predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), place, bar)
     usual = preprocessing.usual_values
     image = stack.images(np.array([place[0]]), frame)[0]
     return replace(prediction, doubt=usual.doubts(image, preprocessing.intensity) if usual else None)
@@ -108,7 +142,7 @@ def check_point(preprocessing: Preprocessing, point: object | None, *, name: str
         )
 
 
-def _predict_slices(slices: SliceSampler, volume: Volume, numbers: range, bar: "tqdm[Any]") -> Prediction:
+def _predict_slices(slices: SliceSampler, numbers: range, bar: "tqdm[Any]") -> Prediction:
     """Run over slices, keeping nothing of a slice but what is returned."""
     stack, num_samples = slices.stack, slices.sampling.num_samples
     depth, (height, width) = len(numbers), stack.stack.grid[1:]
@@ -119,69 +153,60 @@ def _predict_slices(slices: SliceSampler, volume: Volume, numbers: range, bar: "
     mean_log_probs = np.zeros_like(mean_probs)
     variance = np.zeros((len(slices.level_names), depth, height, width), np.float32)
     for number, (probs, levels) in enumerate(slices.look(numbers, box)):
-        labels[:, number], mean_probs[:, number], mean_log_probs[:, number] = _summary(probs)
+        (summary,) = summarise_probs([torch.from_numpy(probs)[None]])
+        labels[:, number], mean_probs[:, number], mean_log_probs[:, number] = (part.numpy() for part in summary)
         variance[:, number] = levels
         bar.update()
     levels_or_none = variance if slices.level_names else None
-    return Prediction(
-        volume, stack, box, labels, mean_probs, mean_log_probs, levels_or_none, {}, None, slices.level_names
-    )
-
-
-def _summary(probs: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
-    """Reduce probabilities (S, K, h, w) to labels (S, h, w), and the means of probabilities and logs (K, h, w)."""
-    return probs.argmax(1).astype(np.uint8), probs.mean(0), np.log(probs + EPSILON).mean(0)
+    return Prediction(stack, box, labels, mean_probs, mean_log_probs, levels_or_none, {}, None, slices.level_names)
 
 
 def level_outputs(
     model: Segmenter,
-    volume: Volume,
+    stack: PreparedStack,
     *,
     point: Sequence[float] | None = None,
     slice_number: int = 0,
     sampling: Sampling | None = None,
-    name: str = "volume",
 ) -> NDArray[np.float32]:
-    """Return the foreground's probability after each level of the first sample in one slice, (L, h, w).
+    """Return the probability of the foreground after each level of the first sample in one slice, (L, h, w).
 
     A model without a hierarchy has one level: its sample.
 
     Args:
-        model: as for `predict_volume`, whose first sample it is.
-        volume: likewise.
+        model: as for `predict_prepared`, of whose samples this is the first.
+        stack: likewise.
         point: likewise.
         sampling: likewise.
-        name: likewise.
-        slice_number: the slice, for a model of whole slices; else it is that of the point.
+        slice_number: the slice, for a model of whole slices; otherwise it is that of the point.
 
     Returns:
         Fine to coarse.
     """
-    stack = PreparedStack.of(volume, Preprocessing.of(model), name=name)
     frames, rows, columns = (
         tiles(stack, model.stride),
         slice(0, stack.stack.grid[1]),
         slice(0, stack.stack.grid[2]),
     )
-    place = None if point is None else _to_stack(volume, stack, point)
+    place = None if point is None else _to_stack(stack, point)
     if place is not None:
         slice_number = place[0]
         frames = [Frame.centred(place[1:], stack.preprocessing.size, stack.step)]
         rows, columns = (pixels_of(frames[0], axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
-    sampler = SliceSampler(model, stack, sampling or Sampling(), frames, key=case_key(volume, place))
+    sampler = SliceSampler(model, stack, sampling or Sampling(), frames, key=case_key(stack.volume, place))
     with torch.inference_mode():
         return sampler.levels_of_first_sample(slice_number, (slice(slice_number, slice_number + 1), rows, columns))
 
 
-def _to_stack(volume: Volume, stack: PreparedStack, point: Sequence[float]) -> tuple[int, int, int]:
-    """Return the (slice, row, column) of a voxel of the volume."""
+def _to_stack(stack: PreparedStack, point: Sequence[float]) -> tuple[int, int, int]:
+    """Return the (slice, row, column) of a voxel of the scan."""
     if len(point) != 3 or not np.isfinite(point).all():
         raise DataError(f"{stack.name}: a point needs three finite numbers, got {tuple(point)}")
-    if any(not -0.5 <= place < number - 0.5 for place, number in zip(point, volume.grid, strict=True)):
-        shape = " x ".join(map(str, volume.grid))
+    if any(not -0.5 <= place < number - 0.5 for place, number in zip(point, stack.volume.grid, strict=True)):
+        shape = " x ".join(map(str, stack.volume.grid))
         given = ", ".join(f"{place:g}" for place in point)
         raise DataError(f"{stack.name}: the point ({given}) lies outside of the scan's {shape} voxels; check --at")
-    world = volume.world(np.asarray(point, dtype=np.float64))
+    world = stack.volume.world(np.asarray(point, dtype=np.float64))
     place = np.linalg.inv(stack.stack.affine) @ [*world, 1]
     nearest = np.clip(np.rint(place[:3]), 0, np.array(stack.stack.grid) - 1)  # half a voxel may be rounded outwards
     number, row, column = (int(value) for value in nearest)

@@ -1,6 +1,6 @@
 """What happens on a click: samples of the clicked slice at once, then the maps, then the whole lesion.
 
-Every step is a call of `predict_volume` with the same seed, so that Python gives the same samples as the page.
+Every step is a call of `predict_prepared` with the same seed, so that Python gives the same samples as the page.
 
 Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels, and an ensemble's member),
 A annotators; n slices of h x w pixels in a box.
@@ -18,7 +18,7 @@ from phiseg.core.errors import DataError
 from phiseg.inference.measures import Measures, measure
 from phiseg.inference.measures import Spread as MeasuredSpread
 from phiseg.inference.slice_noise import Level
-from phiseg.inference.volumes import Prediction, Sampling, level_outputs, predict_volume
+from phiseg.inference.volumes import Prediction, Sampling, level_outputs, predict_prepared
 from phiseg.metrics import EPSILON
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter
@@ -76,7 +76,7 @@ def noise_names(model: Segmenter) -> tuple[str, ...]:
 
 
 def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
-    """Return how `predict_volume` has to sample, to draw what the page asks for.
+    """Return how `predict_prepared` has to sample, to draw what the page asks for.
 
     Raises:
         DataError: settings for other parts of the noise than the model has, or a temperature of a choice.
@@ -122,24 +122,21 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
     sent = 0
     for some in _steps(sampling.num_samples):
         draws = here.level_draws if some == sampling.num_samples else 0
-        clicked = predict_volume(
+        clicked = predict_prepared(
             model,
-            scan.volume,
+            scan.stack,
             point=point,
             slices=slices,
             sampling=replace(here, num_samples=some, level_draws=draws),
-            name=scan.name,
         )
         yield _samples(clicked, sent)
         sent = some
-    outputs = level_outputs(model, scan.volume, point=point, slice_number=number, sampling=here, name=scan.name)
+    outputs = level_outputs(model, scan.stack, point=point, slice_number=number, sampling=here)
     yield _summary(clicked, outputs if len(outputs) == num_levels(model) else None)
 
     whole = clicked
     if centred or request.num_samples * prod(scan.stack.stack.grid) <= MAX_LABELS:
-        whole = predict_volume(
-            model, scan.volume, point=point, sampling=replace(sampling, level_draws=0), name=scan.name
-        )
+        whole = predict_prepared(model, scan.stack, point=point, sampling=replace(sampling, level_draws=0))
     numbers = _numbers(measure(whole), measure(clicked).level_shares)
     yield numbers
     yield _lesion(whole)

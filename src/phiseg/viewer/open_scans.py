@@ -33,7 +33,6 @@ class OpenScan:
 
     id: str
     name: str
-    volume: Volume
     stack: PreparedStack
     series: DicomSeries | None = None
     has_spacing: bool = True
@@ -43,6 +42,11 @@ class OpenScan:
     annotations: NDArray[np.uint8] | None = None
     """(A, H, W), of the annotators who looked at this case of a dataset."""
     annotators: tuple[str, ...] = ()
+
+    @property
+    def volume(self) -> Volume:
+        """The scan as it was read."""
+        return self.stack.volume
 
     @cached_property
     def info(self) -> ScanInfo:
@@ -178,7 +182,7 @@ class ScanCollection:
         if scan_id == EXAMPLE:
             volume, start = example_volume(self.preprocessing)
             stack = PreparedStack.of(volume, self.preprocessing, name=EXAMPLE)
-            return OpenScan(scan_id, self.names()[EXAMPLE], volume, stack, start=start)
+            return OpenScan(scan_id, self.names()[EXAMPLE], stack, start=start)
         if self.dataset and kind == "case" and number in map(str, range(self.dataset.num_cases)):
             return self._read_case(self.dataset, int(number))
         raise DataError("there is no such scan any more; open it again, or drop it on the page again")
@@ -197,7 +201,7 @@ class ScanCollection:
         )
         modality = scan.series.modality if scan.series else None
         stack = PreparedStack.of(scan.volume, self.preprocessing, name=file.name, modality=modality)
-        return OpenScan(scan_id, file.name, scan.volume, stack, scan.series, scan.has_spacing, scan.warnings)
+        return OpenScan(scan_id, file.name, stack, scan.series, scan.has_spacing, scan.warnings)
 
     def _read_case(self, dataset: Dataset, row: int) -> OpenScan:
         """Return a case of the dataset as a scan of one slice."""
@@ -214,7 +218,6 @@ class ScanCollection:
         return OpenScan(
             f"case-{row}",
             name,
-            volume,
             stack,
             has_spacing=own is not None,
             annotations=dataset.annotations(row),
