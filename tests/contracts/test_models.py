@@ -116,6 +116,24 @@ def test_the_terms_add_up_to_the_total_and_the_elbo(name):
     assert [*loss.terms][: len(reconstructions)] == [f"cross_entropy/{i}" for i in range(len(reconstructions))]
 
 
+@torch.no_grad()
+def test_num_levels_counts_the_first_parts_of_the_noise(name):
+    model = settled(name)
+    number = model.num_levels
+    assert number == getattr(model.config, "num_levels", 0)
+    assert model.noise_names[:number] == tuple(f"level {level + 1}" for level in range(number))
+    assert all(model.takes_temperature[:number])
+    image, _ = batch(model, number=1)
+    encoding = model.encode(image)
+    noise = draw_noise(model.noise_shapes((16, 16)), 1, 2, generators(0))
+    outputs = model.sample_levels(encoding, noise, 2)
+    assert len(outputs) in (1, number)
+    close(outputs[0], model.decode_samples(encoding, noise, 2))
+    for level in range(number):
+        changed = [-part if place == level else part for place, part in enumerate(noise)]
+        assert not torch.allclose(model.decode_samples(encoding, changed, 2), outputs[0], atol=1e-6)
+
+
 @pytest.mark.parametrize("norm", ["batch", "group", "none"])
 def test_gradients_reach_every_parameter(name, norm):
     model = build(name, norm=norm).train()

@@ -196,6 +196,11 @@ class HProbUNet(Segmenter):
         self.check_image(image)
         return Encoding(tuple(self.prior.body.encoder(self.pad(image))), (image.shape[-2], image.shape[-1]))
 
+    @property
+    def num_levels(self) -> int:
+        """The number L of latent levels."""
+        return self.config.num_levels
+
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
         """Return (D, h_l, w_l) of every level."""
         height, width = self.padded_size(size)

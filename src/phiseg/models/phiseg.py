@@ -148,6 +148,11 @@ class PHiSeg(Segmenter):
         self.check_image(image)
         return Encoding(self.prior.encode(self.pad(image)), (image.shape[-2], image.shape[-1]))
 
+    @property
+    def num_levels(self) -> int:
+        """The number L of latent levels."""
+        return self.config.num_levels
+
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
         """Return (D, h_l, w_l) of every level, fine to coarse."""
         height, width = self.padded_size(size)

@@ -60,6 +60,11 @@ class PHiSegEnsemble(Segmenter):
         encodings = [member.encode(image) for member in self.members]  # type: ignore[operator]
         return Encoding(tuple(f for encoding in encodings for f in encoding.features), encodings[0].size)
 
+    @property
+    def num_levels(self) -> int:
+        """The number L of latent levels."""
+        return self.config.num_levels
+
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
         """Return (D, h_l, w_l) of every level, fine to coarse, and (): one number that picks the member."""
         shapes: list[tuple[int, ...]] = self.members[0].noise_shapes(size)  # type: ignore[operator]

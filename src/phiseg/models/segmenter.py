@@ -125,6 +125,11 @@ class Segmenter(nn.Module, ABC):
         """Return the shapes of the standard normal noise that one sample of one (H, W) image needs."""
 
     @property
+    def num_levels(self) -> int:
+        """The number L of latent levels, the first L parts of the noise; 0 for a model without a hierarchy."""
+        return 0
+
+    @property
     def noise_names(self) -> tuple[str, ...]:
         """What each part of the noise decides on: latent levels, numbered as in the paper (1 is the finest)."""
         shapes = self.noise_shapes((self.stride, self.stride))
@@ -143,9 +148,9 @@ class Segmenter(nn.Module, ABC):
         """
 
     def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> list[Tensor]:
-        """Return the logits (B, S, K, H, W) after each level of a hierarchical model, fine to coarse.
+        """Return the logits (B, S, K, H, W) after each of the L levels, fine to coarse.
 
-        A model without a hierarchy has one level: its samples.
+        A model that gives logits only once, with or without a hierarchy, returns its samples alone.
         """
         return [self.decode_samples(encoding, noise, num_samples)]
 

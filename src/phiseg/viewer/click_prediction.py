@@ -22,9 +22,6 @@ from phiseg.inference.volumes import Prediction, Sampling, level_outputs, predic
 from phiseg.metrics import EPSILON
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter
-from phiseg.models.hprobunet import HProbUNet
-from phiseg.models.phiseg import PHiSeg
-from phiseg.models.phiseg_ensemble import PHiSegEnsemble
 from phiseg.viewer.open_scans import OpenScan
 from phiseg.viewer.schema import (
     Box,
@@ -62,17 +59,12 @@ class Drawn:
     scores: CaseScores | None
 
 
-def num_levels(model: Segmenter) -> int:
-    """Return the number L of latent levels; 0 for a model without a hierarchy."""
-    return model.config.num_levels if isinstance(model, PHiSeg | PHiSegEnsemble | HProbUNet) else 0
-
-
 def noise_names(model: Segmenter) -> tuple[str, ...]:
     """Return the N parts of the noise that can be controlled one by one: first the levels, fine to coarse.
 
     None for a model without a hierarchy.
     """
-    return model.noise_names if num_levels(model) else ()
+    return model.noise_names if model.num_levels else ()
 
 
 def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
@@ -85,14 +77,14 @@ def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
     if len(request.levels) not in (0, len(names)):
         wanted = ", ".join(names) or "no levels"
         raise DataError(f"the model takes settings for {wanted}, not {len(request.levels)}; reload the page")
-    if any(choice.temperature != 1 for choice in request.levels[num_levels(model) :]):
+    if any(choice.temperature != 1 for choice in request.levels[model.num_levels :]):
         raise DataError("which member draws has no temperature; hold or redraw it")
     levels = tuple(Level(level.seed, level.hold, level.temperature) for level in request.levels)
     return Sampling(
         num_samples=request.num_samples,
         seed=request.seed,
         levels=levels,
-        level_draws=Sampling.level_draws if num_levels(model) else 0,
+        level_draws=Sampling.level_draws if model.num_levels else 0,
         batch_size=1,
     )
 
@@ -132,7 +124,7 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
         yield _samples(clicked, sent)
         sent = some
     outputs = level_outputs(model, scan.stack, point=point, slice_number=number, sampling=here)
-    yield _summary(clicked, outputs if len(outputs) == num_levels(model) else None)
+    yield _summary(clicked, outputs if len(outputs) == model.num_levels else None)
 
     whole = clicked
     if centred or request.num_samples * prod(scan.stack.stack.grid) <= MAX_LABELS:

@@ -28,7 +28,7 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import check_fits
 from phiseg.models import Segmenter
 from phiseg.viewer.access import AccessControl
-from phiseg.viewer.click_prediction import Drawn, draw, noise_names, num_levels
+from phiseg.viewer.click_prediction import Drawn, draw, noise_names
 from phiseg.viewer.exports import Kind, What, export_file
 from phiseg.viewer.open_scans import OpenScan, ScanCollection
 from phiseg.viewer.request_queue import RequestQueue
@@ -96,7 +96,7 @@ class Viewer:
         return ModelInfo(
             name=self.name,
             classes=list(preprocessing.classes),
-            num_levels=num_levels(self.model),
+            num_levels=self.model.num_levels,
             noise_names=list(noise_names(self.model)),
             centred_on=preprocessing.centred_on,
             size=preprocessing.size,
