@@ -9,7 +9,6 @@ volumes in ml are compared with the samples' 90 % interval. A reader who did not
 
 import argparse
 import csv
-import json
 from itertools import product
 from math import inf, isfinite
 from pathlib import Path
@@ -25,7 +24,7 @@ from phiseg.inference.measures import measure
 from phiseg.inference.preprocessing import Preprocessing, SliceCoupling, VolumeCheck
 from phiseg.inference.volumes import Sampling, predict_volume
 from phiseg.metrics.area import area_scores_from
-from phiseg.models import Segmenter
+from phiseg.models import Segmenter, load_model
 from phiseg.models.pretrained import find_model
 
 READERS = 4
@@ -119,12 +118,11 @@ def nodule(file: Any, index: int) -> tuple[Volume, tuple[int, int, int], np.ndar
 
 def store(folder: Path, coupling: SliceCoupling, rows: list[dict[str, Any]], *, name: str) -> None:
     """Write the coupling of slices and what was measured with it into a model folder."""
-    path = folder / "preprocessing.json"
-    values = json.loads(path.read_text(encoding="utf-8"))
     coverage = round(float(np.mean([row["inside"] for row in rows])), 3)
     check = VolumeCheck(dataset=name, num_lesions=len(rows), num_annotators=READERS, coverage=coverage)
-    values |= {"slice_coupling": coupling.model_dump(mode="json"), "volume_check": check.model_dump(mode="json")}
-    write_json(path, Preprocessing.parse(values, where=str(path)).model_dump(mode="json"))
+    before = Preprocessing.of(load_model(folder))
+    after = before.model_copy(update={"slice_coupling": coupling, "volume_check": check})
+    write_json(folder / "preprocessing.json", after.to_json())
 
 
 if __name__ == "__main__":

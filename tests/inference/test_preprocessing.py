@@ -1,15 +1,20 @@
 """Scans as a model's training images were: the same values, or refused where modality or values say otherwise."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from helpers.known_models import KnownModel, brightest, place
 from phiseg.core.errors import DataError
+from phiseg.data.store import Dataset
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import Volume
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
 from phiseg.inference.scans import ScanFile, read_scan
+from phiseg.models import load_model
+from phiseg.models.pretrained import bundled_models
 
 WINDOW = {"kind": "window", "low": -1000, "high": 400}
 
@@ -181,3 +186,19 @@ def test_pictures_without_spacing_are_not_resampled(tmp_path, preprocessing, ass
     assert stack.step == (1, 1)
     assert stack.stack.spacing_mm[1:] == pytest.approx(assumed)
     assert not any("resampled" in line for line in stack.warnings)
+
+
+def test_training_writes_what_preprocessing_reads(trained, lesions):
+    dataset = Dataset.open(lesions)
+    stored = json.loads((trained() / "model" / "preprocessing.json").read_text())
+    found = Preprocessing.of(load_model(trained()))
+    assert found == Preprocessing.of_dataset(dataset)
+    assert found.to_json() == stored
+    assert found.dataset.fingerprint == dataset.fingerprint
+
+
+@pytest.mark.parametrize("folder", bundled_models().values(), ids=lambda folder: folder.name)
+def test_bundled_preprocessing_is_read_completely(folder):
+    stored = json.loads((folder / "preprocessing.json").read_text())
+    written = Preprocessing.of(load_model(folder)).to_json()
+    assert {key: written[key] for key in stored} == stored

@@ -41,9 +41,9 @@ def test_a_dataset_of_the_same_kind_fits(trained, prepared_otherwise):
 @pytest.mark.parametrize(
     ("changes", "learned", "found"),
     [
-        ({"intensity": Intensity(kind="window", low=0, high=2)}, "'high': 1.0", "'high': 2.0"),
-        ({"intensity": Intensity(kind="zscore")}, "'kind': 'window'", "'kind': 'zscore'"),
-        ({"classes": ("background", "organ")}, "['background', 'lesion']", "['background', 'organ']"),
+        ({"intensity": Intensity(kind="window", low=0, high=2)}, "high=1.0", "high=2.0"),
+        ({"intensity": Intensity(kind="zscore")}, "kind='window'", "kind='zscore'"),
+        ({"classes": ("background", "organ")}, "background, lesion", "background, organ"),
     ],
 )
 def test_images_or_labels_of_another_meaning_are_refused(changes, learned, found, trained, prepared_otherwise):

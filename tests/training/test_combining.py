@@ -93,6 +93,11 @@ def test_what_does_not_go_together_is_refused(runs, cli, trained, copy, tmp_path
     assert "kl_weights = unit" in refusal(runs[0], weighted)
 
 
+def test_a_setting_at_its_default_may_be_missing_in_preprocessing_json(runs, cli, tmp_path):
+    edit(runs[1], "preprocessing.json", lambda values: values.pop("volume_check"))
+    assert cli("combine", *runs, "--out", tmp_path / "both").code == 0
+
+
 def test_an_existing_model_is_kept_unless_told(runs, cli, tmp_path):
     out = tmp_path / "both"
     assert cli("combine", *runs, "--out", out).code == 0

@@ -24,6 +24,7 @@ from phiseg.evaluation.results import (
     read_evaluation,
     write_evaluation,
 )
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.ranks import gather, process_rank, share_batches
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
 from phiseg.metrics import (
@@ -253,7 +254,8 @@ def warn_of_leak(
     """
     tokens = set(patient_tokens(dataset, split, salt=model.provenance.get("patient_salt")))
     known = {"trained on": model.provenance.get("train_patients") or (), **(tuned_on or {})}
-    same = (model.preprocessing.get("dataset") or {}).get("fingerprint") == dataset.fingerprint
+    preprocessing = Preprocessing.find(model)
+    same = preprocessing is not None and preprocessing.dataset.fingerprint == dataset.fingerprint
     for what, recorded in known.items():
         if seen := tokens.intersection(map(str, recorded)):
             patients = f"{len(seen)} of the {len(tokens)} patients in split '{split}'"

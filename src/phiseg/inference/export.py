@@ -131,7 +131,7 @@ def export_onnx(
             "phiseg_version": __version__,
             "recipe": str(model.provenance.get("recipe", "")),
             "classes": json.dumps(preprocessing.classes),
-            "preprocessing": json.dumps(model.preprocessing),
+            "preprocessing": json.dumps(preprocessing.to_json()),
             "calibration": model.calibration.model_dump_json(),
             "intended_use": INTENDED_USE,
         },

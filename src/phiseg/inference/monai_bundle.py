@@ -177,7 +177,7 @@ def _metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
         "description": "Draws plausible segmentations of 2-D images and gives their mean probabilities.",
         "authors": "those who trained the model",
         "copyright": "of those who trained the model",
-        "data_source": str(preprocessing.dataset.get("name", "")),
+        "data_source": preprocessing.dataset.name,
         "data_type": "numpy" if preprocessing.plane is None else "nibabel",
         "image_classes": f"{preprocessing.image_channels} channel(s), {image['format']}",
         "pred_classes": f"{len(classes)} channels: the mean probabilities of {', '.join(classes)}",

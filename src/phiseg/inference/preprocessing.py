@@ -50,8 +50,19 @@ class VolumeCheck(StrictConfig):
     """Share of the annotators' volumes inside of the samples' 90 % interval."""
 
 
+class TrainingDataset(StrictConfig):
+    """The dataset that a model was trained on; empty texts where it is not known."""
+
+    name: str = ""
+    fingerprint: str = ""
+    """`Dataset.fingerprint`."""
+
+
 class Preprocessing(StrictConfig):
-    """The content of a model folder's preprocessing.json: what the training images had in common."""
+    """The content of a model folder's preprocessing.json: what the training images had in common.
+
+    Training writes it with `to_json`. Everything that reads it goes through `of`.
+    """
 
     classes: tuple[str, ...] = Field(min_length=2)
     """Class names, the background first."""
@@ -75,7 +86,7 @@ class Preprocessing(StrictConfig):
     """What values images around a lesion have; None for whole slices, or where it is not known."""
     slice_coupling: SliceCoupling = SliceCoupling()
     volume_check: VolumeCheck | None = None
-    dataset: dict[str, Any] = Field(default_factory=dict)
+    dataset: TrainingDataset = TrainingDataset()
 
     @classmethod
     def of_dataset(cls, dataset: Dataset) -> Self:
@@ -96,7 +107,7 @@ class Preprocessing(StrictConfig):
             spacing_range_mm=_range([mm for spacing in spacings for mm in spacing]),
             thickness_range_mm=_range(thicknesses),
             usual_values=_usual_values(dataset, rows) if info.centred_on else None,
-            dataset={"name": info.name, "fingerprint": dataset.fingerprint},
+            dataset=TrainingDataset(name=info.name, fingerprint=dataset.fingerprint),
         )
 
     @classmethod
@@ -112,6 +123,15 @@ class Preprocessing(StrictConfig):
             return cls.parse(model.preprocessing, where="preprocessing.json")
         except ConfigError as error:
             raise ModelError(f"{error}; copy the model folder again") from None
+
+    @classmethod
+    def find(cls, model: Segmenter) -> Self | None:
+        """Return the same as `of`, or None for a model that was not loaded from a folder."""
+        return cls.of(model) if model.preprocessing else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of preprocessing.json."""
+        return self.model_dump(mode="json")
 
     def network_spacing_mm(self, own: tuple[float, float]) -> tuple[float, float]:
         """Return the pixel spacing (vertical, horizontal) at which the network sees a scan of some spacing.

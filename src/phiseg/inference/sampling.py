@@ -12,6 +12,7 @@ from torch import Tensor
 
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.data.store import Dataset
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.summary import SampleSummary, summarise_samples
 from phiseg.models import Segmenter
 from phiseg.models.noise import seeded_generator
@@ -114,13 +115,12 @@ def check_fits(model: Segmenter, dataset: Dataset) -> None:
     Raises:
         ModelError: with both.
     """
-    info, learned = dataset.info, model.preprocessing
-    classes, intensity = list(info.classes), info.intensity.model_dump(mode="json")
+    info, learned = dataset.info, Preprocessing.find(model) or dataset.info
     for what, ours, theirs in (
         ("{} image channels", model.config.image_channels, info.image_channels),
-        ("{} classes", model.config.num_classes, len(classes)),
-        ("the classes {}", learned.get("classes", classes), classes),
-        ("the intensity rule {}", learned.get("intensity", intensity), intensity),
+        ("{} classes", model.config.num_classes, len(info.classes)),
+        ("the classes {}", ", ".join(learned.classes), ", ".join(info.classes)),
+        ("the intensity rule {}", learned.intensity, info.intensity),
     ):
         if ours != theirs:
             raise ModelError(

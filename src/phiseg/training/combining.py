@@ -6,6 +6,7 @@ from typing import Any
 
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import check_replaceable
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import Segmenter, build_model, load_model, save_model
 from phiseg.models.phiseg import PHiSeg
 from phiseg.models.phiseg_ensemble import PHiSegEnsemble, PHiSegEnsembleConfig
@@ -70,7 +71,7 @@ def _check_member(model: Segmenter, first: Segmenter, folder: Path, first_folder
             f"{folder} and {first_folder} record their patients in different ways, since an older phiseg trained "
             "one of them; combine models that one version trained"
         )
-    if model.preprocessing != first.preprocessing:
+    if Preprocessing.find(model) != Preprocessing.find(first):
         raise ModelError(
             f"{folder} and {first_folder} were trained on other data, or on data prepared in another way; "
             "combine models of one dataset"

@@ -292,7 +292,7 @@ class _Training:
                 lambda: save_model(
                     self.out / "model",
                     self.average.model,
-                    preprocessing=Preprocessing.of_dataset(self.dataset).model_dump(mode="json"),
+                    preprocessing=Preprocessing.of_dataset(self.dataset).to_json(),
                     provenance=provenance(self.recipe, self.dataset, self.step),
                     card=model_card(self.recipe, self.dataset, self.step, values),
                 )
