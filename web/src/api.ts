@@ -1,129 +1,26 @@
-/** What the page and the server say to each other: the types of schema.py, and one function a route. */
+/** One function for each route of the server. Its messages are the types of schema.ts, which schema.py generates. */
+
+import type {
+  ExportKind,
+  ExportWhat,
+  PackedAnnotations,
+  PredictionRequest,
+  ScanInfo,
+  SessionInfo,
+  StreamedMessage,
+} from "./schema";
+
+export type * from "./schema";
 
 export type Pair = [number, number];
 /** Slice, row, column. */
-export type Point = [number, number, number];
-
-export interface ModelInfo {
-  name: string;
-  classes: string[];
-  /** Latent levels; 0 for a model without a hierarchy. */
-  num_levels: number;
-  /** The parts of the noise: the levels, fine to coarse, and then, for an ensemble, the member. */
-  noise_names: string[];
-  centred_on: string | null;
-  size: Pair;
-  window: Pair | null;
-}
-
-export interface ScanInfo {
-  id: string;
-  name: string;
-  num_slices: number;
-  height: number;
-  width: number;
-  spacing_mm: [number, number, number];
-  has_spacing: boolean;
-  plane: string;
-  value_range: Pair;
-  window: Pair;
-  annotators: string[];
-  /** Where to look first. */
-  start: Point;
-  /** What one should know of the scan. */
-  warnings: string[];
-}
-
-export interface SessionInfo {
-  version: string;
-  model: ModelInfo;
-  scans: ScanInfo[];
-  scan_names: Record<string, string>;
-  max_samples: number;
-  max_upload_bytes: number;
-  max_scans: number;
-}
-
-export interface LevelControl {
-  seed: number;
-  hold: boolean;
-  temperature: number;
-}
-
-export interface PredictionRequest {
-  scan: string;
-  point: Point;
-  num_samples: number;
-  seed: number;
-  /** One for each of `noise_names`; empty: all as they are. */
-  levels: LevelControl[];
-}
-
-export interface Box {
-  row: number;
-  column: number;
-  height: number;
-  width: number;
-}
-
-export interface Spread {
-  median: number;
-  low: number;
-  high: number;
-  samples: number[];
-}
-
-export interface ClassNumbers {
-  present: number;
-  volume_ml: Spread;
-  diameter_mm: Spread;
-}
-
-export interface Numbers {
-  type: "numbers";
-  classes: Record<string, ClassNumbers>;
-  mean_gamma: number;
-  agreement: number;
-  /** Share of samples whose lesion is cut off. */
-  truncated: number;
-  /** By the names of `noise_names`. */
-  level_shares: Record<string, number> | null;
-}
-
-export interface CaseScores {
-  type: "scores";
-  ged: number | null;
-  ged_floor: number | null;
-  s_ncc: number | null;
-  dice: number | null;
-}
-
-export type Message =
-  | { type: "queued"; ahead: number }
-  | { type: "samples"; first: number; number: number; box: Box; labels: string }
-  | {
-      type: "slice";
-      box: Box;
-      mean_probs: string;
-      gamma: string;
-      gamma_max: number;
-      level_shares: string | null;
-      level_outputs: string | null;
-    }
-  | Numbers
-  | { type: "volume"; first_slice: number; num_slices: number; box: Box; labels: string; mean_probs: string }
-  | CaseScores
-  | { type: "done"; id: string }
-  | { type: "error"; message: string };
+export type Point = PredictionRequest["point"];
 
 export interface Annotations {
   annotators: string[];
   /** (A, height, width), of the only slice of a case. */
   labels: Uint8Array;
 }
-
-export type ExportWhat = "sample" | "mean" | "labels" | "gamma" | "numbers";
-export type ExportKind = "nifti" | "seg" | "json";
 
 export async function getSession(): Promise<SessionInfo> {
   return (await request("api/session")).json();
@@ -141,7 +38,7 @@ export async function getSlice(id: string, number: number): Promise<Float32Array
 
 export async function getAnnotations(id: string): Promise<Annotations | null> {
   const response = await request(`api/scans/${encodeURIComponent(id)}/annotations`);
-  const found = (await response.json()) as { annotators: string[]; labels: string | null };
+  const found = (await response.json()) as PackedAnnotations;
   return found.labels === null ? null : { annotators: found.annotators, labels: await unpack(found.labels) };
 }
 
@@ -152,7 +49,7 @@ export async function sendScan(files: File[]): Promise<ScanInfo> {
 }
 
 /** Ask for samples, and yield what comes line by line. */
-export async function* predict(wish: PredictionRequest, signal: AbortSignal): AsyncGenerator<Message> {
+export async function* predict(wish: PredictionRequest, signal: AbortSignal): AsyncGenerator<StreamedMessage> {
   const response = await request("api/predictions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
@@ -166,7 +63,7 @@ export async function* predict(wish: PredictionRequest, signal: AbortSignal): As
     const { done, value } = await reader.read();
     const lines = (rest + (value ?? "")).split("\n");
     rest = lines.pop() ?? "";
-    for (const line of lines) if (line) yield JSON.parse(line) as Message;
+    for (const line of lines) if (line) yield JSON.parse(line) as StreamedMessage;
     if (done) return;
   }
 }

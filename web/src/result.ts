@@ -1,6 +1,6 @@
 /** What came of one click so far. S samples, K classes, L levels, N parts of the noise; masks lie in a box of a slice. */
 
-import type { Box, CaseScores, Message, Numbers, PredictionRequest } from "./api";
+import type { Box, CaseScores, StreamedMessage, Numbers, PredictionRequest } from "./api";
 import { unpack } from "./api";
 
 /** Values (h, w) in a box of a slice. */
@@ -76,7 +76,7 @@ export class Result {
   }
 
   /** Take in a message of the server. */
-  async add(message: Message): Promise<void> {
+  async add(message: StreamedMessage): Promise<void> {
     if (message.type === "samples") {
       const all = await unpack(message.labels);
       const size = message.box.height * message.box.width;

@@ -10,15 +10,18 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 MAX_SAMPLES = 100
 
 
 class Message(BaseModel):
-    """Something that goes over the wire; unknown keys are refused."""
+    """A message between page and server; unknown keys are refused.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    The types of the page, web/src/schema.ts, are generated from these classes and their docstrings.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class ModelInfo(Message):
@@ -60,6 +63,14 @@ class ScanInfo(Message):
     """Slice, row and column to look at first: the middle, or the lesion of the example."""
     warnings: list[str]
     """What the user should know of the scan, one line each."""
+
+
+class PackedAnnotations(Message):
+    """The annotators' masks of a case."""
+
+    annotators: list[str]
+    labels: str | None
+    """uint8 (A, height, width), of the only slice of a case; None for a scan."""
 
 
 class SessionInfo(Message):
@@ -210,6 +221,17 @@ class Failed(Message):
 
     type: Literal["error"] = "error"
     message: str
+
+
+class StreamedMessage(
+    RootModel[
+        Annotated[
+            Queued | Samples | SliceSummary | Numbers | LesionSlices | CaseScores | Done | Failed,
+            Field(discriminator="type"),
+        ]
+    ]
+):
+    """One line of the answer to a prediction request."""
 
 
 def packed(array: NDArray[Any]) -> str:

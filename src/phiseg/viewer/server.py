@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Query, Request, Response
@@ -32,7 +32,17 @@ from phiseg.viewer.click_prediction import Drawn, draw, noise_names
 from phiseg.viewer.exports import Kind, What, export_file
 from phiseg.viewer.open_scans import OpenScan, ScanCollection
 from phiseg.viewer.request_queue import RequestQueue
-from phiseg.viewer.schema import Done, Message, ModelInfo, PredictionRequest, ScanInfo, SessionInfo, packed
+from phiseg.viewer.schema import (
+    Done,
+    Message,
+    ModelInfo,
+    PackedAnnotations,
+    PredictionRequest,
+    ScanInfo,
+    SessionInfo,
+    StreamedMessage,
+    packed,
+)
 from phiseg.viewer.uploads import save_uploads
 
 MAX_UPLOAD = 1 << 30
@@ -171,11 +181,12 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
         return Response(content, media_type="application/octet-stream")
 
     @app.get("/api/scans/{scan_id}/annotations")
-    def annotations(scan_id: str) -> dict[str, Any]:
-        """Return the annotators' masks of a case, packed uint8 (annotators, height, width)."""
+    def annotations(scan_id: str) -> PackedAnnotations:
+        """Return the annotators' masks of a case."""
         opened = viewer.scans.get(scan_id)
         drawn = opened.annotations
-        return {"annotators": list(opened.annotators), "labels": None if drawn is None else packed(drawn)}
+        labels = None if drawn is None else packed(drawn)
+        return PackedAnnotations(annotators=list(opened.annotators), labels=labels)
 
     @app.post("/api/scans")
     async def drop(request: Request) -> ScanInfo:
@@ -188,7 +199,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
         finally:
             viewer.num_uploads -= 1
 
-    @app.post("/api/predictions")
+    @app.post("/api/predictions", response_class=StreamingResponse, responses={200: {"model": StreamedMessage}})
     async def predict(request: Request, wanted: PredictionRequest) -> StreamingResponse:
         """Draw samples: lines of JSON, as they come."""
         if viewer.queue.is_full:
