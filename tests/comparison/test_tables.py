@@ -246,8 +246,8 @@ def test_a_dataset_with_one_annotator_has_no_ged_and_says_why(tmp_path):
     for name in ("ged", "ged_floor", "ged_unbiased", "s_ncc"):
         alone.cases[name] = [None] * len(alone.cases[name])
     alone.cases["num_annotators"] = [1.0] * len(alone.cases["case"])
-    empty = dict.fromkeys(("ged", "ged_floor", "ged_unbiased", "s_ncc"))
-    alone = replace(alone, summary=alone.summary.model_copy(update=empty))
+    scores = alone.summary.scores | dict.fromkeys(("ged", "ged_floor", "ged_unbiased", "s_ncc"))
+    alone = replace(alone, summary=alone.summary.model_copy(update={"scores": scores}))
     table = comparison_table([alone])
     assert table.rows[0].ged is None
     assert table.rows[0].dice is not None
@@ -255,9 +255,8 @@ def test_a_dataset_with_one_annotator_has_no_ged_and_says_why(tmp_path):
 
 
 def test_the_residual_correlation_and_what_it_accounts_for_are_noted():
-    known = evaluation("a", 0.9)
+    known = evaluation("a", 0.9, residual_correlation=0.2)
     delta = known.summary.diversity_annotators
-    known = replace(known, summary=known.summary.model_copy(update={"residual_correlation": 0.2}))
     notes = comparison_table([known, evaluation("b", 0.1)]).notes
     (note,) = [note for note in notes if "Residual correlation" in note]
     assert note.endswith(f"a 0.20 ({delta * 0.25:.3f}).")

@@ -17,7 +17,7 @@ from phiseg.comparison.tables import comparison_table
 from phiseg.core.errors import DataError, OutputError
 from phiseg.evaluation.results import Examples, Summary, patients_of, read_evaluation, read_training
 from phiseg.experiment.pooling import pool
-from phiseg.metrics.case import FURTHER_SCORES, SCORES
+from phiseg.metrics.registry import summary_scores
 from phiseg.metrics.significance import patient_interval
 
 
@@ -55,7 +55,7 @@ def test_what_is_written_is_read_back(tmp_path):
     cases["diversity"] = [None] * 6
     written = make_evaluation(tmp_path / "eval", num_levels=3, num_classes=3, size=16, training=True)
     examples = Examples(**vars(written.examples) | {"cases": np.array(cases["case"][:2])})
-    summary = Summary.of(cases, ece=written.summary.ece, method="phiseg", **PROVENANCE)
+    summary = Summary.of(cases, pixel_scores={"ece": written.summary.ece}, method="phiseg", **PROVENANCE)
     written = replace(written, summary=summary, cases=cases, examples=examples)
 
     read = read_evaluation(write(written))
@@ -113,11 +113,12 @@ def test_an_evaluation_from_before_the_further_scores_is_read_and_compared(tmp_p
     expected = read_evaluation(old)
     forget_further_scores(old)
     read = read_evaluation(old)
-    assert [read.cases[name] for name in FURTHER_SCORES] == [[None] * 6] * len(FURTHER_SCORES)
-    assert [getattr(read.summary, name) for name in FURTHER_SCORES] == [None] * len(FURTHER_SCORES)
+    for name in ("hm_iou", "best_dice", "diversity", "diversity_annotators", "area_crps", "area_width"):
+        assert read.cases[name] == [None] * 6
+        assert read.summary.scores[name] is None
     assert (read.summary.ece, read.reliability) == (None, None)
     new = read_evaluation(write(make_evaluation(tmp_path / "new", num_cases=6, size=16)))
-    for name in SCORES:
+    for name in ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice"):
         assert read.cases[name] == expected.cases[name]
     assert [row.ged for row in comparison_table([read, new]).rows] == [expected.summary.ged, new.summary.ged]
 
@@ -255,6 +256,11 @@ def test_training_keeps_finite_numbers_only(tmp_path):
         read_training(path)
 
 
-def test_every_metric_is_a_column_and_a_field():
-    assert {*SCORES, *FURTHER_SCORES} <= set(Summary.model_fields)
-    assert {*SCORES, *FURTHER_SCORES} <= set(make_cases(0.5, num_cases=2))
+def test_summary_holds_every_score_as_key_and_attribute(folder):
+    written = json.loads((folder / "summary.json").read_text())
+    names = [score.name for score in summary_scores()]
+    assert [key for key in written if key in names] == names
+    summary = read_evaluation(folder).summary
+    assert {name: getattr(summary, name) for name in names} == {name: written[name] for name in names}
+    with pytest.raises(AttributeError, match="no 'gedd'"):
+        summary.gedd  # noqa: B018

@@ -10,9 +10,17 @@ import numpy as np
 import torch
 from scipy.ndimage import gaussian_filter
 
-from phiseg.evaluation.results import DatasetRef, Evaluation, Examples, ModelRef, Summary, write_evaluation
+from phiseg.evaluation.results import (
+    REQUIRED_COLUMNS,
+    DatasetRef,
+    Evaluation,
+    Examples,
+    ModelRef,
+    Summary,
+    write_evaluation,
+)
 from phiseg.metrics import expected_calibration_error
-from phiseg.metrics.case import FURTHER_SCORES
+from phiseg.metrics.registry import case_scores
 
 NUM_CASES, NUM_SAMPLES = 40, 100
 PROVENANCE: dict[str, Any] = {
@@ -148,6 +156,7 @@ def make_evaluation(
     num_levels: int = 0,
     size: int = 64,
     training: bool = False,
+    residual_correlation: float | None = None,
     cases: dict[str, list[Any]] | None = None,
     **provenance: Any,
 ) -> Evaluation:
@@ -155,7 +164,8 @@ def make_evaluation(
     cases = cases or make_cases(quality, num_cases=num_cases)
     reliability = make_reliability(quality, num_classes=num_classes)
     ece = expected_calibration_error(torch.from_numpy(reliability))
-    summary = Summary.of(cases, ece=ece, method=method, **PROVENANCE | provenance)
+    pixel_scores = {"ece": ece, "residual_correlation": residual_correlation}
+    summary = Summary.of(cases, pixel_scores=pixel_scores, method=method, **PROVENANCE | provenance)
     examples = make_examples(
         quality, num_classes=num_classes, num_levels=num_levels, num_examples=min(2, num_cases), size=size
     )
@@ -174,12 +184,13 @@ def make_reliability(quality: float, *, num_classes: int = 2) -> np.ndarray:
 def forget_further_scores(folder: Path) -> None:
     """Make of `folder` an evaluation as it was written before there were scores beyond the paper's."""
     summary = json.loads((folder / "summary.json").read_text())
-    for name in (*FURTHER_SCORES, "ece"):
+    later = [score.name for score in case_scores() if score.name not in REQUIRED_COLUMNS]
+    for name in (*later, "ece"):
         del summary[name]
         summary["intervals"].pop(name, None)
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "reliability.csv").unlink()
-    _drop_columns(folder / "cases.csv", FURTHER_SCORES)
+    _drop_columns(folder / "cases.csv", later)
 
 
 def forget_patients(folder: Path) -> None:

@@ -6,7 +6,8 @@ import torch
 from helpers import naive_metrics as naive
 from phiseg.core.errors import DataError
 from phiseg.metrics import mean_log_probs
-from phiseg.metrics.case import FURTHER_SCORES, SCORES, score_case
+from phiseg.metrics.case import score_case
+from phiseg.metrics.registry import case_scores
 
 
 def make_case(num_classes, num_samples=6, num_annotators=3, size=(6, 5), seed=0):
@@ -48,7 +49,7 @@ def test_score_case_matches_reference(num_classes, seed):
         "s_ncc_constant": 0,
     }
     assert score(probs, annotations) == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert [*expected][: len(SCORES + FURTHER_SCORES)] == [*SCORES, *FURTHER_SCORES]
+    assert [*expected] == [score.name for score in case_scores()]
 
 
 def test_score_case_dice_uses_reference_only():

@@ -65,7 +65,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Evaluate, arguments, prog=prog)
     from phiseg.evaluation.scores import evaluate
-    from phiseg.metrics.case import FURTHER_SCORES, SCORES
+    from phiseg.metrics.registry import summary_scores
     from phiseg.training.recipe import TrainConfig
     from phiseg.training.setup import make_fabric
 
@@ -105,15 +105,15 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     )
     if summary.num_with_neighbours is not None:
         print(f"  {summary.num_with_neighbours} of {summary.num_cases} cases with neighbouring slices")
-    for name in (*SCORES, *FURTHER_SCORES, "ece"):
-        value, interval = getattr(summary, name), summary.intervals.get(name)
+    for score in summary_scores():
+        value, interval = summary.scores[score.name], summary.intervals.get(score.name)
         if value is not None:
             spread = f"   95 % interval {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
-            print(f"  {name:<21}{value:9.4f}{spread}")
+            print(f"  {score.name:<21}{value:9.4f}{spread}")
     if summary.ged_correlated is not None:
         print(
-            f"  annotators correlate by {summary.residual_correlation:.3f} given the model's probabilities; this "
-            f"can account for a ged_unbiased of up to {summary.ged_correlated:.4f}"
+            "  the residual correlation of the annotators given the model's probabilities can account for a "
+            f"ged_unbiased of up to {summary.ged_correlated:.4f}"
         )
     if summary.ged is None:
         print("  no GED and S_NCC: they compare with several annotators, and no case here has two")

@@ -52,9 +52,9 @@ class Experiment:
     """Samples per case."""
     split: str = "test"
     """The split that is reported."""
-    select_by: Literal["loss", "elbo", "ged", "ged_unbiased", "s_ncc"] | None = None
-    """Which validation figure decides on the model of a training; by default the unbiased GED, and the loss in
-    regime `one`, where no other expert may have a say."""
+    select_by: Annotated[str | None, tyro.conf.arg(metavar="SCORE")] = None
+    """Validation result that selects the model of a training, as train.select_by of a recipe; by default the
+    unbiased GED, and the loss in regime `one`, where no other expert may have a say."""
     test: Literal["patients", "cases"] = "patients"
     """What the report's significance test takes as independent: patients (and seeds), or cases as in the paper."""
     workers: int = 1

@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from typing import Literal
 
 from phiseg.evaluation.results import Evaluation, defined, patients_of
+from phiseg.metrics.registry import SCORES, case_scores
 from phiseg.metrics.significance import paired_t_test, patient_t_test
 
 SIGNIFICANCE = 0.01
 MIN_PAIRS = 5
 """Patients, or cases in a test over cases, below which nothing is called significant."""
-BETTER = {"ged": -1, "ged_unbiased": -1, "s_ncc": 1, "dice": 1}
-"""The scores that are tested, with the sign of an improvement."""
-
 Test = Literal["patients", "cases"]
 """The independent units of a test: patients (and trainings, where there are several), or cases as in the paper."""
+
+
+def tested_scores() -> list[str]:
+    """Return the names of the scores that are tested: those of the main table that have a direction."""
+    return [score.name for score in case_scores() if score.group == "main" and score.better]
 
 
 def best_scores(
@@ -23,7 +26,7 @@ def best_scores(
 
     Args:
         evaluations: of the same cases; those where a metric is undefined have no say in it.
-        metrics: some of `BETTER`.
+        metrics: some of `tested_scores`.
         test: what counts as independent.
     """
     return [
@@ -50,7 +53,7 @@ def _beats(own: Evaluation, rival: Evaluation, metric: str, test: Test) -> bool:
         result = patient_t_test(ours, [[scores[row] for row in order] for scores in theirs], owners)
     if result.num_pairs < MIN_PAIRS or result.p_value is None or result.mean_difference is None:
         return False
-    return result.p_value < SIGNIFICANCE and result.mean_difference * BETTER[metric] > 0
+    return result.p_value < SIGNIFICANCE and result.mean_difference * SCORES[metric].sign > 0
 
 
 def significance_note(evaluations: Sequence[Evaluation], names: Sequence[str], *, test: Test = "patients") -> str:

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
-from phiseg.comparison.tables import COLUMNS, FURTHER_COLUMNS, FURTHER_NOTE, Table, has_further, show_cell
+from phiseg.comparison.tables import Table, further_columns, further_note, has_further, main_columns, show_cell
 from phiseg.evaluation.results import Evaluation
+from phiseg.metrics.registry import table_scores
 from phiseg.plotting.html_page import embedded_png, render_page
 
 _KINDS = ("samples", "levels", "scores", "terms", "scatter", "reliability", "curves")
@@ -50,9 +51,12 @@ def render_report(parts: Sequence[Part], *, title: str) -> str:
             }
             for part, pictures in zip(parts, shown, strict=True)
         ],
-        columns=[column for column in COLUMNS if column.key not in {"num_cases", "num_samples"}],  # the lead tells
-        further_columns=FURTHER_COLUMNS,
-        further_note=FURTHER_NOTE,
+        columns=[
+            column for column in main_columns() if column.key not in {"num_cases", "num_samples"}
+        ],  # the lead tells
+        further_columns=further_columns(),
+        further_note=further_note(),
         has_further=has_further,
+        definitions=table_scores("main"),
         show_cell=show_cell,
     )

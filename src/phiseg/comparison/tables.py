@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from phiseg.comparison.marks import BETTER, Test, best_scores, significance_note
+from phiseg.comparison.marks import Test, best_scores, significance_note, tested_scores
 from phiseg.core.errors import DataError
 from phiseg.evaluation.results import Evaluation, defined
-from phiseg.metrics.case import SCORES
+from phiseg.metrics.registry import GED_EXCESS, SCORES, case_scores, derived_scores, table_scores
+from phiseg.metrics.score import Score
 
 FLOOR_NOTE = (
     "GED floor: δ (1/M + 1/N) for M annotators, N samples and the mean distance δ of two annotations, the expected "
@@ -30,29 +31,29 @@ class Row:
 
     method: str
     num_parameters: int | None
-    ged: float | None
-    ged_floor: float | None
-    ged_excess: float | None
-    ged_unbiased: float | None
-    s_ncc: float | None
-    dice: float | None
     num_cases: int
     num_samples: int
     num_patients: int | None
     """None where patients were not recorded."""
+    scores: dict[str, float | None]
+    """The scores of both tables by name, also available as attributes, such as `row.ged`."""
     intervals: dict[str, tuple[float, float]]
     best: frozenset[str]
     """The scores that are significantly better than those of all other methods."""
-    hm_iou: float | None = None
-    best_dice: float | None = None
-    diversity: float | None = None
-    diversity_annotators: float | None = None
-    area_crps: float | None = None
-    area_coverage: float | None = None
-    ece: float | None = None
     num_trainings: int = 1
     spread: dict[str, float] = field(default_factory=dict)
     """Standard deviation of a mean between trainings, where there are several."""
+
+    def __getattr__(self, name: str) -> float | None:
+        """Return a score by its name."""
+        scores: dict[str, float | None] = self.__dict__.get("scores", {})
+        if name not in scores:
+            raise AttributeError(f"a row has no {name!r}")
+        return scores[name]
+
+    def value(self, key: str) -> Any:
+        """Return what the column `key` shows; a score that the row does not have is None."""
+        return self.scores.get(key) if key in SCORES else getattr(self, key)
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """How one column is printed; `latex` is its heading in LaTeX."""
+    """How one column is printed."""
 
     key: str
     heading: str
     latex: str
+    """The heading in LaTeX."""
     show: Callable[[Any], str]
+    has_spread: bool = False
+    """Whether the value differs between trainings."""
 
 
 def _decimals(value: float | None, *, places: int = 4) -> str:
@@ -88,45 +92,44 @@ def _count(value: int | None) -> str:
     return str(value)
 
 
-COLUMNS = (
-    Column("method", "method", "method", str),
-    Column("num_parameters", "parameters", "parameters", _count),
-    Column("ged", "GED ↓", r"GED $\downarrow$", _decimals),
-    Column("ged_floor", "GED floor", "GED floor", _decimals),
-    Column("ged_excess", "excess", "excess", _decimals),
-    Column("ged_unbiased", "unbiased GED ↓", r"unbiased GED $\downarrow$", _decimals),
-    Column("s_ncc", "S_NCC ↑", r"$S_\mathrm{NCC}$ $\uparrow$", _decimals),
-    Column("dice", "Dice ↑", r"Dice $\uparrow$", _decimals),
-    Column("num_cases", "cases", "cases", str),
-    Column("num_samples", "samples", "samples", str),
-)
-_short = partial(_decimals, places=3)
-FURTHER_COLUMNS = (
-    COLUMNS[0],
-    Column("hm_iou", "HM-IoU ↑", r"HM-IoU $\uparrow$", _short),
-    Column("best_dice", "best Dice ↑", r"best Dice $\uparrow$", _short),
-    Column("diversity", "diversity", "diversity", _short),
-    Column("diversity_annotators", "of annotators", "of annotators", _short),
-    Column("area_crps", "area CRPS ↓", r"area CRPS $\downarrow$", partial(_decimals, places=1)),
-    Column("area_coverage", "area in 90 %", r"area in 90\,\%", _short),
-    Column("ece", "ECE ↓", r"ECE $\downarrow$", _decimals),
-)
-SPREAD = (
-    *("ged", "ged_unbiased", "s_ncc", "dice"),
-    *("hm_iou", "best_dice", "diversity", "area_crps", "area_coverage", "ece"),
-)
-"""What differs between trainings."""
-FURTHER_NOTE = (
-    "HM-IoU: Hungarian-matched IoU. Best Dice: of each annotation with its nearest sample. Diversity: mean "
-    "distance 1 - IoU of two samples; it should be that of the annotators. Area CRPS in pixels. Area in 90 %: how "
-    "often an annotator's area lies within the central 90 % of the samples'. ECE: calibration error of the mean "
-    "prediction."
-)
+_METHOD = Column("method", "method", "method", str)
+
+
+def main_columns() -> list[Column]:
+    """Return the columns of the main table: the method, its size, the main scores, and the numbers of images."""
+    return [
+        _METHOD,
+        Column("num_parameters", "parameters", "parameters", _count),
+        *map(score_column, table_scores("main")),
+        Column("num_cases", "cases", "cases", str),
+        Column("num_samples", "samples", "samples", str),
+    ]
+
+
+def further_columns() -> list[Column]:
+    """Return the columns of the second table: the method and the scores beyond the paper."""
+    return [_METHOD, *map(score_column, table_scores("further"))]
+
+
+def score_column(score: Score) -> Column:
+    """Return the column of a score, its direction as an arrow in the heading."""
+    heading = f"{score.heading} {score.arrow}".rstrip()
+    latex = f"{score.latex or _latex(score.heading)} {_latex(score.arrow)}".rstrip()
+    return Column(
+        score.name, heading, latex, partial(_decimals, places=score.decimals), has_spread=not score.beside
+    )
+
+
+def further_note() -> str:
+    """Return the line below the second table that explains its columns."""
+    scores = [score for score in table_scores("further") if not score.beside]
+    return " ".join(f"{score.title}: {score.description}" for score in scores)
 
 
 def has_further(table: Table) -> bool:
     """Return whether there is something to show beyond the paper's scores."""
-    return any(getattr(row, column.key) is not None for row in table.rows for column in FURTHER_COLUMNS[1:])
+    names = [score.name for score in table_scores("further")]
+    return any(row.scores.get(name) is not None for row in table.rows for name in names)
 
 
 def comparison_table(evaluations: Sequence[Evaluation], *, test: Test = "patients") -> Table:
@@ -144,22 +147,19 @@ def comparison_table(evaluations: Sequence[Evaluation], *, test: Test = "patient
     check_comparable(evaluations)
     names = method_names(evaluations)
     references = [str(evaluation.summary.dice_annotator) for evaluation in evaluations]
-    tested = [metric for metric in BETTER if metric != "dice" or len(set(references)) == 1]
+    tested = [metric for metric in tested_scores() if metric != "dice" or len(set(references)) == 1]
     rows = []
     for name, own, best in zip(names, evaluations, best_scores(evaluations, tested, test=test), strict=True):
-        excess = defined(excess_ged(own))
         summary = own.summary
         row = Row(
             method=name,
             num_parameters=summary.num_parameters,
-            **{metric: getattr(summary, metric) for metric in SCORES},
-            ged_excess=float(np.mean(excess)) if excess else None,
             num_cases=summary.num_cases,
             num_samples=summary.num_samples,
             num_patients=summary.num_patients,
+            scores=_scores(own),
             intervals=summary.intervals,
             best=best,
-            **{column.key: getattr(summary, column.key) for column in FURTHER_COLUMNS[1:]},
             num_trainings=own.num_trainings,
             spread=own.spread,
         )
@@ -225,10 +225,16 @@ def method_names(evaluations: Sequence[Evaluation]) -> list[str]:
     return result
 
 
+def _scores(evaluation: Evaluation) -> dict[str, float | None]:
+    """Return the means of all scores, those that are not stored too."""
+    derived = {score.name: defined(score.column(evaluation.cases)) for score in derived_scores()}
+    means = {name: float(np.mean(values)) if values else None for name, values in derived.items()}
+    return evaluation.summary.scores | means
+
+
 def excess_ged(evaluation: Evaluation) -> list[float | None]:
     """Return the GED minus its floor, for every case."""
-    pairs = zip(evaluation.cases["ged"], evaluation.cases["ged_floor"], strict=True)
-    return [None if ged is None or floor is None else ged - floor for ged, floor in pairs]
+    return GED_EXCESS.column(evaluation.cases)
 
 
 def _dice_reference(annotator: str) -> str:
@@ -253,11 +259,15 @@ def _correlation_notes(names: Sequence[str], evaluations: Sequence[Evaluation]) 
 
 def _undefined_notes(rows: Sequence[Row], evaluations: Sequence[Evaluation]) -> list[str]:
     notes = []
-    for metric, name in (("ged_floor", "GED floor"), ("s_ncc", "S_NCC"), ("dice", "Dice")):
-        counts = [len(defined(evaluation.cases[metric])) for evaluation in evaluations]
+    for score in case_scores():
+        if score.group != "main" or score.name in {"ged", "ged_unbiased"}:  # as often defined as the floor
+            continue
+        counts = [len(defined(evaluation.cases[score.name])) for evaluation in evaluations]
         if any(0 < count < row.num_cases for count, row in zip(counts, rows, strict=True)):
             each = ", ".join(f"{row.method} {count}" for count, row in zip(counts, rows, strict=True))
-            notes.append(f"{name} is not defined in every case of {rows[0].num_cases}; means are over: {each}.")
+            notes.append(
+                f"{score.heading} is not defined in every case of {rows[0].num_cases}; means are over: {each}."
+            )
     return notes
 
 
@@ -269,32 +279,34 @@ def to_csv(tables: Mapping[str, Table]) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    bounds = [f"{metric}_{side}" for metric in SCORES for side in ("low", "high")]
-    columns = [*COLUMNS, *FURTHER_COLUMNS[1:]]
+    columns = [*main_columns(), *further_columns()[1:]]
+    spread = [score.name for score in SCORES.values() if score.group in ("main", "further") and not score.beside]
+    stored = [score.name for score in case_scores() if score.group == "main"]
     names = [
         *(column.key for column in columns),
-        "num_patients",
-        "num_trainings",
-        *bounds,
-        *(f"{key}_spread" for key in SPREAD),
+        *("num_patients", "num_trainings"),
+        *(f"{name}_{side}" for name in stored for side in ("low", "high")),
+        *(f"{name}_spread" for name in spread),
+        *(f"{name}_marked" for name in tested_scores()),
     ]
     blocks = ["block"] if len(tables) > 1 else []
-    writer.writerow([*blocks, *names, *(f"{metric}_marked" for metric in BETTER)])
+    writer.writerow([*blocks, *names])
     for heading, table in tables.items():
         for row in table.rows:
-            limits = [limit for metric in SCORES for limit in row.intervals.get(metric, (None, None))]
-            spreads = [row.spread.get(key) for key in SPREAD]
-            marks = ["true" if metric in row.best else "false" for metric in BETTER]
-            values = [getattr(row, column.key) for column in columns]
             head = [heading] if blocks else []
+            values = [row.value(column.key) for column in columns]
+            limits = [limit for name in stored for limit in row.intervals.get(name, (None, None))]
+            spreads = [row.spread.get(name) for name in spread]
+            marks = ["true" if name in row.best else "false" for name in tested_scores()]
             writer.writerow([*head, *values, row.num_patients, row.num_trainings, *limits, *spreads, *marks])
     return text.getvalue()
 
 
 def to_text(table: Table) -> str:
     """Write an aligned table for the terminal; a significantly better score has a star."""
-    cells = [[column.heading for column in COLUMNS]]
-    cells += [_cells(row, COLUMNS, str, lambda cell: f"{cell}*") for row in table.rows]
+    columns = main_columns()
+    cells = [[column.heading for column in columns]]
+    cells += [_cells(row, columns, str, lambda cell: f"{cell}*") for row in table.rows]
     for line in cells:  # numbers stay aligned: what is not marked ends in a space
         line[1:] = [cell if cell.endswith("*") else f"{cell} " for cell in line[1:]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -314,7 +326,7 @@ def to_markdown(tables: Mapping[str, Table]) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    parts = [(COLUMNS, _notes(table, "Bold")), (FURTHER_COLUMNS, [FURTHER_NOTE])]
+    parts = [(main_columns(), _notes(table, "Bold")), (further_columns(), [further_note()])]
     texts = []
     for columns, notes in parts if has_further(table) else parts[:1]:
         lines = [[_markdown(column.heading) for column in columns], ["---"] + ["---:"] * (len(columns) - 1)]
@@ -333,7 +345,7 @@ def to_latex(tables: Mapping[str, Table]) -> str:
 
 
 def _latex_table(table: Table) -> str:
-    parts = [(COLUMNS, _notes(table, "Bold")), (FURTHER_COLUMNS, [FURTHER_NOTE])]
+    parts = [(main_columns(), _notes(table, "Bold")), (further_columns(), [further_note()])]
     texts = []
     for columns, notes in parts if has_further(table) else parts[:1]:
         lines = [" & ".join(column.latex for column in columns), r"\hline"]
@@ -358,8 +370,8 @@ def _cells(
 
 def show_cell(row: Row, column: Column) -> str:
     """Print one value, with its standard deviation between trainings if there are several."""
-    text = column.show(getattr(row, column.key))
-    if column.key not in SPREAD or column.key not in row.spread:
+    text = column.show(row.value(column.key))
+    if not column.has_spread or column.key not in row.spread:
         return text
     return f"{text} ± {column.show(row.spread[column.key])}"
 

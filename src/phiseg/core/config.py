@@ -3,14 +3,16 @@
 An unknown key is an error that suggests the nearest valid key. An override changes a single value.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, PydanticSerializationError
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from phiseg.core.errors import ConfigError, nearest
 
@@ -53,6 +55,27 @@ class StrictConfig(BaseModel):
     def to_yaml(self) -> str:
         """Return the config as YAML, with every key. `parse` reads it back."""
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Annotation of a text that must be one of `choices()`, for choices that are not known to the type checker."""
+
+    choices: Callable[[], Iterable[str]]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of the text, followed by the check."""
+        return no_info_after_validator_function(self.check, handler(source))
+
+    def check(self, value: str) -> str:
+        """Return `value` if it is one of the choices.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if value not in (choices := list(self.choices())):
+            raise ValueError(f"use one of {', '.join(choices)}")
+        return value
 
 
 def read_yaml(path: Path) -> Any:

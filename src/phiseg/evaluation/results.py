@@ -26,7 +26,14 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, FiniteFloat, StringConstraints
+from pydantic import (
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from phiseg import __version__
 from phiseg.core.config import StrictConfig
@@ -34,8 +41,9 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
 from phiseg.data.npy import NPY_ERRORS
 from phiseg.metrics.calibration import bin_edges, expected_calibration_error
-from phiseg.metrics.case import FURTHER_SCORES, SCORES
 from phiseg.metrics.correlation import correlated_excess
+from phiseg.metrics.registry import case_scores, summary_scores
+from phiseg.metrics.score import CaseScore
 from phiseg.metrics.significance import patient_interval
 from phiseg.models.temperatures import Calibration
 
@@ -43,11 +51,11 @@ FORMAT = "phiseg-evaluation"
 VERSION = 1
 MARKER = "summary.json"
 """The file that tells the folder of an evaluation from any other."""
-COLUMNS = (
-    *("case", *SCORES),
+REQUIRED_COLUMNS = (
+    *("case", "ged", "ged_unbiased", "ged_floor", "s_ncc", "dice"),
     *("ged_cross", "ged_within_samples", "ged_within_annotations", "num_annotators", "s_ncc_constant"),
 )
-"""The columns every evaluation has; the first ones had no `FURTHER_SCORES`, which are then read as undefined."""
+"""The columns of the first evaluations. A score that was added later is undefined in files that lack it."""
 TEXT_COLUMNS = ("case", "patient", "nodule", "slice")
 """What names a case, as in the dataset's cases.csv. Datasets may lack the last two, and older evaluations have only
 `case`."""
@@ -106,25 +114,34 @@ class Summary(Provenance):
     """Cases whose neighbouring slices the model saw; None for a model of single slices."""
     num_patients: int | None = Field(default=None, ge=1)
     """None in evaluations that did not record patients."""
-    ged: FiniteFloat | None
-    ged_unbiased: FiniteFloat | None
-    ged_floor: FiniteFloat | None
-    s_ncc: FiniteFloat | None
-    dice: FiniteFloat | None
-    hm_iou: FiniteFloat | None = None
-    best_dice: FiniteFloat | None = None
-    diversity: FiniteFloat | None = None
-    diversity_annotators: FiniteFloat | None = None
-    area_crps: FiniteFloat | None = None
-    area_coverage: FiniteFloat | None = None
-    area_width: FiniteFloat | None = None
-    ece: FiniteFloat | None = None
-    """The calibration error over the pixels of all cases together: no case has one of its own."""
-    residual_correlation: FiniteFloat | None = None
-    """Of two annotators given the model's probabilities, over the pixels of all cases (`metrics.correlation`)."""
+    scores: dict[str, FiniteFloat | None]
+    """The scores of `registry.summary_scores`, None where one is undefined or older than the file. In the file they
+    are keys of their own; in Python they are attributes as well, such as `summary.ged`."""
     intervals: dict[str, tuple[FiniteFloat, FiniteFloat]]
     """95 % interval of the mean, for every metric that is defined for two patients or more; patients are resampled,
     and trainings where there are several, see `patient_interval`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_scores(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or "scores" in values:
+            return values
+        names = [score.name for score in summary_scores()]
+        others = {key: value for key, value in values.items() if key not in names}
+        return others | {"scores": {name: values.get(name) for name in names}}
+
+    @model_serializer(mode="wrap")
+    def _spread_scores(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values = serialise(self)
+        parts = [part if key == "scores" else {key: part} for key, part in values.items()]
+        return {key: value for part in parts for key, value in part.items()}
+
+    def __getattr__(self, name: str) -> float | None:
+        """Return a score by its name."""
+        scores: dict[str, float | None] = self.__dict__.get("scores", {})
+        if name not in scores:
+            raise AttributeError(f"a summary has no {name!r}")
+        return scores[name]
 
     @property
     def ged_correlated(self) -> float | None:
@@ -134,26 +151,34 @@ class Summary(Provenance):
         return correlated_excess(self.residual_correlation, self.diversity_annotators)
 
     @classmethod
-    def of(cls, cases: Cases, *, trainings: Sequence[Cases] = (), **provenance: Any) -> Self:
+    def of(
+        cls,
+        cases: Cases,
+        *,
+        trainings: Sequence[Cases] = (),
+        pixel_scores: Mapping[str, float | None] | None = None,
+        **provenance: Any,
+    ) -> Self:
         """Summarise `cases`.
 
         Args:
             cases: the scores, averaged over `trainings` if there are any.
             trainings: the scores of each training, rows in the order of `cases`.
+            pixel_scores: the scores that no case has on its own, by name.
             provenance: the fields that are not computed from the scores.
         """
-        names, patients = (*SCORES, *FURTHER_SCORES), patients_of(cases)
-        means = {name: float(np.mean(values)) if (values := defined(cases[name])) else None for name in names}
-        intervals = {
-            name: patient_interval([training[name] for training in trainings or [cases]], patients)
-            for name in names
-        }
+        patients = patients_of(cases)
+        scores, intervals = dict(pixel_scores or {}), {}
+        for name in (score.name for score in summary_scores() if isinstance(score, CaseScore)):
+            scores[name] = float(np.mean(values)) if (values := defined(cases[name])) else None
+            if interval := patient_interval([training[name] for training in trainings or [cases]], patients):
+                intervals[name] = interval
         return cls(
             num_cases=len(cases["case"]),
             num_patients=len(set(patients)) if "patient" in cases else None,
             num_with_neighbours=int(sum(cases["has_neighbours"])) if "has_neighbours" in cases else None,
-            **means,
-            intervals={name: interval for name, interval in intervals.items() if interval},
+            scores={score.name: scores.get(score.name) for score in summary_scores()},
+            intervals=intervals,
             **provenance,
         )
 
@@ -250,7 +275,7 @@ def write_evaluation(
     Raises:
         OutputError: `out` exists and may not be replaced, or it cannot be written.
     """
-    assert set(COLUMNS) <= set(cases), f"missing columns: {set(COLUMNS) - set(cases)}"
+    assert set(REQUIRED_COLUMNS) <= set(cases), f"missing columns: {set(REQUIRED_COLUMNS) - set(cases)}"
     with atomic_folder(out, overwrite=overwrite, marker=MARKER) as folder:
         write_text(folder / "cases.csv", cases_to_csv(cases))
         write_json(folder / "summary.json", summary.model_dump(mode="json"))
@@ -278,9 +303,9 @@ def read_evaluation(path: Path) -> Evaluation:
     cases = _read_cases(path / "cases.csv")
     if len(cases["case"]) != summary.num_cases:
         raise _damaged(path / "cases.csv", f"{len(cases['case'])} rows, summary.json says {summary.num_cases}")
-    for name in (*SCORES, *FURTHER_SCORES):
-        values, mean = defined(cases[name]), getattr(summary, name)
-        if bool(values) != (mean is not None) or (values and abs(np.mean(values) - mean) > 1e-6):
+    for name in (score.name for score in summary_scores() if isinstance(score, CaseScore)):
+        values, mean = defined(cases[name]), summary.scores[name]
+        if bool(values) != (mean is not None) or (mean is not None and abs(np.mean(values) - mean) > 1e-6):
             raise _damaged(path / "cases.csv", f"the mean of '{name}' is not that of summary.json")
     examples = _read_examples(path / "examples.npz")
     if strangers := set(examples.cases.tolist()) - set(cases["case"]):
@@ -355,14 +380,15 @@ def _read_cases(path: Path) -> Cases:
             columns[name] = [float(text) if text else None for text in columns[name]]
     except (csv.Error, ValueError, IndexError):
         raise _damaged(path, "it is not a table of numbers") from None
-    if missing := [name for name in COLUMNS if name not in columns]:
+    if missing := [name for name in REQUIRED_COLUMNS if name not in columns]:
         raise _damaged(path, f"column '{missing[0]}' is missing")
     if any(len(row) != len(header) for row in rows) or len(set(columns["case"])) != len(rows):
         raise _damaged(path, "a row is incomplete or a case occurs twice")
     numbers = (value for name in columns.keys() - {*TEXT_COLUMNS} for value in defined(columns[name]))
     if not all(map(isfinite, numbers)):
         raise _damaged(path, "a value is not finite")
-    return {name: [None] * len(rows) for name in FURTHER_SCORES} | columns
+    later = [score.name for score in case_scores() if score.name not in REQUIRED_COLUMNS]
+    return {name: [None] * len(rows) for name in later} | columns
 
 
 def _reliability_to_csv(table: NDArray[np.float64], classes: Sequence[str]) -> str:

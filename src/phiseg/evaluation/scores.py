@@ -27,14 +27,9 @@ from phiseg.evaluation.results import (
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.ranks import gather, process_rank, share_batches
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
-from phiseg.metrics import (
-    agreement_table,
-    consensus,
-    expected_calibration_error,
-    reliability,
-    residual_correlation,
-)
-from phiseg.metrics.case import score_case
+from phiseg.metrics import consensus
+from phiseg.metrics.registry import case_scores, pixel_scores
+from phiseg.metrics.sampled_case import SampledCase
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.pretrained import calibration_fit, find_model, weights_hash
@@ -155,13 +150,14 @@ def evaluate(
     context = 0 if hide_neighbours else model.config.context
     shows = {row: {"has_neighbours": int(found)} for row, found in enumerate(dataset.has_neighbours(context))}
     table = [{**names[case.row], **case.scores, **(shows[case.row] if context else {})} for case in scored]
-    bins = sum((case.bins for case in scored), start=torch.zeros(()))
+    sums = {
+        score.name: sum((case.tables[score.name] for case in scored), start=torch.zeros(()))
+        for score in pixel_scores()
+    }
     kept = {case.row: case.samples for case in scored if case.samples is not None}
     cases = {column: [row[column] for row in table] for column in table[0]}
-    correlation = residual_correlation(sum((case.agreement for case in scored), start=torch.zeros(())))
-    summary = Summary.of(
-        cases, ece=expected_calibration_error(bins), residual_correlation=correlation, **dict(provenance)
-    )
+    pooled = {score.name: score.of(sums[score.name]) for score in pixel_scores()}
+    summary = Summary.of(cases, pixel_scores=pooled, **dict(provenance))
     run = find_model(model_folder).parent / "metrics.jsonl"
     if rank > 0:
         return summary
@@ -170,7 +166,7 @@ def evaluate(
         summary=summary,
         cases=cases,
         examples=_examples(model, dataset, [kept[row] for row in shown], seed=seed),
-        reliability=bins.numpy(),
+        reliability=sums["ece"].numpy(),
         classes=dataset.info.classes[1:],
         training=read_metrics(run) if run.is_file() else None,
         overwrite=overwrite or reuse,
@@ -183,10 +179,8 @@ class _Scored(NamedTuple):
 
     row: int
     scores: dict[str, float | None]
-    bins: torch.Tensor
-    """Of its reliability."""
-    agreement: torch.Tensor
-    """Of its annotators, see `metrics.correlation`."""
+    tables: dict[str, torch.Tensor]
+    """By score of all pixels together, see `PixelScore`."""
     samples: CaseSamples | None
     """If it is one of the examples."""
 
@@ -196,10 +190,10 @@ def _score(
 ) -> _Scored:
     annotations = torch.from_numpy(dataset.annotations(case.row))
     reference = _dice_reference(dataset, case.row, dice_annotator)
-    scores = score_case(*case.summary, annotations, reference=reference)
-    bins = reliability(case.summary.mean_probs, annotations)
-    agreement = agreement_table(case.summary.mean_probs, annotations)
-    return _Scored(case.row, scores, bins, agreement, case if keep else None)
+    sampled = SampledCase(*case.summary, annotations, reference=reference)
+    scores = {score.name: score.value(sampled) for score in case_scores()}
+    tables = {score.name: score.table(sampled) for score in pixel_scores()}
+    return _Scored(case.row, scores, tables, case if keep else None)
 
 
 def _gather_scored(scored: Iterable[_Scored]) -> list[_Scored]:

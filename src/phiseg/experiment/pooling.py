@@ -7,7 +7,7 @@ import numpy as np
 
 from phiseg.comparison.tables import check_comparable
 from phiseg.evaluation.results import TEXT_COLUMNS, Cases, Evaluation, Provenance, Summary, defined
-from phiseg.metrics.case import FURTHER_SCORES, SCORES
+from phiseg.metrics.registry import pixel_scores, summary_scores
 
 
 def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
@@ -46,11 +46,12 @@ def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
         for name, column in first.cases.items()
     }
     provenance = {name: getattr(first.summary, name) for name in Provenance.model_fields}
-    names = (*SCORES, *FURTHER_SCORES, "ece")
-    means = {name: defined([getattr(other.summary, name) for other in evaluations]) for name in names}
+    means = {
+        score.name: defined([other.summary.scores.get(score.name) for other in evaluations])
+        for score in summary_scores()
+    }
     spread = {name: float(np.std(values, ddof=1)) for name, values in means.items() if len(values) > 1}
-    ece = float(np.mean(means["ece"])) if means["ece"] else None
-    correlations = defined([other.summary.residual_correlation for other in evaluations])
+    pixels = {score.name: float(np.mean(values)) for score in pixel_scores() if (values := means.get(score.name))}
     tables = [other.reliability for other in evaluations if other.reliability is not None]
     return replace(
         first,
@@ -58,8 +59,7 @@ def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
         summary=Summary.of(
             cases,
             trainings=trainings,
-            ece=ece,
-            residual_correlation=float(np.mean(correlations)) if correlations else None,
+            pixel_scores=pixels,
             **provenance,
         ),
         cases=cases,

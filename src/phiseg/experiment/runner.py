@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -36,7 +36,7 @@ from phiseg.evaluation.results import MARKER
 from phiseg.evaluation.scores import evaluate
 from phiseg.training.budget import seconds_per_step
 from phiseg.training.loop import train
-from phiseg.training.recipe import Recipe, load_recipe, recipe_names
+from phiseg.training.recipe import Criterion, Recipe, load_recipe, recipe_names
 from phiseg.training.setup import check_folder, dataset_identity, describe_software
 
 REGIMES = ("all", "one")
@@ -69,7 +69,7 @@ class Plan(StrictConfig):
     """Per case of the split."""
     split: str = "test"
     """What is reported; models are selected on val."""
-    select_by: Literal["loss", "elbo", "ged", "ged_unbiased", "s_ncc"] | None = None
+    select_by: Criterion | None = None
     """Which validation figure decides on the model that is reported. None: the unbiased GED where all experts are
     learned from, and the loss where one is, for no other expert may have a say there."""
     overrides: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from phiseg.data.augment import AugmentConfig
 from phiseg.data.loader import Batch, TrainingStream, prefetch
 from phiseg.data.store import Dataset
 from phiseg.inference.preprocessing import Preprocessing
+from phiseg.metrics.registry import selectable_scores
 from phiseg.models import Segmenter, build_model, save_model
 from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import load_weights
@@ -29,7 +30,7 @@ from phiseg.training.card import model_card, provenance
 from phiseg.training.checkpoints import TrainingState, load_state, save_state
 from phiseg.training.normalisation import follow_sampling_path, recalibrate
 from phiseg.training.profiling import profiled
-from phiseg.training.recipe import BEST, Recipe
+from phiseg.training.recipe import Recipe, criteria
 from phiseg.training.setup import (
     check_folder,
     dataset_identity,
@@ -95,9 +96,10 @@ class _Training:
         self.identity = dataset_identity(dataset)
         self.fabric = make_fabric(self.settings)
         rows = self._stream("train").rows
-        if self.settings.select_by in ("loss", "elbo"):
+        num_annotators = {score.name: score.min_annotators for score in selectable_scores()}
+        if self.settings.select_by not in num_annotators:  # loss or elbo
             self._stream("val")  # refused if the annotator saw none of it
-        elif not (dataset.valid[dataset.rows("val")].sum(1) > 1).any():
+        elif not (dataset.valid[dataset.rows("val")].sum(1) >= num_annotators[self.settings.select_by]).any():
             raise ConfigError(
                 f"train.select_by {self.settings.select_by} compares with several annotators, and no validation "
                 f"case of {dataset.path} has two; use loss or elbo"
@@ -286,7 +288,7 @@ class _Training:
         self._track("val", values)
         criterion = self.settings.select_by
         value = values.get(criterion)
-        if value is not None and (self.best is None or BEST[criterion](value, self.best) != self.best):
+        if value is not None and (self.best is None or criteria()[criterion](value, self.best) != self.best):
             self.best = value
             self._write(
                 lambda: save_model(

@@ -3,22 +3,34 @@
 The recipes that ship with the package are found by name; a path to any other file works the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from math import cos, pi
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from phiseg.core.config import StrictConfig, apply_overrides, read_yaml
+from phiseg.core.config import OneOf, StrictConfig, apply_overrides, read_yaml
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.data.augment import AugmentConfig
 from phiseg.data.store import Dataset
+from phiseg.metrics.registry import selectable_scores
 from phiseg.models import ModelConfig
 
-BEST = {"loss": min, "elbo": max, "ged": min, "ged_unbiased": min, "s_ncc": max}
-"""The criteria a model can be selected by, and which end of each is the better one."""
+
+def criteria() -> dict[str, Callable[[float, float], float]]:
+    """Return the criteria of model selection, each with the function that returns the better of two values."""
+    ends = {"lower": min, "higher": max}
+    return {
+        "loss": min,
+        "elbo": max,
+        **{score.name: ends[score.better] for score in selectable_scores() if score.better},
+    }
+
+
+Criterion = Annotated[str, OneOf(criteria)]
+"""The name of a criterion."""
 
 
 class TrainConfig(StrictConfig):
@@ -52,10 +64,10 @@ class TrainConfig(StrictConfig):
     """Steps between the states that `--resume` starts from."""
     log_every: int = Field(default=10, ge=1)
     """Steps between the training lines of metrics.jsonl."""
-    select_by: Literal["loss", "elbo", "ged", "ged_unbiased", "s_ncc"] = "loss"
-    """Which validation figure decides on the best model. The paper's: the lowest loss. With few samples take the
-    unbiased GED: the GED itself prefers samples that are all alike. Loss and elbo look at no annotator but those
-    that are trained on; the others look at all."""
+    select_by: Criterion = "loss"
+    """The validation result that selects the best model: the loss (lowest, as in the paper), the elbo, or a score
+    that has a direction. With few samples use the unbiased GED, because the GED prefers samples that are all alike.
+    Loss and elbo use only the annotators that the model is trained on; the scores use all annotators."""
     norm_statistics: Literal["recalibrated", "both", "running"] = "recalibrated"
     """Where batch norm's statistics for evaluation come from; see `phiseg.training.normalisation`."""
     recalibration_batches: int = Field(default=100, ge=2)

@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from phiseg.data.store import Dataset
 from phiseg.inference.sampling import sample_cases
-from phiseg.metrics.case import SCORES, score_case
+from phiseg.metrics.registry import case_scores
+from phiseg.metrics.sampled_case import SampledCase
 from phiseg.models import Segmenter
 from phiseg.models.noise import seeded_generator
 from phiseg.training.recipe import TrainConfig
@@ -31,11 +32,13 @@ def validate(
 
     The loss takes the posterior path (eq. 2) for every valid annotation, or those of the one annotator that is
     trained on. Its noise depends on the case and the annotator only, so that validations of different steps
-    compare like with like. Scores use `config.validation_samples` samples against all annotators. Several
+    compare like with like. The main scores, and the one that selects
+    the model, use `config.validation_samples` samples against all annotators. Several
     processes share the cases, with the same result as one, up to rounding.
     """
     model.eval()
     rows = dataset.rows(split)[fabric.global_rank :: fabric.world_size]
+    scores = [score for score in case_scores() if score.group == "main" or score.name == config.select_by]
     sums: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
 
@@ -64,9 +67,9 @@ def validate(
             bar.update()
             if not samples.summary.mean_probs.isfinite().all():  # diverged: the loss above says so
                 continue
-            scores = score_case(*samples.summary, torch.from_numpy(dataset.annotations(samples.row)))
-            for name in SCORES:
-                add(name, scores[name])
+            case_samples = SampledCase(*samples.summary, torch.from_numpy(dataset.annotations(samples.row)))
+            for score in scores:
+                add(score.name, score.value(case_samples))
     return _means(fabric, sums, counts)
 
 

@@ -1,0 +1,244 @@
+"""The table of scores. To add a metric, write its function in this package and one entry in `SCORES`.
+
+Everything that names a score derives from its entry: the columns of `cases.csv`, the keys of `summary.json`, the
+columns and notes of comparison tables, the definitions in the report, the choices of `train.select_by`, and the
+table in `docs/explanation/metrics.md`.
+"""
+
+from phiseg.metrics.calibration import expected_calibration_error, reliability
+from phiseg.metrics.correlation import agreement_table, residual_correlation
+from phiseg.metrics.diversity import mean_distinct
+from phiseg.metrics.matching import best_mean, matched_mean
+from phiseg.metrics.overlap import dice
+from phiseg.metrics.sampled_case import SampledCase
+from phiseg.metrics.score import CaseScore, DerivedScore, Group, PixelScore, Score
+
+
+def _mean_dice(case: SampledCase) -> float | None:
+    if not len(case.reference):
+        return None
+    return float(dice(case.prediction, case.reference, num_classes=case.num_classes).mean())
+
+
+GED_EXCESS = DerivedScore(
+    name="ged_excess",
+    group="main",
+    heading="excess",
+    beside="ged",
+    needs=("ged", "ged_floor"),
+    of=lambda ged, floor: ged - floor,
+    description="GED minus its floor, case by case: an upper bound of what a better model could gain.",
+    details="Annotators who saw more than the image agree more than independent ones, and no model of the image "
+    "alone reaches the floor then. Compare methods by the unbiased GED: the excess favours samples that are too "
+    "alike.",
+)
+
+_ENTRIES: tuple[Score, ...] = (
+    CaseScore(
+        name="ged",
+        group="main",
+        heading="GED",
+        better="lower",
+        of=lambda case: case.energy_distance.ged,
+        min_annotators=2,
+        description="The squared generalised energy distance of samples s and annotations y, "
+        "2 E d(s, y) - E d(s, s') - E d(y, y') with d = 1 - IoU: how far the two distributions are apart.",
+    ),
+    CaseScore(
+        name="ged_unbiased",
+        group="main",
+        heading="unbiased GED",
+        better="lower",
+        of=lambda case: case.energy_distance.ged_unbiased,
+        min_annotators=2,
+        description="The GED over distinct pairs only: independent of the number of samples.",
+        details="Its mean is 0 for samples from the annotators' distribution if annotators are independent given "
+        "the image, so it may be negative.",
+    ),
+    CaseScore(
+        name="ged_floor",
+        group="main",
+        heading="GED floor",
+        beside="ged",
+        of=lambda case: case.energy_distance.ged_floor,
+        min_annotators=2,
+        description="δ (1/M + 1/N) for M annotators, N samples and the mean distance δ of two annotations: the "
+        "expected GED of samples from the annotators' own distribution, if annotators are independent given the "
+        "image.",
+        details="It is not zero, since a mask has distance 0 to itself.",
+    ),
+    GED_EXCESS,
+    CaseScore(
+        name="s_ncc",
+        group="main",
+        heading="S_NCC",
+        latex=r"$S_\mathrm{NCC}$",
+        better="higher",
+        of=lambda case: case.correlation.value,
+        min_annotators=2,
+        description="The normalised cross correlation of the gamma map with the error map of each annotator, "
+        "averaged: does the model know where it will be wrong?",
+    ),
+    CaseScore(
+        name="dice",
+        group="main",
+        heading="Dice",
+        better="higher",
+        of=_mean_dice,
+        description="The overlap of the mean prediction with an annotation, the usual measure of accuracy.",
+        details="The note below the table says whose.",
+    ),
+    CaseScore(
+        name="hm_iou",
+        group="further",
+        heading="HM-IoU",
+        better="higher",
+        decimals=3,
+        of=lambda case: matched_mean(case.iou),
+        description="Hungarian-matched IoU.",
+    ),
+    CaseScore(
+        name="best_dice",
+        group="further",
+        heading="best Dice",
+        better="higher",
+        decimals=3,
+        of=lambda case: best_mean(case.dice),
+        description="of each annotation with its nearest sample.",
+    ),
+    CaseScore(
+        name="diversity",
+        group="further",
+        heading="diversity",
+        decimals=3,
+        of=lambda case: mean_distinct(case.sample_distances),
+        description="mean distance 1 - IoU of two samples; it should be that of the annotators.",
+    ),
+    CaseScore(
+        name="diversity_annotators",
+        group="further",
+        heading="of annotators",
+        decimals=3,
+        beside="diversity",
+        of=lambda case: mean_distinct(case.annotation_distances),
+        min_annotators=2,
+        description="mean distance 1 - IoU of two annotations.",
+    ),
+    CaseScore(
+        name="area_crps",
+        group="further",
+        heading="area CRPS",
+        better="lower",
+        decimals=1,
+        of=lambda case: case.areas.crps,
+        description="in pixels.",
+    ),
+    CaseScore(
+        name="area_coverage",
+        group="further",
+        heading="area in 90 %",
+        latex=r"area in 90\,\%",
+        decimals=3,
+        of=lambda case: case.areas.coverage,
+        description="how often an annotator's area lies within the central 90 % of the samples'.",
+    ),
+    CaseScore(
+        name="area_width",
+        group="summary",
+        heading="width of 90 %",
+        decimals=1,
+        of=lambda case: case.areas.width,
+        description="width of the central 90 % of the samples' areas, in pixels.",
+    ),
+    PixelScore(
+        name="ece",
+        group="further",
+        heading="ECE",
+        better="lower",
+        table=lambda case: reliability(case.mean_probs, case.annotations),
+        of=expected_calibration_error,
+        description="calibration error of the mean prediction.",
+    ),
+    PixelScore(
+        name="residual_correlation",
+        group="summary",
+        heading="residual correlation",
+        table=lambda case: agreement_table(case.mean_probs, case.annotations),
+        of=residual_correlation,
+        description="correlation of two annotators given the model's probabilities.",
+    ),
+    CaseScore(
+        name="ged_cross",
+        group="case",
+        heading="E d(s, y)",
+        of=lambda case: case.energy_distance.cross,
+        description="term of the GED: mean distance of a sample and an annotation.",
+    ),
+    CaseScore(
+        name="ged_within_samples",
+        group="case",
+        heading="E d(s, s')",
+        of=lambda case: case.energy_distance.within_samples,
+        description="term of the GED: mean distance of two samples.",
+    ),
+    CaseScore(
+        name="ged_within_annotations",
+        group="case",
+        heading="E d(y, y')",
+        of=lambda case: case.energy_distance.within_annotations,
+        description="term of the GED: mean distance of two annotations.",
+    ),
+    CaseScore(
+        name="num_annotators",
+        group="case",
+        heading="annotators",
+        of=lambda case: len(case.annotations),
+        description="number of annotations of the case.",
+    ),
+    CaseScore(
+        name="s_ncc_constant",
+        group="case",
+        heading="constant maps",
+        of=lambda case: case.correlation.num_constant,
+        description="annotators with a constant error map, which count as 0 in S_NCC.",
+    ),
+)
+
+SCORES: dict[str, Score] = {score.name: score for score in _ENTRIES}
+"""Every score by its name, in the order of the columns of `cases.csv`. Nothing keeps a copy of this table."""
+
+
+def case_scores() -> list[CaseScore]:
+    """List the scores that every case has: the columns of `cases.csv`."""
+    return [score for score in SCORES.values() if isinstance(score, CaseScore)]
+
+
+def pixel_scores() -> list[PixelScore]:
+    """List the scores of the pixels of all cases together."""
+    return [score for score in SCORES.values() if isinstance(score, PixelScore)]
+
+
+def derived_scores() -> list[DerivedScore]:
+    """List the scores that are computed from others and not stored."""
+    return [score for score in SCORES.values() if isinstance(score, DerivedScore)]
+
+
+def selectable_scores() -> list[CaseScore]:
+    """List the scores that a model can be selected by: those of single cases that have a direction."""
+    return [score for score in case_scores() if score.better]
+
+
+def summary_scores() -> list[Score]:
+    """List the scores that `summary.json` holds."""
+    return [score for score in SCORES.values() if score.group != "case" and not isinstance(score, DerivedScore)]
+
+
+def table_scores(group: Group) -> list[Score]:
+    """List the scores of a group in the order of their columns: each followed by those that are read beside it."""
+    scores = [score for score in SCORES.values() if score.group == group]
+    return [
+        column
+        for score in scores
+        if not score.beside
+        for column in (score, *(other for other in scores if other.beside == score.name))
+    ]

@@ -1,0 +1,98 @@
+"""The samples and annotations of one image, with the quantities that several scores are computed from."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from phiseg.metrics.area import AreaScores, area_scores_from
+from phiseg.metrics.ged import EnergyDistance, energy_distance_from
+from phiseg.metrics.ncc import Correlation, expected_cross_entropy, s_ncc
+from phiseg.metrics.overlap import PairCounts, check_pairs, checked_labels, most_probable, pairwise_counts
+
+
+class SampledCase:
+    """One image: S samples, A annotations, K classes. Every property is computed once, when it is first used.
+
+    Args:
+        labels: (S, H, W) labels of the samples.
+        mean_probs: (K, H, W) mean of the softmax samples.
+        mean_log_probs: (K, H, W) mean over samples of log(probability + eps).
+        annotations: (A, H, W) labels of the annotators who saw the image.
+        reference: (A', H, W) annotations for the Dice score of the mean prediction, which is averaged over them;
+            default: all annotators. If empty, Dice is undefined.
+
+    Raises:
+        DataError: labels are not integers in 0..K-1, there is no sample or no annotation, or they differ in size.
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        mean_probs: Tensor,
+        mean_log_probs: Tensor,
+        annotations: Tensor,
+        *,
+        reference: Tensor | None = None,
+    ) -> None:
+        self.num_classes, self.num_samples = len(mean_probs), len(labels)
+        for name, masks in (("labels", labels), ("annotations", annotations)):
+            checked_labels(name, masks, self.num_classes)
+        check_pairs("labels", labels[0], "annotations", annotations[0])
+        self.labels = labels
+        self.mean_probs = mean_probs
+        self.mean_log_probs = mean_log_probs
+        self.annotations = annotations
+        self.reference = annotations if reference is None else reference
+
+    @cached_property
+    def prediction(self) -> Tensor:
+        """(H, W), the most probable class of the mean prediction."""
+        return most_probable(self.mean_probs, dim=0)
+
+    @cached_property
+    def counts(self) -> PairCounts:
+        """Pixel counts of all pairs of the S + A masks, samples first."""
+        masks = torch.cat([self.labels, self.annotations])  # (S + A, H, W): count all pairs at once
+        return pairwise_counts(masks, masks, num_classes=self.num_classes)
+
+    @cached_property
+    def iou(self) -> Tensor:
+        """(S, A), the IoU of every sample with every annotation."""
+        return self._all_iou[: self.num_samples, self.num_samples :]
+
+    @cached_property
+    def dice(self) -> Tensor:
+        """(S, A), the Dice score of every sample with every annotation."""
+        return self.counts.dice()[: self.num_samples, self.num_samples :]
+
+    @cached_property
+    def sample_distances(self) -> Tensor:
+        """(S, S), 1 - IoU of two samples."""
+        return 1 - self._all_iou[: self.num_samples, : self.num_samples]
+
+    @cached_property
+    def annotation_distances(self) -> Tensor:
+        """(A, A), 1 - IoU of two annotations."""
+        return 1 - self._all_iou[self.num_samples :, self.num_samples :]
+
+    @cached_property
+    def energy_distance(self) -> EnergyDistance:
+        """The GED, its floor and its terms."""
+        return energy_distance_from(1 - self.iou, self.sample_distances, self.annotation_distances)
+
+    @cached_property
+    def areas(self) -> AreaScores:
+        """The scores of the samples' areas."""
+        areas = self.counts.first.T  # (S + A, K-1)
+        return area_scores_from(areas[: self.num_samples], areas[self.num_samples :])
+
+    @cached_property
+    def correlation(self) -> Correlation:
+        """S_NCC, and how many annotators have a constant error map."""
+        errors = -self.mean_log_probs.gather(0, self.annotations.long())  # (A, H, W): a one-hot y selects one term
+        return s_ncc(expected_cross_entropy(self.mean_probs, self.mean_log_probs), errors)
+
+    @cached_property
+    def _all_iou(self) -> Tensor:
+        return self.counts.iou()  # (S + A, S + A)
