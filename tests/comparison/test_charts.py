@@ -18,7 +18,7 @@ from phiseg.comparison.charts import (
 )
 from phiseg.comparison.compare import draw_pictures
 from phiseg.comparison.figures import sample_panel
-from phiseg.evaluation.results import TEXT_COLUMNS
+from phiseg.evaluation.summary import TEXT_COLUMNS
 from phiseg.plotting.primitives import method_line, to_png
 
 

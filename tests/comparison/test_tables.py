@@ -9,16 +9,10 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_rel
 
 from helpers.synthetic_evaluations import make_cases, make_evaluation
-from phiseg.comparison.tables import (
-    comparison_table,
-    method_names,
-    to_csv,
-    to_latex,
-    to_markdown,
-    to_text,
-)
+from phiseg.comparison.table_formats import to_csv, to_latex, to_markdown, to_text
+from phiseg.comparison.tables import comparison_table, method_names
 from phiseg.core.errors import DataError
-from phiseg.evaluation.results import DatasetRef
+from phiseg.evaluation.summary import DatasetRef
 from phiseg.experiment.pooling import pool
 
 

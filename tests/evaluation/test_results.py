@@ -15,7 +15,8 @@ from helpers.synthetic_evaluations import (
 )
 from phiseg.comparison.tables import comparison_table
 from phiseg.core.errors import DataError, OutputError
-from phiseg.evaluation.results import Examples, Summary, patients_of, read_evaluation, read_training
+from phiseg.evaluation.results import Examples, read_evaluation, read_training
+from phiseg.evaluation.summary import Summary, patients_of
 from phiseg.experiment.pooling import pool
 from phiseg.metrics.registry import summary_scores
 from phiseg.metrics.significance import patient_interval

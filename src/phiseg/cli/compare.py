@@ -37,7 +37,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Compare, arguments, prog=prog)
     from phiseg.comparison.compare import compare
-    from phiseg.comparison.tables import to_text
+    from phiseg.comparison.table_formats import to_text
     from phiseg.core.errors import ConfigError
 
     if not command.evaluations:

@@ -34,7 +34,7 @@ class Demo:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Demo, arguments, prog=prog)
-    from phiseg.comparison.tables import to_text
+    from phiseg.comparison.table_formats import to_text
     from phiseg.experiment.demo import demo
 
     table = demo(

@@ -71,7 +71,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     words, overrides = split_overrides(arguments)
     command = parse(Experiment, words, prog=prog)
-    from phiseg.comparison.tables import to_text
+    from phiseg.comparison.table_formats import to_text
     from phiseg.core.errors import TrainingError
     from phiseg.experiment.experiment_report import write_report
     from phiseg.experiment.runner import (

@@ -15,7 +15,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from phiseg.comparison.tables import excess_ged, method_names
-from phiseg.evaluation.results import Evaluation, defined
+from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.summary import defined
 from phiseg.plotting.primitives import (
     legend_in,
     level_curves,

@@ -17,18 +17,12 @@ from phiseg.comparison.charts import (
 from phiseg.comparison.figures import level_panel, sample_panel
 from phiseg.comparison.marks import Test
 from phiseg.comparison.report import Part, render_report
-from phiseg.comparison.tables import (
-    Table,
-    comparison_table,
-    excess_ged,
-    method_names,
-    to_csv,
-    to_latex,
-    to_markdown,
-)
+from phiseg.comparison.table_formats import to_csv, to_latex, to_markdown
+from phiseg.comparison.tables import Table, comparison_table, excess_ged, method_names
 from phiseg.core.errors import OutputError
 from phiseg.core.files import atomic_file
-from phiseg.evaluation.results import Evaluation, cases_to_csv, defined, patients_of, read_evaluation
+from phiseg.evaluation.results import Evaluation, cases_to_csv, read_evaluation
+from phiseg.evaluation.summary import defined, patients_of
 from phiseg.plotting.primitives import to_png
 
 _OWN = re.compile(

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from phiseg.evaluation.results import Evaluation, defined, patients_of
+from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.summary import defined, patients_of
 from phiseg.metrics.registry import SCORES, case_scores
 from phiseg.metrics.significance import paired_t_test, patient_t_test
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
-from phiseg.comparison.tables import Table, further_columns, further_note, has_further, main_columns, show_cell
+from phiseg.comparison.table_formats import further_columns, further_note, has_further, main_columns, show_cell
+from phiseg.comparison.tables import Table
 from phiseg.evaluation.results import Evaluation
 from phiseg.metrics.registry import table_scores
 from phiseg.plotting.html_page import embedded_png, render_page

@@ -1,12 +1,7 @@
 """The comparison table: one row per method, a score marked where it beats every other (the paper's Tab. 1)."""
 
-import csv
-import io
-import re
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +9,9 @@ import numpy as np
 
 from phiseg.comparison.marks import Test, best_scores, significance_note, tested_scores
 from phiseg.core.errors import DataError
-from phiseg.evaluation.results import Evaluation, defined
-from phiseg.metrics.registry import GED_EXCESS, SCORES, case_scores, derived_scores, table_scores
-from phiseg.metrics.score import Score
+from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.summary import defined
+from phiseg.metrics.registry import GED_EXCESS, SCORES, case_scores, derived_scores
 
 FLOOR_NOTE = (
     "GED floor: δ (1/M + 1/N) for M annotators, N samples and the mean distance δ of two annotations, the expected "
@@ -62,74 +57,6 @@ class Table:
 
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Column:
-    """How one column is printed."""
-
-    key: str
-    heading: str
-    latex: str
-    """The heading in LaTeX."""
-    show: Callable[[Any], str]
-    has_spread: bool = False
-    """Whether the value differs between trainings."""
-
-
-def _decimals(value: float | None, *, places: int = 4) -> str:
-    return "-" if value is None else f"{value:.{places}f}"
-
-
-def _count(value: int | None) -> str:
-    """Print a number of parameters: 950, 12.3 k, 4.56 M."""
-    if value is None:
-        return "-"
-    for size, unit in ((1_000_000, " M"), (1_000, " k")):
-        scaled = value / size
-        if scaled >= 0.9995:  # what is rounded to 1000 of a unit is 1 of the next
-            return f"{scaled:.3g}{unit}" if scaled < 999.5 else f"{scaled:,.0f}{unit}"
-    return str(value)
-
-
-_METHOD = Column("method", "method", "method", str)
-
-
-def main_columns() -> list[Column]:
-    """Return the columns of the main table: the method, its size, the main scores, and the numbers of images."""
-    return [
-        _METHOD,
-        Column("num_parameters", "parameters", "parameters", _count),
-        *map(score_column, table_scores("main")),
-        Column("num_cases", "cases", "cases", str),
-        Column("num_samples", "samples", "samples", str),
-    ]
-
-
-def further_columns() -> list[Column]:
-    """Return the columns of the second table: the method and the scores beyond the paper."""
-    return [_METHOD, *map(score_column, table_scores("further"))]
-
-
-def score_column(score: Score) -> Column:
-    """Return the column of a score, its direction as an arrow in the heading."""
-    heading = f"{score.heading} {score.arrow}".rstrip()
-    latex = f"{score.latex or _latex(score.heading)} {_latex(score.arrow)}".rstrip()
-    return Column(
-        score.name, heading, latex, partial(_decimals, places=score.decimals), has_spread=not score.beside
-    )
-
-
-def further_note() -> str:
-    """Return the line below the second table that explains its columns."""
-    scores = [score for score in table_scores("further") if not score.beside]
-    return " ".join(f"{score.title}: {score.description}" for score in scores)
-
-
-def has_further(table: Table) -> bool:
-    """Return whether there is something to show beyond the paper's scores."""
-    names = [score.name for score in table_scores("further")]
-    return any(row.scores.get(name) is not None for row in table.rows for name in names)
 
 
 def comparison_table(evaluations: Sequence[Evaluation], *, test: Test = "patients") -> Table:
@@ -269,127 +196,3 @@ def _undefined_notes(rows: Sequence[Row], evaluations: Sequence[Evaluation]) -> 
                 f"{score.heading} is not defined in every case of {rows[0].num_cases}; means are over: {each}."
             )
     return notes
-
-
-def to_csv(tables: Mapping[str, Table]) -> str:
-    """Write full-precision numbers, interval bounds, spreads and marks; an undefined value is an empty field.
-
-    Args:
-        tables: by heading, which is the first column where there are several.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    columns = [*main_columns(), *further_columns()[1:]]
-    spread = [score.name for score in SCORES.values() if score.group in ("main", "further") and not score.beside]
-    stored = [score.name for score in case_scores() if score.group == "main"]
-    names = [
-        *(column.key for column in columns),
-        *("num_patients", "num_trainings"),
-        *(f"{name}_{side}" for name in stored for side in ("low", "high")),
-        *(f"{name}_spread" for name in spread),
-        *(f"{name}_marked" for name in tested_scores()),
-    ]
-    blocks = ["block"] if len(tables) > 1 else []
-    writer.writerow([*blocks, *names])
-    for heading, table in tables.items():
-        for row in table.rows:
-            head = [heading] if blocks else []
-            values = [row.value(column.key) for column in columns]
-            limits = [limit for name in stored for limit in row.intervals.get(name, (None, None))]
-            spreads = [row.spread.get(name) for name in spread]
-            marks = ["true" if name in row.best else "false" for name in tested_scores()]
-            writer.writerow([*head, *values, row.num_patients, row.num_trainings, *limits, *spreads, *marks])
-    return text.getvalue()
-
-
-def to_text(table: Table) -> str:
-    """Write an aligned table for the terminal; a significantly better score has a star."""
-    columns = main_columns()
-    cells = [[column.heading for column in columns]]
-    cells += [_cells(row, columns, str, lambda cell: f"{cell}*") for row in table.rows]
-    for line in cells:  # numbers stay aligned: what is not marked ends in a space
-        line[1:] = [cell if cell.endswith("*") else f"{cell} " for cell in line[1:]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
-        for line in cells
-    ]
-    lines.insert(1, "-" * len(lines[0]))
-    notes = [textwrap.fill(note, width=len(lines[0])) for note in _notes(table, "*")]
-    return "\n".join([line.rstrip() for line in lines] + ["", *notes]) + "\n"
-
-
-def to_markdown(tables: Mapping[str, Table]) -> str:
-    """Write Markdown tables under their headings; a significantly better score is bold."""
-    parts = [f"### {_markdown(heading)}\n\n" * bool(heading) + _markdown_table(t) for heading, t in tables.items()]
-    return "\n".join(parts)
-
-
-def _markdown_table(table: Table) -> str:
-    parts = [(main_columns(), _notes(table, "Bold")), (further_columns(), [further_note()])]
-    texts = []
-    for columns, notes in parts if has_further(table) else parts[:1]:
-        lines = [[_markdown(column.heading) for column in columns], ["---"] + ["---:"] * (len(columns) - 1)]
-        lines += [_cells(row, columns, _markdown, lambda cell: f"**{cell}**") for row in table.rows]
-        rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        texts.append(f"{rows}\n\n" + "  \n".join(map(_markdown, notes)) + "\n")
-    return "\n".join(texts)
-
-
-def to_latex(tables: Mapping[str, Table]) -> str:
-    """Write LaTeX `tabular`s that need no package; a significantly better score is bold."""
-    parts = [
-        f"\\paragraph{{{_latex(heading)}}}\n\n" * bool(heading) + _latex_table(t) for heading, t in tables.items()
-    ]
-    return "\n".join(parts)
-
-
-def _latex_table(table: Table) -> str:
-    parts = [(main_columns(), _notes(table, "Bold")), (further_columns(), [further_note()])]
-    texts = []
-    for columns, notes in parts if has_further(table) else parts[:1]:
-        lines = [" & ".join(column.latex for column in columns), r"\hline"]
-        lines += [
-            " & ".join(_cells(row, columns, _latex, lambda cell: rf"\textbf{{{cell}}}")) for row in table.rows
-        ]
-        body = "\n".join(line if line == r"\hline" else rf"{line} \\" for line in lines)
-        alignment = "l" + "r" * (len(columns) - 1)
-        texts.append(
-            f"\\begin{{tabular}}{{{alignment}}}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n\n"
-            "\\smallskip\n{\\footnotesize\n" + "\n\n".join(map(_latex, notes)) + "\n\\par}\n"
-        )
-    return "\n".join(texts)
-
-
-def _cells(
-    row: Row, columns: Sequence[Column], escape: Callable[[str], str], mark: Callable[[str], str]
-) -> list[str]:
-    cells = [(column.key, escape(show_cell(row, column))) for column in columns]
-    return [mark(cell) if key in row.best else cell for key, cell in cells]
-
-
-def show_cell(row: Row, column: Column) -> str:
-    """Print one value, with its standard deviation between trainings if there are several."""
-    text = column.show(row.value(column.key))
-    if not column.has_spread or column.key not in row.spread:
-        return text
-    return f"{text} ± {column.show(row.spread[column.key])}"
-
-
-def _notes(table: Table, mark: str) -> list[str]:
-    return [re.sub("^Marked:", f"{mark}:", note) for note in table.notes]
-
-
-def _markdown(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)
-
-
-_LATEX = {
-    **{char: f"\\{char}" for char in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"<": "$<$", ">": "$>$", "δ": r"$\delta$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "±": r"$\pm$"},
-}
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(char, char) for char in text)

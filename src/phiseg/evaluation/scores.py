@@ -14,16 +14,8 @@ from phiseg.core.errors import ConfigError, DataError, ModelError, PhisegError
 from phiseg.core.files import check_replaceable
 from phiseg.data.check import disagreement
 from phiseg.data.store import Dataset
-from phiseg.evaluation.results import (
-    MARKER,
-    TEXT_COLUMNS,
-    Examples,
-    ModelRef,
-    Provenance,
-    Summary,
-    read_evaluation,
-    write_evaluation,
-)
+from phiseg.evaluation.results import MARKER, Examples, read_evaluation, write_evaluation
+from phiseg.evaluation.summary import TEXT_COLUMNS, ModelRef, Provenance, Summary
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.ranks import gather, process_rank, share_batches
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from phiseg.comparison.tables import check_comparable
-from phiseg.evaluation.results import TEXT_COLUMNS, Cases, Evaluation, Provenance, Summary, defined
+from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Provenance, Summary, defined
 from phiseg.metrics.registry import pixel_scores, summary_scores
 
 
