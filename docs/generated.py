@@ -1,4 +1,8 @@
-"""The parts of the reference that are made from the code: every command's help, and every key of a recipe."""
+"""The parts of the documentation that are made from the code: help of commands, keys of recipes, table of scores.
+
+The first two are filled in when the site is built. `python docs/generated.py` writes the table of scores into
+`docs/explanation/metrics.md`.
+"""
 
 import html
 import io
@@ -6,11 +10,14 @@ import os
 import re
 import textwrap
 from contextlib import redirect_stdout, suppress
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+from phiseg.core.config import OneOf
 
 
 def command_reference() -> str:
@@ -52,6 +59,35 @@ def config_reference() -> str:
     return "\n\n".join(parts)
 
 
+def score_table() -> str:
+    """Return tables of all scores, by where they appear: name, heading, what is averaged, and definition."""
+    from phiseg.metrics.registry import SCORES
+
+    places = {
+        "main": "Main table of `phiseg compare`",
+        "further": "Second table of `phiseg compare`",
+        "summary": "In `summary.json`, but in no table",
+        "case": "Only in `cases.csv`",
+    }
+    parts = []
+    for group, place in places.items():
+        rows = [
+            f"| `{score.name}` | {score.heading} {score.arrow} | {score.pooled} | {_cell(score.description)} |"
+            for score in SCORES.values()
+            if score.group == group
+        ]
+        lines = [f"**{place}**", "", "| score | heading | pooled over | definition |", "|---|---|---|---|", *rows]
+        parts.append("\n".join(lines).replace("  |", " |"))
+    return "\n\n".join(parts)
+
+
+def with_score_table(page: str) -> str:
+    """Return the text of `docs/explanation/metrics.md` with the current table between its two markers."""
+    begin, end = "<!-- scores: made by docs/generated.py -->\n", "\n<!-- end of scores -->"
+    before, _, rest = page.partition(begin)
+    return before + begin + "\n" + score_table() + "\n" + end + rest.partition(end)[2]
+
+
 def _config_bases() -> list[type[BaseModel]]:
     """List the classes that several models' settings inherit from, the most general first."""
     from phiseg.models import MODELS, SegmenterConfig
@@ -63,7 +99,7 @@ def _config_bases() -> list[type[BaseModel]]:
 
 def _key_table(fields: dict[str, FieldInfo]) -> str:
     rows = [
-        f"| `{key}` | {_cell(_type(field.annotation))} | {_default(field)} | {_cell(field.description or '')} |"
+        f"| `{key}` | {_cell(_values(field))} | {_default(field)} | {_cell(field.description or '')} |"
         for key, field in fields.items()
     ]
     return "\n".join(["| key | value | default | what it does |", "|---|---|---|---|", *rows])
@@ -73,6 +109,12 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     value = list(value) if isinstance(value, tuple) else value
     return "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _values(field: FieldInfo) -> str:
+    """Describe the values that a key accepts."""
+    choices = [item.choices() for item in field.metadata if isinstance(item, OneOf)]
+    return ", ".join(f"`{name}`" for name in choices[0]) if choices else _type(field.annotation)
 
 
 def _type(annotation: Any) -> str:
@@ -122,3 +164,8 @@ def _help(name: str) -> str:
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+if __name__ == "__main__":
+    path = Path(__file__).parent / "explanation" / "metrics.md"
+    path.write_text(with_score_table(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from phiseg.core.config import StrictConfig, apply_overrides, read_yaml
+from phiseg.core.config import OneOf, StrictConfig, apply_overrides, read_yaml
 from phiseg.core.errors import ConfigError
 
 
@@ -78,6 +78,18 @@ def test_parse_fills_defaults_and_freezes():
 )  # fmt: skip
 def test_parse_error_names_key_value_and_fix(values, message):
     assert message in error_message(values)
+
+
+def test_one_of_looks_up_its_choices_on_each_use():
+    colours = ["red", "green"]
+
+    class Paint(StrictConfig):
+        colour: Annotated[str, OneOf(lambda: colours)] = "red"
+
+    with pytest.raises(ConfigError, match=r"p: 'colour' = 'blue': use one of red, green$"):
+        Paint.parse({"colour": "blue"}, where="p")
+    colours.append("blue")
+    assert Paint.parse({"colour": "blue"}, where="p").colour == "blue"
 
 
 def test_parse_error_suggests_keys_of_the_chosen_union_branch():

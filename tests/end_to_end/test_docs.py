@@ -234,6 +234,18 @@ def test_the_reference_has_every_key_of_a_recipe_with_its_default():
     assert "| `kl_weights` | `paper`, `reference`, `unit` or list of numbers | `reference` |" in text
 
 
+def test_recipe_reference_lists_the_criteria_of_model_selection():
+    text = load_generated().config_reference()
+    assert "| `select_by` | `loss`, `elbo`, `ged`, `ged_unbiased`, `s_ncc`, `dice`," in text
+
+
+def test_table_of_scores_is_current():
+    page = (ROOT / "docs" / "explanation" / "metrics.md").read_text(encoding="utf-8")
+    current = load_generated().with_score_table(page)
+    assert page == current, "run: python docs/generated.py"
+    assert current.count("| `hm_iou` | HM-IoU ↑ | cases |") == 1
+
+
 def test_the_site_has_every_page_and_names_no_other():
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 

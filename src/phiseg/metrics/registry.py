@@ -1,6 +1,6 @@
-"""The table of scores. To add a metric, write its function in this package and one entry in `SCORES`.
+"""The table of scores. To add a metric, write its function in this package and add one entry below.
 
-Everything that names a score derives from its entry: the columns of `cases.csv`, the keys of `summary.json`, the
+No other place lists the scores. The entry determines the columns of `cases.csv`, the keys of `summary.json`, the
 columns and notes of comparison tables, the definitions in the report, the choices of `train.select_by`, and the
 table in `docs/explanation/metrics.md`.
 """
@@ -28,9 +28,9 @@ GED_EXCESS = DerivedScore(
     needs=("ged", "ged_floor"),
     of=lambda ged, floor: ged - floor,
     description="GED minus its floor, case by case: an upper bound of what a better model could gain.",
-    details="Annotators who saw more than the image agree more than independent ones, and no model of the image "
-    "alone reaches the floor then. Compare methods by the unbiased GED: the excess favours samples that are too "
-    "alike.",
+    details="Annotators who saw more than the image agree more than independent annotators would. No model of the "
+    "image alone then reaches the floor. Compare methods by the unbiased GED, because the excess favours samples "
+    "that are too similar.",
 )
 
 _ENTRIES: tuple[Score, ...] = (
@@ -41,8 +41,8 @@ _ENTRIES: tuple[Score, ...] = (
         better="lower",
         of=lambda case: case.energy_distance.ged,
         min_annotators=2,
-        description="The squared generalised energy distance of samples s and annotations y, "
-        "2 E d(s, y) - E d(s, s') - E d(y, y') with d = 1 - IoU: how far the two distributions are apart.",
+        description="Squared generalised energy distance between samples s and annotations y: "
+        "2 E d(s, y) - E d(s, s') - E d(y, y') with d = 1 - IoU.",
     ),
     CaseScore(
         name="ged_unbiased",
@@ -51,9 +51,9 @@ _ENTRIES: tuple[Score, ...] = (
         better="lower",
         of=lambda case: case.energy_distance.ged_unbiased,
         min_annotators=2,
-        description="The GED over distinct pairs only: independent of the number of samples.",
+        description="GED over distinct pairs only, so its expectation does not depend on the number of samples.",
         details="Its mean is 0 for samples from the annotators' distribution if annotators are independent given "
-        "the image, so it may be negative.",
+        "the image. It can be negative.",
     ),
     CaseScore(
         name="ged_floor",
@@ -62,10 +62,9 @@ _ENTRIES: tuple[Score, ...] = (
         beside="ged",
         of=lambda case: case.energy_distance.ged_floor,
         min_annotators=2,
-        description="δ (1/M + 1/N) for M annotators, N samples and the mean distance δ of two annotations: the "
-        "expected GED of samples from the annotators' own distribution, if annotators are independent given the "
-        "image.",
-        details="It is not zero, since a mask has distance 0 to itself.",
+        description="Expected GED of samples from the annotators' own distribution if annotators are independent "
+        "given the image: δ (1/M + 1/N) for M annotators, N samples and the mean distance δ of two annotations.",
+        details="It is not zero, because a mask has distance 0 to itself.",
     ),
     GED_EXCESS,
     CaseScore(
@@ -76,7 +75,7 @@ _ENTRIES: tuple[Score, ...] = (
         better="higher",
         of=lambda case: case.correlation.value,
         min_annotators=2,
-        description="The normalised cross correlation of the gamma map with the error map of each annotator, "
+        description="Normalised cross correlation of the gamma map with the error map of each annotator, "
         "averaged: does the model know where it will be wrong?",
     ),
     CaseScore(
@@ -85,8 +84,8 @@ _ENTRIES: tuple[Score, ...] = (
         heading="Dice",
         better="higher",
         of=_mean_dice,
-        description="The overlap of the mean prediction with an annotation, the usual measure of accuracy.",
-        details="The note below the table says whose.",
+        description="Overlap of the mean prediction with an annotation, the usual measure of accuracy.",
+        details="The note below the table names the annotation.",
     ),
     CaseScore(
         name="hm_iou",
@@ -95,7 +94,7 @@ _ENTRIES: tuple[Score, ...] = (
         better="higher",
         decimals=3,
         of=lambda case: matched_mean(case.iou),
-        description="Hungarian-matched IoU.",
+        description="Mean IoU of samples and annotations matched one to one (Hungarian matching).",
     ),
     CaseScore(
         name="best_dice",
@@ -104,7 +103,7 @@ _ENTRIES: tuple[Score, ...] = (
         better="higher",
         decimals=3,
         of=lambda case: best_mean(case.dice),
-        description="of each annotation with its nearest sample.",
+        description="Largest Dice of each annotation over the samples, averaged.",
     ),
     CaseScore(
         name="diversity",
@@ -112,7 +111,7 @@ _ENTRIES: tuple[Score, ...] = (
         heading="diversity",
         decimals=3,
         of=lambda case: mean_distinct(case.sample_distances),
-        description="mean distance 1 - IoU of two samples; it should be that of the annotators.",
+        description="Mean distance 1 - IoU of two samples; it should equal that of the annotators.",
     ),
     CaseScore(
         name="diversity_annotators",
@@ -122,7 +121,7 @@ _ENTRIES: tuple[Score, ...] = (
         beside="diversity",
         of=lambda case: mean_distinct(case.annotation_distances),
         min_annotators=2,
-        description="mean distance 1 - IoU of two annotations.",
+        description="Mean distance 1 - IoU of two annotations.",
     ),
     CaseScore(
         name="area_crps",
@@ -131,7 +130,7 @@ _ENTRIES: tuple[Score, ...] = (
         better="lower",
         decimals=1,
         of=lambda case: case.areas.crps,
-        description="in pixels.",
+        description="Continuous ranked probability score of the area, in pixels.",
     ),
     CaseScore(
         name="area_coverage",
@@ -140,7 +139,7 @@ _ENTRIES: tuple[Score, ...] = (
         latex=r"area in 90\,\%",
         decimals=3,
         of=lambda case: case.areas.coverage,
-        description="how often an annotator's area lies within the central 90 % of the samples'.",
+        description="Share of annotators whose area lies within the central 90 % of the samples' areas.",
     ),
     CaseScore(
         name="area_width",
@@ -148,7 +147,7 @@ _ENTRIES: tuple[Score, ...] = (
         heading="width of 90 %",
         decimals=1,
         of=lambda case: case.areas.width,
-        description="width of the central 90 % of the samples' areas, in pixels.",
+        description="Width of the central 90 % of the samples' areas, in pixels.",
     ),
     PixelScore(
         name="ece",
@@ -157,7 +156,7 @@ _ENTRIES: tuple[Score, ...] = (
         better="lower",
         table=lambda case: reliability(case.mean_probs, case.annotations),
         of=expected_calibration_error,
-        description="calibration error of the mean prediction.",
+        description="Expected calibration error of the mean prediction.",
     ),
     PixelScore(
         name="residual_correlation",
@@ -165,42 +164,42 @@ _ENTRIES: tuple[Score, ...] = (
         heading="residual correlation",
         table=lambda case: agreement_table(case.mean_probs, case.annotations),
         of=residual_correlation,
-        description="correlation of two annotators given the model's probabilities.",
+        description="Correlation of two annotators given the model's probabilities.",
     ),
     CaseScore(
         name="ged_cross",
         group="case",
         heading="E d(s, y)",
         of=lambda case: case.energy_distance.cross,
-        description="term of the GED: mean distance of a sample and an annotation.",
+        description="Term of the GED: mean distance of a sample and an annotation.",
     ),
     CaseScore(
         name="ged_within_samples",
         group="case",
         heading="E d(s, s')",
         of=lambda case: case.energy_distance.within_samples,
-        description="term of the GED: mean distance of two samples.",
+        description="Term of the GED: mean distance of two samples.",
     ),
     CaseScore(
         name="ged_within_annotations",
         group="case",
         heading="E d(y, y')",
         of=lambda case: case.energy_distance.within_annotations,
-        description="term of the GED: mean distance of two annotations.",
+        description="Term of the GED: mean distance of two annotations.",
     ),
     CaseScore(
         name="num_annotators",
         group="case",
         heading="annotators",
         of=lambda case: len(case.annotations),
-        description="number of annotations of the case.",
+        description="Number of annotations of the case.",
     ),
     CaseScore(
         name="s_ncc_constant",
         group="case",
         heading="constant maps",
         of=lambda case: case.correlation.num_constant,
-        description="annotators with a constant error map, which count as 0 in S_NCC.",
+        description="Annotators with a constant error map, which count as 0 in S_NCC.",
     ),
 )
 

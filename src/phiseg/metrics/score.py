@@ -1,4 +1,4 @@
-"""What is known about a score, and the three ways in which the value of a dataset comes about."""
+"""The description of a score, and three ways to compute its value for a dataset."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Group = Literal["main", "further", "summary", "case"]
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What is known about one score."""
+    """One score: where it appears and how it is shown."""
 
     name: str
     """Column of `cases.csv` and key in `summary.json`."""
@@ -34,8 +34,8 @@ class Score:
     """Heading in LaTeX, where it is not `heading` with special characters escaped."""
     beside: str = ""
     """The score that this one is read beside. Its column follows that score's, without a spread between seeds."""
-    pooled: ClassVar[str] = "mean over the cases"
-    """How the value of a dataset comes about."""
+    pooled: ClassVar[str] = "cases"
+    """What the value of a dataset is computed over: cases, by their mean, or the pixels of all cases."""
 
     @property
     def title(self) -> str:
@@ -75,7 +75,7 @@ class PixelScore(Score):
     """Computes the table of one case; those of all cases have one shape."""
     of: Callable[[Tensor], float | None]
     """Computes the score from the sum of the tables."""
-    pooled: ClassVar[str] = "pixels of all cases"
+    pooled: ClassVar[str] = "pixels"
 
 
 @dataclass(frozen=True, kw_only=True)
