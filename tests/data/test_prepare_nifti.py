@@ -426,7 +426,7 @@ BAD = {
     damage_shape: r"rater-al\.nii\.gz are not on one grid \(12 x 10 x 6 against 12 x 10 x 5 voxels\)",
     damage_voxels: r"p2/image\.nii\.gz has NaN or infinite voxels",
     damage_bytes: r"p2/image\.nii\.gz cannot be read as NIfTI",
-    damage_labels: r"rater-bo\.nii\.gz holds 0\.5, which is no class index",
+    damage_labels: r"rater-bo\.nii\.gz contains 0\.5, which is not a class index",
     damage_time: r"rater-bo\.nii\.gz has 4 dimensions",
     damage_contrast: r"p2/image\.nii\.gz: every voxel has the same value",
     remove_image: r"p2/rater-al\.nii\.gz has no image; add .*p2/image\.nii\.gz",
@@ -526,7 +526,7 @@ def test_a_merge_that_leaves_gaps_is_an_error(nnunet):
 
 def test_an_existing_folder_is_kept_unless_it_may_be_replaced(source):
     first = prepare(source)
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         prepare(source)
     assert prepare(source, slicing=Slicing(size=(4, 4)), overwrite=True).images.shape[-1] == 4
     assert first.images.shape[-1] == 12

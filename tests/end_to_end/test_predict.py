@@ -232,11 +232,11 @@ def test_a_bad_scan_stops_nothing_and_can_be_mended(predict, model, tmp_path):
 # Bad input
 
 BAD_SCANS = {
-    "tilted": "holds a tilted scan",
+    "tilted": "contains a tilted scan",
     "gap": "seems to lack 1 slice",
     "doubled": "both lie at",
-    "mixed": "holds 2 series",
-    "radiograph": "holds no slices with a position in space",
+    "mixed": "contains 2 series",
+    "radiograph": "contains no slices with a position in space",
     "blank": "has no pixel data",
     "zero": "zero is empty: every voxel is 0; check the scan",
     "nan": "nan.nii.gz has NaN or infinite voxels",

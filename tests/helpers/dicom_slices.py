@@ -1,4 +1,4 @@
-"""A tiny DICOM scan of any orientation, written by pydicom."""
+"""Write small DICOM scans of any orientation with pydicom."""
 
 from pathlib import Path
 
@@ -11,19 +11,19 @@ AXIAL = ((1, 0, 0), (0, 1, 0))
 CORONAL = ((1, 0, 0), (0, 0, -1))
 SAGITTAL = ((0, 1, 0), (0, 0, -1))
 OBLIQUE = ((0.8, 0.6, 0), (-0.36, 0.48, 0.8))
-"""Where the columns and the rows go, in LPS."""
+"""Directions of increasing column and row index, in LPS."""
 
 ROWS, COLUMNS = 6, 7
 SPACING = (0.8, 0.5)
-"""Between rows and between columns."""
+"""Distance between rows and between columns."""
 ORIGIN = (-20.5, 11.25, 40.0)
 
 
 def write_scan(folder, *, directions=AXIAL, distance=2.0, depths=None, skew=(0, 0, 0), uid="1.2.3", **changes):
-    """Write slices at the multiples `depths` of a distance; files are named in another order than the slices lie.
+    """Write slices at multiples `depths` of a distance; file names are not in slice order.
 
-    Slices are shifted by `skew` millimetres each. A change is a value for all slices, or a function of the depth's
-    index; None leaves the field out. Returns the raw pixels (K, J, I).
+    Each slice is shifted by `skew` millimetres. A change is a value for all slices, or a function of the depth's
+    index; None omits the field. Returns the raw pixels (K, J, I).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A DICOM SEG holds what was written, where the series lies, and refers to it."""
+"""DICOM SEG: values, geometry and references to the source series."""
 
 import highdicom
 import numpy as np
@@ -20,7 +20,7 @@ def make_series(folder, **changes):
 
 
 def read_on_grid(path, series):
-    """Put the stored frames where their positions say, by pydicom and the affine alone: (I, J, K, S)."""
+    """Place the stored frames by their positions, using only pydicom and the affine: (I, J, K, S)."""
     data = pydicom.dcmread(path)
     frames = data.pixel_array.reshape(-1, data.Rows, data.Columns)
     shared = data.SharedFunctionalGroupsSequence[0]
@@ -36,7 +36,7 @@ def read_on_grid(path, series):
 
 
 def read_by_source(path, series):
-    """Ask highdicom for the frames of every source image: (I, J, K, S)."""
+    """Return the frames of each source image from highdicom: (I, J, K, S)."""
     seg = highdicom.seg.segread(path)
     uids = [pydicom.dcmread(file).SOPInstanceUID for file in series.files]
     frames = seg.get_pixels_by_source_instance(uids, assert_missing_frames_are_empty=True, rescale_fractional=False)
@@ -49,10 +49,10 @@ def one_hot(labels, num_segments):
 
 @pytest.mark.parametrize("directions", [AXIAL, CORONAL, OBLIQUE])
 @pytest.mark.parametrize("classes", [CLASSES, CLASSES[:2]], ids=["three", "one"])
-def test_labels_come_back_to_the_voxel(tmp_path, directions, classes):
+def test_write_seg_labels_round_trip(tmp_path, directions, classes):
     series = make_series(tmp_path / "scan", directions=directions, depths=range(6))
     labels = np.random.default_rng(0).integers(0, len(classes), series.volume.grid).astype(np.uint8)
-    labels[:, :, [0, 2, 3]] = 0  # only the slices 1, 4 and 5 are kept
+    labels[:, :, [0, 2, 3]] = 0  # only slices 1, 4 and 5 are stored
     path = tmp_path / "labels.dcm"
     write_seg(path, labels, series, classes=classes, kind="binary", description="PHiSeg labels")
 
@@ -64,17 +64,17 @@ def test_labels_come_back_to_the_voxel(tmp_path, directions, classes):
     assert data.NumberOfFrames == 3 * (len(classes) - 1)
     measures = data.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
     assert (measures.PixelSpacing, measures.SliceThickness) == ([0.8, 0.5], 3.0)
-    assert measures.SpacingBetweenSlices == pytest.approx(2.0)  # of the grid, not of what is stored
+    assert measures.SpacingBetweenSlices == pytest.approx(2.0)  # of the grid, not of the stored slices
 
 
 @pytest.mark.parametrize("directions", [AXIAL, OBLIQUE])
-def test_probabilities_come_back_in_steps_of_one_255th(tmp_path, directions):
+def test_write_seg_probabilities_round_trip_in_steps_of_1_255(tmp_path, directions):
     series = make_series(tmp_path / "scan", directions=directions)
     probabilities = np.random.default_rng(0).random((*series.volume.grid, 2), dtype=np.float32)
     probabilities[:, :, 1] = 0
-    probabilities[:, :, 2] = 0.4 / 255  # rounded to nothing, so not stored
+    probabilities[:, :, 2] = 0.4 / 255  # rounded to zero, so not stored
     probabilities[:, :, 3, 0] = 0
-    probabilities[0, 0, 4] = 1.0001, 0  # above one by rounding
+    probabilities[0, 0, 4] = 1.0001, 0  # above 1 by rounding
     path = tmp_path / "mean.dcm"
     write_seg(path, probabilities, series, classes=CLASSES[:3], kind="fractional", description="PHiSeg mean")
 
@@ -88,7 +88,7 @@ def test_probabilities_come_back_in_steps_of_one_255th(tmp_path, directions):
 
 @pytest.mark.parametrize("kind", ["binary", "fractional"])
 @pytest.mark.parametrize("depths", [range(5), range(1)], ids=["five slices", "one slice"])
-def test_an_empty_segmentation_can_be_read(tmp_path, kind, depths):
+def test_write_seg_empty_segmentation_is_readable(tmp_path, kind, depths):
     series = make_series(tmp_path / "scan", depths=depths)
     shape = series.volume.grid if kind == "binary" else (*series.volume.grid, 2)
     path = tmp_path / "empty.dcm"
@@ -99,7 +99,7 @@ def test_an_empty_segmentation_can_be_read(tmp_path, kind, depths):
         assert not values.any()
 
 
-def test_a_class_that_occurs_nowhere_is_described_all_the_same(tmp_path):
+def test_write_seg_describes_absent_classes(tmp_path):
     series = make_series(tmp_path / "scan")
     labels = np.zeros(series.volume.grid, dtype=np.uint8)
     labels[2, 3, 4] = 2
@@ -111,7 +111,7 @@ def test_a_class_that_occurs_nowhere_is_described_all_the_same(tmp_path):
     np.testing.assert_array_equal(read_by_source(path, series), one_hot(labels, 3))
 
 
-def test_it_refers_to_the_patient_the_frame_and_every_image(tmp_path):
+def test_write_seg_references_patient_frame_and_images(tmp_path):
     series = make_series(tmp_path / "scan", PatientName="Müller^Jörg", SpecificCharacterSet="ISO_IR 100")
     labels = np.ones(series.volume.grid, dtype=np.uint8)
     labels[:, :, 3] = 0
@@ -137,7 +137,7 @@ def test_it_refers_to_the_patient_the_frame_and_every_image(tmp_path):
     assert data.ContentDescription == "Research only. Not a medical device."
 
 
-def test_segments_are_coded_and_say_who_made_them(tmp_path):
+def test_write_seg_codes_segments_and_algorithm(tmp_path):
     series = make_series(tmp_path / "scan")
     path = tmp_path / "labels.dcm"
     classes = ("background", "nodule", "Liver Lesions", "tumour", "masseter", "Läsionen")
@@ -163,7 +163,7 @@ def test_segments_are_coded_and_say_who_made_them(tmp_path):
     assert (data.Manufacturer, data.SoftwareVersions) == ("PHiSeg", phiseg.__version__)
 
 
-def test_the_same_segmentation_differs_in_its_dates_alone(tmp_path):
+def test_write_seg_is_reproducible_except_dates(tmp_path):
     series = make_series(tmp_path / "scan")
     labels = np.ones(series.volume.grid, dtype=np.uint8)
 
@@ -184,7 +184,7 @@ def test_the_same_segmentation_differs_in_its_dates_alone(tmp_path):
     assert written("d.dcm", np.roll(moved, 1, axis=2)).SOPInstanceUID != written("c.dcm", moved).SOPInstanceUID
 
 
-def test_fields_that_anonymisers_drop_are_left_empty(tmp_path):
+def test_write_seg_accepts_anonymised_headers(tmp_path):
     dropped = (
         "PatientName",
         "PatientBirthDate",
@@ -204,8 +204,8 @@ def test_fields_that_anonymisers_drop_are_left_empty(tmp_path):
     assert data.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SliceThickness == 2.0
 
 
-def test_wrong_spacing_and_jitter_in_the_headers_do_not_matter(tmp_path):
-    """Scanners write a gap as SpacingBetweenSlices, and directions that differ in the last digit."""
+def test_write_seg_ignores_wrong_spacing_and_jitter(tmp_path):
+    """Scanners store the gap in SpacingBetweenSlices, and directions that differ in the last digit."""
     jitter = {"ImageOrientationPatient": lambda k: [1, 0, 0, 0, 1, 1e-6 * k], "SpacingBetweenSlices": 0.5}
     series = make_series(tmp_path / "scan", **jitter)
     labels = np.ones(series.volume.grid, dtype=np.uint8)
@@ -225,7 +225,7 @@ def test_wrong_spacing_and_jitter_in_the_headers_do_not_matter(tmp_path):
         ({"PatientSex": "W"}, r"scan cannot be the source of a DICOM SEG \('W' is not a valid PatientSex"),
     ],
 )
-def test_headers_that_cannot_be_referred_to(tmp_path, changes, message):
+def test_write_seg_rejects_incomplete_headers(tmp_path, changes, message):
     series = make_series(tmp_path / "scan", **changes)
     labels = np.ones(series.volume.grid, dtype=np.uint8)
     with pytest.raises(DataError, match=message):
@@ -233,8 +233,8 @@ def test_headers_that_cannot_be_referred_to(tmp_path, changes, message):
     assert [path.name for path in tmp_path.iterdir()] == ["scan"]
 
 
-def test_a_real_scan(shared_data, tmp_path, caplog):
-    """A nodule of 20 voxels across in one of the two scans: labels and probabilities on its grid."""
+def test_write_seg_real_scan(shared_data, tmp_path, caplog):
+    """A nodule with a diameter of 20 voxels in one of the scans: labels and probabilities."""
     folder = next((shared_data("lidc_dicom") / "LIDC-IDRI-0013").rglob("*.dcm")).parent
     series = read_series(folder)
     box = np.indices((41, 41, 13)) - np.reshape((20, 20, 6), (3, 1, 1, 1))
@@ -262,7 +262,7 @@ def test_a_real_scan(shared_data, tmp_path, caplog):
     assert not caplog.records
 
 
-def test_the_grid_is_that_of_the_series(tmp_path):
+def test_write_seg_rejects_other_grid(tmp_path):
     series = make_series(tmp_path / "scan")
     with pytest.raises(AssertionError):
         write_seg(

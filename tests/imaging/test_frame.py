@@ -1,4 +1,4 @@
-"""Cutting a frame out of a slice, against loops over pixels that know nothing of SimpleITK."""
+"""Crops of a slice, compared with loops over pixels that do not use SimpleITK."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,14 @@ from phiseg.imaging.frame import Frame, cut
 
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 9))
 STEPS = st.tuples(*[st.sampled_from([0.37, 0.6, 1.0, 1.3, 2.1])] * 2)
-PLACES = st.tuples(*[st.floats(-6, 9).map(lambda place: round(place, 2) + 0.003)] * 2)  # never halfway
+PLACES = st.tuples(
+    *[st.floats(-6, 9).map(lambda place: round(place, 2) + 0.003)] * 2
+)  # never halfway between pixels
 WHOLE = st.tuples(st.integers(-12, 12), st.integers(-12, 12))
 
 
 def naive_cut(image, frame, fill, interpolation):
-    """A slice ends half a pixel beyond the middle of its last one; in that margin its border goes on."""
+    """A slice extends half a pixel beyond the centres of its border pixels, with constant values."""
     out = np.full(frame.size, fill, dtype=np.float64)
     for r in range(frame.size[0]):
         for c in range(frame.size[1]):
@@ -40,7 +42,7 @@ def picture(size, seed=0):
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, PLACES, STEPS, SIZES)
-def test_cut_interpolates_as_a_loop_over_pixels_does(size, origin, step, out_size):
+def test_cut_linear_matches_reference(size, origin, step, out_size):
     image, frame = picture(size), Frame(origin, step, out_size)
     expected = naive_cut(image, frame, -7, "linear")
     np.testing.assert_allclose(cut(image, frame, fill=-7, interpolation="linear"), expected, atol=1e-9)
@@ -48,7 +50,7 @@ def test_cut_interpolates_as_a_loop_over_pixels_does(size, origin, step, out_siz
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, PLACES, STEPS, SIZES)
-def test_cut_takes_the_nearest_label_as_a_loop_over_pixels_does(size, origin, step, out_size):
+def test_cut_nearest_matches_reference(size, origin, step, out_size):
     labels, frame = picture(size).astype(np.uint8), Frame(origin, step, out_size)
     found = cut(labels, frame, fill=255, interpolation="nearest")
     assert found.dtype == np.uint8
@@ -57,7 +59,7 @@ def test_cut_takes_the_nearest_label_as_a_loop_over_pixels_does(size, origin, st
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, WHOLE, SIZES, st.sampled_from(["linear", "nearest"]))
-def test_whole_pixels_are_copied(size, origin, out_size, interpolation):
+def test_cut_copies_whole_pixels(size, origin, out_size, interpolation):
     image, frame = picture(size), Frame((float(origin[0]), float(origin[1])), (1.0, 1.0), out_size)
     assert frame.copies_pixels
     expected = naive_cut(image, frame, -7, "nearest")
@@ -66,7 +68,7 @@ def test_whole_pixels_are_copied(size, origin, out_size, interpolation):
 
 @settings(max_examples=60, deadline=None)
 @given(PLACES | WHOLE, STEPS, SIZES, st.tuples(st.integers(0, 5), st.integers(0, 5)))
-def test_cutting_a_shifted_slice_is_a_shifted_cut(origin, step, out_size, shift):
+def test_cut_is_equivariant_to_shifts(origin, step, out_size, shift):
     image = picture((7, 8))
     wide = np.full((7 + shift[0], 8 + shift[1]), 0.0)
     wide[shift[0] :, shift[1] :] = image
@@ -80,7 +82,7 @@ def test_cutting_a_shifted_slice_is_a_shifted_cut(origin, step, out_size, shift)
 
 @settings(max_examples=60, deadline=None)
 @given(WHOLE, SIZES)
-def test_what_is_cut_out_goes_back_to_its_place(origin, out_size):
+def test_inverse_frame_restores_position(origin, out_size):
     image = picture((7, 8))
     frame = Frame((float(origin[0]), float(origin[1])), (1.0, 1.0), out_size)
     back = frame.inverse(image.shape)
@@ -90,7 +92,7 @@ def test_what_is_cut_out_goes_back_to_its_place(origin, out_size):
 
 
 @given(PLACES, STEPS, SIZES, SIZES)
-def test_inverse_names_the_same_places_from_the_other_side(origin, step, size, slice_size):
+def test_inverse_maps_positions_back(origin, step, size, slice_size):
     frame = Frame(origin, step, size)
     back = frame.inverse(slice_size)
     assert back.size == slice_size
@@ -105,16 +107,16 @@ def test_inverse_names_the_same_places_from_the_other_side(origin, step, size, s
     ("centre", "size", "step", "origin"),
     [
         ((3.5, 3.5), (4, 4), (1.0, 1.0), (2.0, 2.0)),
-        ((3.0, 3.0), (4, 4), (1.0, 1.0), (1.0, 1.0)),  # no middle pixel: the one more goes to the top and left
+        ((3.0, 3.0), (4, 4), (1.0, 1.0), (1.0, 1.0)),  # even size: one more pixel at the top and left
         ((2.0, 2.0), (9, 5), (1.0, 1.0), (-2.0, 0.0)),
         ((9.5, 4.0), (5, 5), (2.0, 0.5), (5.5, 3.0)),
     ],
 )
-def test_a_centred_frame_has_its_middle_at_the_centre(centre, size, step, origin):
+def test_centred_frame_origin(centre, size, step, origin):
     assert Frame.centred(centre, size, step).origin == origin
 
 
-def test_many_slices_are_cut_like_one():
+def test_cut_accepts_batches():
     stack = np.random.default_rng(0).normal(size=(2, 3, 6, 7))
     frame = Frame((0.3, 1.2), (0.7, 1.1), (5, 4))
     found = cut(stack, frame, interpolation="linear")
@@ -122,7 +124,7 @@ def test_many_slices_are_cut_like_one():
     np.testing.assert_array_equal(found[1, 2], cut(stack[1, 2], frame, interpolation="linear"))
 
 
-def test_integers_are_rounded_not_cut_off():
+def test_cut_rounds_integers():
     image = np.array([[-3, 0, 4]], dtype=np.int16)
     found = cut(image, Frame((0.0, 0.3), (1.0, 1.0), (1, 2)), interpolation="linear")
     assert found.dtype == np.int16

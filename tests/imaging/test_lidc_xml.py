@@ -1,4 +1,4 @@
-"""The readers' XML: what is read, and what is refused."""
+"""LIDC XML: reading and rejection of invalid files."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def xml(tmp_path):
 
 
 @pytest.mark.parametrize("namespace", [' xmlns="http://www.nih.gov"', ""])
-def test_outlines_are_read_as_rows_and_columns(xml, namespace):
+def test_read_lidc_xml_returns_rows_and_columns(xml, namespace):
     points = [(7, 3), (8, 4), (7, 5)]
     path = xml(message([roi(points, z=" -12.500 ")], [], [roi(points, inclusion="FALSE")], namespace=namespace))
     reading = read_lidc_xml(path)
@@ -57,14 +57,14 @@ def test_outlines_are_read_as_rows_and_columns(xml, namespace):
     np.testing.assert_array_equal(first.outlines[0].points, [(3, 7), (4, 8), (5, 7)])
 
 
-def test_nodules_below_3_mm_are_left_out(xml):
+def test_read_lidc_xml_skips_nodules_below_3_mm(xml):
     small, mixed = roi([(1, 1)]), roi([(1, 1)]) + roi([(1, 1), (2, 2), (3, 1)])
     (annotation,) = read_lidc_xml(xml(message([small, mixed]))).annotations
     assert annotation.nodule == "N1"
     assert [len(outline.points) for outline in annotation.outlines] == [3]
 
 
-def test_a_radiographs_message_is_known_and_not_read(xml):
+def test_read_lidc_xml_rejects_radiograph(xml):
     path = xml(f"{HEAD}<IdriReadMessage xmlns='http://www.nih.gov/idri'></IdriReadMessage>")
     assert read_series_uid(path) is None
     with pytest.raises(DataError, match="chest radiograph"):
@@ -88,7 +88,7 @@ OUTSIDE = (
         (BOMB, "declares a document type or entities"),
         (OUTSIDE, "declares a document type or entities"),
         (f"{HEAD}<html></html>", "is a <html>"),
-        (f"{HEAD}<LidcReadMessage></LidcReadMessage>", "does not say which series"),
+        (f"{HEAD}<LidcReadMessage></LidcReadMessage>", "does not name its series"),
         (message([roi([(1, 1), (2, 2)])])[:-60], "damaged"),
         ("", "damaged"),
         ("not xml at all", "damaged"),
@@ -98,10 +98,10 @@ OUTSIDE = (
         (message([roi([(1, 1), (2, 2)], z="[" * 5000)]), "damaged"),
         (message([roi([(1, 1), (2, 2)], inclusion="MAYBE")]), "damaged"),
         (message([roi([(1, 1), (10**9, 2)])]), "far outside"),
-        (message(["<roi><inclusion>TRUE</inclusion></roi>"]), "without <imageZposition>"),
+        (message(["<roi><inclusion>TRUE</inclusion></roi>"]), "has no <imageZposition>"),
     ],
 )
-def test_bad_files_are_refused_by_name(xml, text, reason):
+def test_read_lidc_xml_rejects_invalid_files(xml, text, reason):
     path = xml(text)
     with pytest.raises(DataError, match=reason) as error:
         read_lidc_xml(path)
@@ -110,7 +110,7 @@ def test_bad_files_are_refused_by_name(xml, text, reason):
     assert len(str(error.value)) < len(str(path)) + 200
 
 
-def test_a_file_that_is_far_too_large_is_not_read(tmp_path):
+def test_read_lidc_xml_rejects_huge_file(tmp_path):
     path = tmp_path / "large.xml"
     with path.open("wb") as file:
         file.truncate(200_000_000)
@@ -118,7 +118,7 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path):
         read_series_uid(path)
 
 
-def test_deep_nesting_is_survived(xml):
+def test_read_lidc_xml_handles_deep_nesting(xml):
     depth = 200_000
     text = message(["<a>" * depth + "</a>" * depth + roi([(1, 1), (2, 2), (1, 3)])])
     assert len(read_lidc_xml(xml(text)).annotations) == 1

@@ -1,4 +1,4 @@
-"""NIfTI files: what is written comes back, and whatever is wrong with a file is told with its name."""
+"""NIfTI files: round trips, and errors with the name of the file."""
 
 import gzip
 import logging
@@ -32,19 +32,19 @@ def ramp(shape=(3, 4, 5), dtype=np.int16):
 @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "float32", "float64"])
 @pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 5, 2)])
-def test_a_volume_comes_back_as_it_was_written(tmp_path, name, dtype, shape):
+def test_write_nifti_round_trip(tmp_path, name, dtype, shape):
     volume = Volume(ramp(shape, dtype), AFFINE)
     write_nifti(tmp_path / name, volume)
     back = read_nifti(tmp_path / name, channels=len(shape) == 4)
     assert back.values.dtype == dtype
     np.testing.assert_array_equal(back.values, volume.values)
-    np.testing.assert_allclose(back.affine, AFFINE, atol=1e-6)  # NIfTI keeps single precision
+    np.testing.assert_allclose(back.affine, AFFINE, atol=1e-6)  # NIfTI stores single precision
     header = nibabel.load(tmp_path / name).header
     assert (header["sform_code"], header["qform_code"]) == (1, 1)
     assert header.get_xyzt_units()[0] == "mm"
 
 
-def test_the_same_volume_gives_the_same_bytes_and_no_leftovers(tmp_path):
+def test_write_nifti_is_reproducible_and_atomic(tmp_path):
     for name in ("a.nii.gz", "b.nii.gz"):
         write_nifti(tmp_path / name, Volume(ramp(dtype=bool), AFFINE))
     assert (tmp_path / "a.nii.gz").read_bytes() == (tmp_path / "b.nii.gz").read_bytes()
@@ -54,26 +54,26 @@ def test_the_same_volume_gives_the_same_bytes_and_no_leftovers(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
-def test_a_sequence_of_volumes_is_the_file_of_four_dimensions(tmp_path, name, dtype):
+def test_write_nifti_sequence_equals_4d_file(tmp_path, name, dtype):
     values = np.random.default_rng(0).integers(0, 9, (5, 4, 3, 7)).astype(dtype)
     write_nifti_sequence(tmp_path / name, (Volume(values[..., index], AFFINE) for index in range(7)), number=7)
     write_nifti(tmp_path / f"whole-{name}", Volume(values, AFFINE))
     assert (tmp_path / name).read_bytes() == (tmp_path / f"whole-{name}").read_bytes()
 
 
-def test_scaling_is_applied(tmp_path):
+def test_read_nifti_applies_scaling(tmp_path):
     path = save(tmp_path / "ct.nii.gz", ramp(), slope=2.0, inter=-1024.0)
     np.testing.assert_array_equal(read_nifti(path).values, ramp() * 2.0 - 1024)
     assert read_nifti_header(path).values.dtype == np.float64
 
 
-def test_capitals_in_the_name_are_no_matter(tmp_path):
-    """Zeros, which are compressed to less than the header promises."""
+def test_read_nifti_ignores_case_of_suffix(tmp_path):
+    """Zeros, which compress to fewer bytes than the uncompressed size."""
     save(tmp_path / "scan.nii.gz", np.zeros((20, 20, 20), np.int16)).rename(tmp_path / "SCAN.NII.GZ")
     assert read_nifti(tmp_path / "SCAN.NII.GZ").values.shape == (20, 20, 20)
 
 
-def test_version_2_and_swapped_bytes_are_read(tmp_path):
+def test_read_nifti_reads_version_2_and_swapped_bytes(tmp_path):
     save(tmp_path / "two.nii.gz", ramp(), kind=nibabel.Nifti2Image)
     np.testing.assert_array_equal(read_nifti(tmp_path / "two.nii.gz").values, ramp())
     header = nibabel.Nifti1Header(endianness=">")
@@ -84,31 +84,31 @@ def test_version_2_and_swapped_bytes_are_read(tmp_path):
     assert found.dtype.isnative
 
 
-def test_further_dimensions_of_length_one_are_dropped_and_a_flat_image_gets_one(tmp_path):
+def test_read_nifti_normalises_dimensions(tmp_path):
     assert read_nifti(save(tmp_path / "a.nii", ramp((3, 4, 5, 1)))).values.shape == (3, 4, 5)
     assert read_nifti(save(tmp_path / "b.nii", ramp((3, 4)))).values.shape == (3, 4, 1)
     assert read_nifti(save(tmp_path / "c.nii", ramp((3, 4, 5))), channels=True).values.shape == (3, 4, 5, 1)
     assert read_nifti(save(tmp_path / "d.nii", ramp((3, 4, 5, 2, 1))), channels=True).values.shape == (3, 4, 5, 2)
 
 
-def test_time_points_are_an_error_unless_they_are_channels(tmp_path):
+def test_read_nifti_rejects_time_points(tmp_path):
     path = save(tmp_path / "four.nii.gz", ramp((3, 4, 5, 2)))
-    with pytest.raises(DataError, match=r"four\.nii\.gz has 4 dimensions .*split it into files of three"):
+    with pytest.raises(DataError, match=r"four\.nii\.gz has 4 dimensions .*split it into 3D files"):
         read_nifti(path)
     path = save(tmp_path / "five.nii.gz", ramp((3, 4, 5, 1, 2)))
-    with pytest.raises(DataError, match=r"five\.nii\.gz has 5 dimensions .*give channels as the fourth dimension"):
+    with pytest.raises(DataError, match=r"five\.nii\.gz has 5 dimensions .*store channels in the fourth dimension"):
         read_nifti(path, channels=True)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_voxels_that_are_no_numbers_are_an_error(tmp_path, bad):
+def test_read_nifti_rejects_non_finite_voxels(tmp_path, bad):
     values = ramp(dtype=np.float32)
     values[1, 2, 3] = bad
     with pytest.raises(DataError, match=r"a\.nii has NaN or infinite voxels"):
         read_nifti(save(tmp_path / "a.nii", values))
 
 
-def test_labels_may_be_integers_floats_or_scaled(tmp_path):
+def test_read_nifti_labels_accepts_integers_floats_and_scaling(tmp_path):
     labels = ramp() % 4
     for name, values, slope in (("i", labels, None), ("f", labels.astype("f4"), None), ("s", labels * 3, 1 / 3)):
         found = read_nifti_labels(save(tmp_path / f"{name}.nii.gz", values, slope=slope)).values
@@ -117,23 +117,27 @@ def test_labels_may_be_integers_floats_or_scaled(tmp_path):
 
 
 @pytest.mark.parametrize("value", [0.5, -1.25, 1e12])
-def test_a_label_that_is_no_whole_number_is_named(tmp_path, value):
+def test_read_nifti_labels_rejects_non_integers(tmp_path, value):
     labels = (ramp() % 4).astype(np.float64)
     labels[0, 0, 3] = value
-    with pytest.raises(DataError, match=rf"l\.nii holds {value:g}, which is no class index".replace("+", r"\+")):
+    with pytest.raises(
+        DataError, match=rf"l\.nii contains {value:g}, which is not a class index".replace("+", r"\+")
+    ):
         read_nifti_labels(save(tmp_path / "l.nii", labels))
 
 
 @pytest.mark.parametrize("name", ["huge.nii", "huge.nii.gz"])
-def test_a_header_that_promises_terabytes_is_an_error_not_an_allocation(tmp_path, name):
+def test_read_nifti_rejects_header_larger_than_file(tmp_path, name):
     content = bytearray(nibabel.Nifti1Image(ramp(), AFFINE).to_bytes())
     content[40:56] = struct.pack("<8h", 3, 30000, 30000, 30000, 1, 1, 1, 1)
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    with pytest.raises(DataError, match=rf"{name} is damaged: \d+ bytes cannot hold the \(30000, 30000, 30000\)"):
+    with pytest.raises(
+        DataError, match=rf"{name} is damaged: \d+ bytes are too few for the \(30000, 30000, 30000\)"
+    ):
         read_nifti(tmp_path / name)
 
 
-def test_a_header_alone_takes_no_memory_and_tells_shape_type_and_place(tmp_path):
+def test_read_nifti_header_returns_geometry_without_memory(tmp_path):
     found = read_nifti_header(save(tmp_path / "a.nii.gz", np.zeros((300, 300, 100), np.int16)))
     assert found.values.shape == (300, 300, 100)
     assert found.values.dtype == np.int16
@@ -141,7 +145,7 @@ def test_a_header_alone_takes_no_memory_and_tells_shape_type_and_place(tmp_path)
     np.testing.assert_allclose(found.affine, AFFINE, atol=1e-6)
 
 
-def test_voxels_without_a_place_are_an_error(tmp_path):
+def test_read_nifti_rejects_invalid_affine(tmp_path):
     content = bytearray(nibabel.Nifti1Image(ramp(), AFFINE).to_bytes())
     content[280:328] = bytes(48)  # the three rows of the sform
     (tmp_path / "a.nii").write_bytes(content)
@@ -149,22 +153,22 @@ def test_voxels_without_a_place_are_an_error(tmp_path):
         read_nifti(tmp_path / "a.nii")
 
 
-def test_colours_are_an_error(tmp_path):
+def test_read_nifti_rejects_rgb(tmp_path):
     colours = np.zeros((3, 4, 5), dtype=[("R", "u1"), ("G", "u1"), ("B", "u1")])
     nibabel.save(nibabel.Nifti1Image(colours, AFFINE), tmp_path / "rgb.nii")
     with pytest.raises(DataError, match=r"rgb\.nii has voxels of type .*not numbers"):
         read_nifti(tmp_path / "rgb.nii")
 
 
-def test_a_missing_file_and_another_format_are_named(tmp_path):
+def test_read_nifti_rejects_missing_file_and_other_formats(tmp_path):
     with pytest.raises(DataError, match=r"no\.nii\.gz does not exist"):
         read_nifti(tmp_path / "no.nii.gz")
     nibabel.save(nibabel.MGHImage(ramp(dtype=np.int32), AFFINE), tmp_path / "a.mgz")
-    with pytest.raises(DataError, match=r"a\.mgz is no NIfTI file"):
+    with pytest.raises(DataError, match=r"a\.mgz is not a single-file NIfTI image"):
         read_nifti(tmp_path / "a.mgz")
 
 
-def test_a_wrong_checksum_of_gzip_is_found(tmp_path):
+def test_read_nifti_verifies_gzip_checksum(tmp_path):
     path = save(tmp_path / "a.nii.gz", ramp((30, 40, 5)))
     content = bytearray(path.read_bytes())
     content[-8] ^= 1
@@ -179,9 +183,7 @@ def test_a_wrong_checksum_of_gzip_is_found(tmp_path):
     cut=st.integers(0, 600),
     changes=st.lists(st.tuples(st.integers(0, 471), st.integers(0, 255)), max_size=4),
 )
-def test_a_damaged_file_is_read_or_refused_in_one_line_and_never_anything_else(
-    tmp_path, capfd, gzipped, cut, changes
-):
+def test_read_nifti_survives_random_damage(tmp_path, capfd, gzipped, cut, changes):
     content = bytearray(nibabel.Nifti1Image(ramp(), AFFINE).to_bytes())
     if gzipped == "outside":  # the damage is in the compressed bytes
         content = bytearray(gzip.compress(content))

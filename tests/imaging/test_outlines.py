@@ -1,4 +1,4 @@
-"""Filling outlines and grouping annotations, against a naive reading of their rules."""
+"""Filling outlines and grouping annotations, compared with simple reference implementations."""
 
 from itertools import product
 
@@ -16,7 +16,7 @@ def outline(points, *, inclusion=True):
 
 
 def walk(steps, start):
-    """An outline of neighbouring pixels, as the readers' software writes it."""
+    """Return an outline of adjacent pixels, as written by the readers' software."""
     points = [start]
     for step in steps:
         points.append((points[-1][0] + step[0], points[-1][1] + step[1]))
@@ -33,7 +33,7 @@ outlines = st.builds(
 
 
 def inside(polygon, row, column):
-    """Count a ray's crossings by exact integer arithmetic; None for a pixel on an edge, where no rule is given."""
+    """Count ray crossings in exact integer arithmetic; None for a pixel on an edge."""
     odd = False
     for (r0, c0), (r1, c1) in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
         cross = (r1 - r0) * (column - c0) - (c1 - c0) * (row - r0)
@@ -45,7 +45,7 @@ def inside(polygon, row, column):
 
 
 @given(outlines)
-def test_pixels_inside_are_filled_and_the_outline_itself_is_not(drawn):
+def test_rasterise_fills_inside_without_outline(drawn):
     drawn = drawn._replace(inclusion=True)
     low = drawn.points.min(axis=0) - 2
     size = tuple(int(n) for n in drawn.points.max(axis=0) - low + 3)
@@ -65,13 +65,13 @@ def test_pixels_inside_are_filled_and_the_outline_itself_is_not(drawn):
     st.tuples(st.integers(-10, 30), st.integers(-10, 30)),
     st.tuples(st.integers(1, 30), st.integers(1, 30)),
 )
-def test_rasterising_and_cropping_commute(drawn, origin, size):
+def test_rasterise_commutes_with_cropping(drawn, origin, size):
     whole = rasterise(drawn, (-70, -70), (170, 170))
     part = whole[70 + origin[0] :, 70 + origin[1] :][: size[0], : size[1]]
     np.testing.assert_array_equal(rasterise(drawn, origin, size), part)
 
 
-def test_exclusions_are_subtracted_whatever_their_order():
+def test_rasterise_subtracts_exclusions_in_any_order():
     outer = outline([(0, 0), (0, 10), (10, 10), (10, 0)])
     hole = outline([(4, 4), (4, 6), (6, 6), (6, 4)], inclusion=False)
     mask = rasterise([hole, outer], (0, 0), (12, 12))
@@ -81,14 +81,14 @@ def test_exclusions_are_subtracted_whatever_their_order():
     assert not mask[4, 4], "the exclusion's own pixels are outside of the nodule"
 
 
-def test_two_outlines_on_a_slice_add_up():
+def test_rasterise_unites_outlines():
     left, right = outline([(0, 0), (0, 4), (4, 4), (4, 0)]), outline([(0, 10), (0, 14), (4, 14), (4, 10)])
     mask = rasterise([left, right], (0, 0), (5, 15))
     np.testing.assert_array_equal(mask[2, [2, 7, 12]], [True, False, True])
 
 
 @pytest.mark.parametrize(("points", "area"), [([(3, 3), (3, 4)], 0), ([(2, 3), (3, 4), (4, 3), (3, 2)], 1)])
-def test_the_smallest_outlines(points, area):
+def test_rasterise_smallest_outlines(points, area):
     assert rasterise([outline(points)], (0, 0), (8, 8)).sum() == area
 
 
@@ -96,7 +96,7 @@ def points(row, column, level=0):
     return np.array([(row, column, level), (row + 1, column, level)])
 
 
-def test_annotations_within_the_tolerance_are_one_nodule():
+def test_cluster_joins_annotations_within_tolerance():
     near, chained, far = points(0, 0), points(0, 2), points(0, 20)
     assert cluster([near, far, chained], tolerance=2.0) == [[0, 2], [1]]
     assert cluster([near, far, chained], tolerance=1.9) == [[0], [1], [2]]
@@ -104,16 +104,16 @@ def test_annotations_within_the_tolerance_are_one_nodule():
     assert cluster([], tolerance=1.0) == []
 
 
-def test_slices_count_as_pixels_do():
+def test_cluster_measures_slices_like_pixels():
     assert cluster([points(0, 0, level=0), points(0, 0, level=2)], tolerance=2.5) == [[0, 1]]
     assert cluster([points(0, 0, level=0), points(0, 0, level=3)], tolerance=2.5) == [[0], [1]]
 
 
-def test_the_tolerance_shrinks_until_nobody_drew_twice():
-    """Four readers of one nodule and one of its neighbour, 2 pixels away."""
+def test_cluster_reduces_tolerance_for_too_many_readers():
+    """Four readers of one nodule, and one reader of a nodule 2 pixels away."""
     annotations = [*(points(0, 0) for _ in range(4)), points(0, 2)]
     assert cluster(annotations, tolerance=2.5) == [[0, 1, 2, 3], [4]]
 
 
-def test_what_cannot_be_parted_stays_together():
+def test_cluster_keeps_inseparable_annotations():
     assert cluster([points(0, 0) for _ in range(6)], tolerance=2.5) == [[0, 1, 2, 3, 4, 5]]

@@ -1,4 +1,4 @@
-"""A folder of DICOM slices becomes a volume that lies where the slices lie, or an error that says why not."""
+"""Reading a DICOM series as a volume: geometry and errors."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,7 @@ def itk_series(folder, uid=""):
 
 
 def assert_same_as_itk(series, image, tolerance):
-    """Compare values to the digit, and the places of all corners in millimetres."""
+    """Compare values exactly, and the positions of all corners in millimetres."""
     values = SimpleITK.GetArrayViewFromImage(image)  # (K, J, I)
     np.testing.assert_array_equal(series.volume.values.transpose(2, 1, 0), values)
     np.testing.assert_allclose(series.volume.spacing_mm, image.GetSpacing(), atol=tolerance)
@@ -49,7 +49,7 @@ def assert_same_as_itk(series, image, tolerance):
 
 
 @pytest.mark.parametrize("patient", ["LIDC-IDRI-0003", "LIDC-IDRI-0013"])
-def test_real_scans_are_read_as_by_itk(shared_data, patient):
+def test_read_series_of_real_scans_matches_itk(shared_data, patient):
     """Values, spacing, origin, directions and the order of the files."""
     folder = next((shared_data("lidc_dicom") / patient).rglob("*.dcm")).parent
     series = read_series(folder)
@@ -61,7 +61,7 @@ def test_real_scans_are_read_as_by_itk(shared_data, patient):
 
 
 @pytest.mark.parametrize("plane", PLANES)
-def test_any_orientation_is_read_as_by_itk(tmp_path, plane):
+def test_read_series_of_any_orientation_matches_itk(tmp_path, plane):
     write_scan(tmp_path, directions=PLANES[plane])
     series = read_series(tmp_path)
     assert series.volume.grid == (COLUMNS, ROWS, 5)
@@ -70,7 +70,7 @@ def test_any_orientation_is_read_as_by_itk(tmp_path, plane):
 
 @settings(max_examples=20, deadline=None)
 @given(angles=st.tuples(*[st.floats(-180, 180)] * 3), distance=st.floats(0.3, 8), count=st.integers(1, 6))
-def test_voxels_lie_where_the_standard_puts_the_pixels(tmp_path_factory, angles, distance, count):
+def test_read_series_follows_dicom_geometry(tmp_path_factory, angles, distance, count):
     """Equation C.7.6.2.1-1 for every pixel of every slice, and a round trip through NIfTI."""
     folder = tmp_path_factory.mktemp("scan")
     turned = Rotation.from_euler("xyz", angles, degrees=True).as_matrix().round(9)
@@ -91,7 +91,7 @@ def test_voxels_lie_where_the_standard_puts_the_pixels(tmp_path_factory, angles,
     np.testing.assert_allclose(read_nifti(folder / "scan.nii.gz").affine, series.volume.affine, atol=1e-4)
 
 
-def test_only_dicom_files_directly_inside_count(tmp_path):
+def test_read_series_ignores_other_files_and_subfolders(tmp_path):
     write_scan(tmp_path / "scan")
     write_scan(tmp_path / "scan" / "below", uid="1.9")
     (tmp_path / "scan" / "notes.txt").write_text("hello")
@@ -100,19 +100,19 @@ def test_only_dicom_files_directly_inside_count(tmp_path):
     assert (len(series.files), series.uid, series.warnings) == (5, "1.2.3", ())
 
 
-def test_one_of_several_series_is_chosen_by_its_uid(tmp_path):
+def test_read_series_selects_series_by_uid(tmp_path):
     write_scan(tmp_path)
     write_scan(tmp_path, uid="1.9", depths=range(3), Modality="MR")
-    write_scan(tmp_path, uid="2.1", depths=range(1), Modality="SEG")  # no scan, so not worth choosing
+    write_scan(tmp_path, uid="2.1", depths=range(1), Modality="SEG")  # not a scan, so never a candidate
     with pytest.raises(DataError, match=r"2 series: 1\.2\.3 \(CT, 5 slices\), 1\.9 \(MR, 3 slices\); choose one"):
         read_series(tmp_path)
     chosen = read_series(tmp_path, series_uid="1.9")
     assert (chosen.uid, chosen.modality, chosen.volume.grid) == ("1.9", "MR", (COLUMNS, ROWS, 3))
-    with pytest.raises(DataError, match=r"holds no series 1\.7; it holds 1\.2\.3 \(CT, 5 slices\), 1\.9"):
+    with pytest.raises(DataError, match=r"does not contain series 1\.7, but 1\.2\.3 \(CT, 5 slices\), 1\.9"):
         read_series(tmp_path, series_uid="1.7")
 
 
-def test_a_series_without_slices_is_no_rival_of_the_scan(tmp_path):
+def test_read_series_ignores_series_without_slices(tmp_path):
     write_scan(tmp_path)
     write_scan(tmp_path, uid="1.9", depths=range(1), Modality="SEG")
     assert read_series(tmp_path).uid == "1.2.3"
@@ -120,16 +120,16 @@ def test_a_series_without_slices_is_no_rival_of_the_scan(tmp_path):
         read_series(tmp_path, series_uid="1.9")
 
 
-def test_folders_without_a_scan(tmp_path):
-    with pytest.raises(DataError, match="is no folder; give"):
+def test_read_series_rejects_folders_without_scan(tmp_path):
+    with pytest.raises(DataError, match="is not a directory; pass"):
         read_series(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="holds no DICOM file; give"):
+    with pytest.raises(DataError, match="contains no DICOM file; pass"):
         read_series(tmp_path)
     (tmp_path / "broken.dcm").write_text("hello")
-    with pytest.raises(DataError, match=r"no DICOM file that can be read: .*broken\.dcm is not a DICOM file"):
+    with pytest.raises(DataError, match=r"no readable DICOM file: .*broken\.dcm is not a DICOM file"):
         read_series(tmp_path)
     write_scan(tmp_path / "radiograph", depths=range(1), Modality="DX")
-    with pytest.raises(DataError, match=r"no slices with a position .* but 1\.2\.3 \(DX, 0 slices\); give a CT"):
+    with pytest.raises(DataError, match=r"no slices with a position .* only 1\.2\.3 \(DX, 0 slices\); pass a CT"):
         read_series(tmp_path / "radiograph")
     write_scan(tmp_path / "enhanced", depths=range(1), ImagePositionPatient=None)
     with pytest.raises(DataError, match=r"ImagePositionPatient.* \(convert multi-frame files first\)"):
@@ -141,11 +141,11 @@ def test_folders_without_a_scan(tmp_path):
     [
         ({"ImageOrientationPatient": [1, 0, 0, 0, 0, -1]}, r"different orientation: 1\.2\.3-\d\d\.dcm and"),
         ({"PixelSpacing": [0.8, 0.6]}, r"different pixel spacing: 0\.8 x 0\.[56] mm in .*, 0\.8 x 0\.[56] mm in"),
-        ({"Rows": 3, "Columns": 14}, r"1\.2\.3-10\.dcm has 3 x 14 pixels, but 1\.2\.3-03\.dcm 6 x 7"),
+        ({"Rows": 3, "Columns": 14}, r"1\.2\.3-10\.dcm has 3 x 14 pixels, but 1\.2\.3-03\.dcm has 6 x 7"),
         ({"PixelData": None}, r"1\.2\.3-10\.dcm has no pixel data"),
     ],
 )
-def test_a_slice_that_does_not_belong(tmp_path, changes, message):
+def test_read_series_rejects_inconsistent_slice(tmp_path, changes, message):
     write_scan(tmp_path, depths=range(3))
     write_scan(tmp_path / "others", depths=range(4), **changes)
     shutil.copy(tmp_path / "others" / file_name(3), tmp_path)
@@ -153,29 +153,29 @@ def test_a_slice_that_does_not_belong(tmp_path, changes, message):
         read_series(tmp_path)
 
 
-def test_two_images_at_one_position(tmp_path):
+def test_read_series_rejects_duplicate_positions(tmp_path):
     write_scan(tmp_path, depths=[0, 1, 1.004, 2])
-    message = r"4 slices at 3 positions: 1\.2\.3-07\.dcm and 1\.2\.3-03\.dcm both lie at 42\.00 mm; keep one"
+    message = r"4 slices at 3 positions: 1\.2\.3-07\.dcm and 1\.2\.3-03\.dcm are both at 42\.00 mm; keep one"
     with pytest.raises(DataError, match=message):
         read_series(tmp_path)
 
 
 @pytest.mark.parametrize("directions", [AXIAL, OBLIQUE])
 @pytest.mark.parametrize("depths", [[0, 1, 4, 5], [0, 1, 4], [0, 3, 4]])
-def test_missing_slices_are_counted_and_placed(tmp_path, directions, depths):
+def test_read_series_reports_missing_slices(tmp_path, directions, depths):
     write_scan(tmp_path, directions=directions, depths=depths)
     before = depths.index(4) - 1 if 1 in depths else 0
     message = (
         rf"seems to lack 2 slices: {file_name(before)} at -?[\d.]+ mm and {file_name(before + 1)} at -?[\d.]+ mm "
-        r"are 6\.000 mm apart, others 2\.000 mm \(2 slices missing in all\)"
+        r"are 6\.000 mm apart, others 2\.000 mm \(2 slices missing in total\)"
     )
     with pytest.raises(DataError, match=message):
         read_series(tmp_path)
 
 
-def test_several_gaps_are_summed(tmp_path):
+def test_read_series_counts_missing_slices_of_all_gaps(tmp_path):
     write_scan(tmp_path, depths=[0, 1, 2, 4, 5, 8])
-    with pytest.raises(DataError, match=r"seems to lack 2 slices: .* \(3 slices missing in all\)"):
+    with pytest.raises(DataError, match=r"seems to lack 2 slices: .* \(3 slices missing in total\)"):
         read_series(tmp_path)
 
 
@@ -184,12 +184,12 @@ def test_several_gaps_are_summed(tmp_path):
     [
         ([0, 1.1, 2, 3, 4], True),
         ([0, 1.2, 2, 3, 4], False),
-        ([0, 1.05, 2.1, 3.15, 4.2], True),  # another distance, but even
+        ([0, 1.05, 2.1, 3.15, 4.2], True),  # different spacing, but even
         ([0, 1, 2, 3.45, 4.45, 5.45], False),
         ([0, 1, 1.4, 2, 3, 4], False),
     ],
 )
-def test_a_slice_may_be_a_tenth_of_the_distance_off_its_place(tmp_path, depths, sound):
+def test_read_series_tolerates_a_tenth_of_the_spacing(tmp_path, depths, sound):
     write_scan(tmp_path, depths=depths)
     if sound:
         np.testing.assert_allclose(read_series(tmp_path).volume.spacing_mm, (0.5, 0.8, depths[-1] / 4 * 2))
@@ -199,21 +199,21 @@ def test_a_slice_may_be_a_tenth_of_the_distance_off_its_place(tmp_path, depths, 
 
 
 def rounded_scan(folder, numbers, start):
-    """Write slices of 0.625 mm with the numbers, at positions rounded to 0.1 mm."""
+    """Write slices with a spacing of 0.625 mm and positions rounded to 0.1 mm."""
     depths = [round(start + 0.625 * number, 1) for number in numbers]
     write_scan(folder, depths=numbers, ImagePositionPatient=lambda number: [*ORIGIN[:2], depths[number]])
     return np.diff(depths)
 
 
 @pytest.mark.parametrize("start", [0.0, -101.27, 7.04])
-def test_rounded_positions_are_even_and_a_missing_or_doubled_slice_is_still_found(tmp_path, start):
+def test_read_series_handles_rounded_positions(tmp_path, start):
     distances = rounded_scan(tmp_path / "whole", range(10), start)
     assert np.ptp(distances) > 0.09  # 0.6 and 0.7
     np.testing.assert_allclose(read_series(tmp_path / "whole").volume.spacing_mm[2], 0.625, atol=0.02)
     for lacking in (1, 5, 8):
         folder = tmp_path / f"without {lacking}"
         rounded_scan(folder, [number for number in range(10) if number != lacking], start)
-        with pytest.raises(DataError, match=r"seems to lack 1 slice: .* \(1 slice missing in all\)"):
+        with pytest.raises(DataError, match=r"seems to lack 1 slice: .* \(1 slice missing in total\)"):
             read_series(folder)
     rounded_scan(tmp_path / "doubled", [*range(10), 4], start)
     with pytest.raises(DataError, match="11 slices at 10 positions"):
@@ -221,7 +221,7 @@ def test_rounded_positions_are_even_and_a_missing_or_doubled_slice_is_still_foun
 
 
 @pytest.mark.parametrize("directions", [AXIAL, OBLIQUE])
-def test_gantry_tilt_is_refused_and_a_hair_of_it_is_kept(tmp_path, directions):
+def test_read_series_rejects_gantry_tilt(tmp_path, directions):
     sideways = np.array(directions[1])
     write_scan(tmp_path / "tilted", directions=directions, skew=sideways * 2 * np.tan(np.radians(10)))
     with pytest.raises(DataError, match=r"tilted scan: .* sideways by 1\.4 mm over 8\.0 mm \(10\.0 degrees"):
@@ -232,7 +232,7 @@ def test_gantry_tilt_is_refused_and_a_hair_of_it_is_kept(tmp_path, directions):
     np.testing.assert_allclose(last, (-x, -y, z), atol=1e-6)
 
 
-def test_one_slice_moved_sideways_is_refused(tmp_path):
+def test_read_series_rejects_shifted_slice(tmp_path):
     write_scan(
         tmp_path, ImagePositionPatient=lambda k: [ORIGIN[0] + (0.3 if k == 2 else 0), ORIGIN[1], ORIGIN[2] + 2 * k]
     )
@@ -240,7 +240,7 @@ def test_one_slice_moved_sideways_is_refused(tmp_path):
         read_series(tmp_path)
 
 
-def test_an_unreadable_file_is_a_warning_or_explains_the_gap(tmp_path):
+def test_read_series_reports_unreadable_files(tmp_path):
     write_scan(tmp_path)
     (tmp_path / file_name(4)).write_bytes(b"damaged")
     series = read_series(tmp_path)
@@ -253,7 +253,7 @@ def test_an_unreadable_file_is_a_warning_or_explains_the_gap(tmp_path):
         read_series(tmp_path)
 
 
-def test_a_single_slice_is_as_thick_as_its_header_says(tmp_path):
+def test_read_series_single_slice_uses_header_thickness(tmp_path):
     write_scan(tmp_path / "known", depths=range(1), directions=OBLIQUE)
     known = read_series(tmp_path / "known")
     np.testing.assert_allclose(known.volume.spacing_mm, (0.5, 0.8, 3.0))

@@ -1,4 +1,4 @@
-"""Volumes keep every voxel where it is in the world, whichever way their axes are turned."""
+"""Volumes keep the world position of each voxel in any orientation."""
 
 from itertools import permutations, product
 
@@ -34,7 +34,7 @@ def turn(angles):
 
 
 def volume_towards(codes, *, angles=(0, 0, 0), spacing=(0.7, 1.1, 3.0), shape=(3, 4, 5), channels=()):
-    """A volume whose voxels all differ; its axes go towards `codes`, and are then turned by `angles`."""
+    """Return a volume of unique values with axes towards `codes`, rotated by `angles`."""
     affine = np.eye(4)
     affine[:3, :3] = turn(angles) @ np.array([TOWARDS[code] for code in codes]).T * spacing
     affine[:3, 3] = (-31.0, 12.5, 100.25)
@@ -42,7 +42,7 @@ def volume_towards(codes, *, angles=(0, 0, 0), spacing=(0.7, 1.1, 3.0), shape=(3
 
 
 def places(volume):
-    """World coordinates by value: the first channel's values are unique."""
+    """Return world coordinates by value; the values of the first channel are unique."""
     values = volume.values.reshape(*volume.grid, -1)[..., 0]
     return {int(values[index]): volume.affine @ [*index, 1] for index in np.ndindex(volume.grid)}
 
@@ -62,7 +62,7 @@ def test_there_are_48_orientations():
 
 @settings(max_examples=80, deadline=None)
 @given(volumes, st.sampled_from(list(PLANES)))
-def test_slices_go_back_onto_the_grid_they_came_from(volume, plane):
+def test_from_slices_inverts_to_slices(volume, plane):
     stack = to_slices(volume, plane)
     back = from_slices(stack.values, plane, like=volume)
     np.testing.assert_array_equal(back.values, volume.values)
@@ -71,7 +71,7 @@ def test_slices_go_back_onto_the_grid_they_came_from(volume, plane):
 
 @settings(max_examples=80, deadline=None)
 @given(volumes, st.sampled_from(list(PLANES)))
-def test_a_voxel_stays_where_it_is(volume, plane):
+def test_to_slices_keeps_world_positions(volume, plane):
     before, after = places(volume), places(to_slices(volume, plane))
     assert before.keys() == after.keys()
     for value, place in before.items():
@@ -79,7 +79,7 @@ def test_a_voxel_stays_where_it_is(volume, plane):
 
 
 @pytest.mark.parametrize("codes", ORIENTATIONS)
-def test_axes_go_where_the_plane_says(codes):
+def test_to_slices_axis_directions(codes):
     volume = volume_towards(codes, angles=(0.2, -0.1, 0.15))
     assert volume.reoriented("LPS").grid == tuple(
         volume.grid[next(i for i, code in enumerate(codes) if code in pair)] for pair in ("LR", "PA", "IS")
@@ -89,7 +89,7 @@ def test_axes_go_where_the_plane_says(codes):
         assert "".join(max(TOWARDS, key=lambda code: d @ TOWARDS[code]) for d in directions) == expected
 
 
-def test_slices_of_a_volume_in_lps_are_its_planes_as_radiologists_see_them():
+def test_to_slices_uses_radiological_convention():
     volume = volume_towards("LPS")
     np.testing.assert_array_equal(to_slices(volume, "axial").values[2], volume.values[:, :, 2].T)
     np.testing.assert_array_equal(to_slices(volume, "coronal").values[2], volume.values[:, 2, ::-1].T)
@@ -98,14 +98,14 @@ def test_slices_of_a_volume_in_lps_are_its_planes_as_radiologists_see_them():
 
 @settings(max_examples=80, deadline=None)
 @given(volumes, st.sampled_from(ORIENTATIONS))
-def test_another_order_of_the_axes_is_undone_by_the_likeness_to_the_first(volume, codes):
+def test_reoriented_like_undoes_axis_permutation(volume, codes):
     turned = volume.reoriented(codes)
     like = turned.reoriented_like(volume)
     assert difference_of_grids(volume, like) is None
     np.testing.assert_array_equal(like.values, volume.values)
 
 
-def test_an_oblique_grid_at_45_degrees_has_no_closest_axis_and_is_still_told_from_its_order():
+def test_reoriented_like_with_45_degree_rotation():
     volume = volume_towards("RAS", angles=(0, 0, np.pi / 4), spacing=(1, 1, 1))
     turned = Volume(
         volume.values[::-1].transpose(1, 0, 2),
@@ -125,22 +125,22 @@ def test_an_oblique_grid_at_45_degrees_has_no_closest_axis_and_is_still_told_fro
         ((3, 3, 1), "coronal"),
     ],
 )
-def test_the_coarsest_axis_tells_the_plane(spacing, plane):
+def test_coarsest_plane_follows_spacing(spacing, plane):
     assert coarsest_plane(volume_towards("RAS", spacing=spacing, angles=(0.1, 0.1, 0))) == plane
 
 
 @pytest.mark.parametrize(("axis", "plane"), [(0, "sagittal"), (1, "coronal"), (2, "axial")])
-def test_a_single_slice_has_its_own_plane_however_thin_it_is(axis, plane):
+def test_coarsest_plane_of_single_slice(axis, plane):
     shape, spacing = [6, 7, 8], [2.0, 3.0, 4.0]
     shape[axis], spacing[axis] = 1, 0.5
     assert coarsest_plane(Volume(np.zeros(shape), np.diag([*spacing, 1.0]))) == plane
 
 
-def test_spacing_is_the_length_of_a_step():
+def test_volume_spacing_is_norm_of_affine_columns():
     assert volume_towards("PIL", angles=(0.4, 0.2, 0.1)).spacing_mm == pytest.approx((0.7, 1.1, 3.0))
 
 
-def test_grids_that_differ_are_told_apart():
+def test_difference_of_grids():
     volume = volume_towards("RAS")
     shifted, tilted = volume.affine.copy(), volume.affine.copy()
     shifted[0, 3] += 2.5

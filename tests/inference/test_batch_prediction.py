@@ -398,12 +398,12 @@ def test_a_lesion_that_is_seen_whole_gets_no_warning(tmp_path, capsys):
 
 def test_a_segmentation_that_dicom_cannot_hold_is_noted(tmp_path, capsys, monkeypatch):
     def write_seg(*_, **__):
-        raise DataError("a header lacks a date; take the NIfTI output")
+        raise DataError("a header lacks a date; use the NIfTI output")
 
     monkeypatch.setattr("phiseg.imaging.dicom_seg.write_seg", write_seg)
     write_scan(tmp_path / "in" / "d")
     assert run(tmp_path / "in", tmp_path / "out") == (["d"], {})
-    warning = "no DICOM SEG: a header lacks a date; take the NIfTI output"
+    warning = "no DICOM SEG: a header lacks a date; use the NIfTI output"
     assert read(tmp_path / "out" / "d")["warnings"] == [warning]
     assert capsys.readouterr().err == f"phiseg: d: {warning}\n"
 

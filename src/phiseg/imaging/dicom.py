@@ -1,6 +1,6 @@
-"""DICOM slices as they lie in a folder: which series they belong to, where they are, and their values.
+"""DICOM slices in a folder: their series, positions and pixel values.
 
-Headers are read without pixels, so that a folder of thousands of slices is described in little time and memory.
+Headers are read without pixels, so that folders with thousands of slices are read quickly and with little memory.
 """
 
 import warnings
@@ -32,58 +32,58 @@ _HEADER = (
 
 @dataclass(frozen=True)
 class SliceHeader:
-    """Where one image of a CT or MR series lies. Positions and directions are millimetres in DICOM's LPS space."""
+    """Geometry of one image of a CT, MR or PET series, in millimetres in the LPS space of DICOM."""
 
     path: Path
     sop_uid: str
     position: tuple[float, float, float]
-    """Of the first pixel's centre."""
+    """Position of the centre of the first pixel."""
     along_row: tuple[float, float, float]
-    """Direction in which the column index grows."""
+    """Direction of increasing column index."""
     along_column: tuple[float, float, float]
-    """Direction in which the row index grows."""
+    """Direction of increasing row index."""
     spacing_mm: tuple[float, float]
-    """Between rows and between columns."""
+    """Distance between rows and between columns."""
     thickness_mm: float | None
     instance: int
 
     @property
     def depth_mm(self) -> float:
-        """Position along the slice's normal; the z coordinate of an axial slice."""
+        """Position along the normal of the slice; the z coordinate of an axial slice."""
         return float(np.dot(np.cross(self.along_row, self.along_column), self.position))
 
     @property
     def is_axial(self) -> bool:
-        """Whether the slice lies across the patient's long axis."""
+        """Whether the slice is perpendicular to the long axis of the patient."""
         return bool(abs(abs(np.cross(self.along_row, self.along_column)[2]) - 1) < 1e-3)
 
 
 @dataclass(frozen=True)
 class Series:
-    """The images of one series that a folder holds."""
+    """The images of one series in a folder."""
 
     uid: str
     patient: str
     modality: str
     slices: tuple[SliceHeader, ...]
-    """Ascending by depth. Of a modality without positions (a radiograph): none."""
+    """Slices in order of ascending depth; empty for a modality without positions (a radiograph)."""
 
 
 @dataclass(frozen=True)
 class DicomFolder:
-    """What a folder holds."""
+    """Content of a folder of DICOM files."""
 
     series: tuple[Series, ...]
     problems: tuple[str, ...]
-    """One line for every file that could not be read."""
+    """One line for each file that could not be read."""
 
 
 def read_folder(files: list[Path]) -> DicomFolder:
-    """Read the headers of files that lie in one folder, and sort them into series.
+    """Read the headers of the files of one folder and group them into series.
 
-    Any name will do; a file that is not called .dcm and is none is passed over. One that cannot be read, or a slice
-    without a place, is a problem of the answer and stops nothing. Of two files with the same SOP instance UID the
-    first is kept.
+    File names are arbitrary; files without a DICOM suffix that are not DICOM are skipped. Unreadable files and
+    slices without a position are returned as problems. If two files have the same SOP instance UID, the first one
+    is used.
     """
     found: dict[str, tuple[str, str, dict[str, SliceHeader]]] = {}
     problems = []
@@ -113,24 +113,26 @@ def read_folder(files: list[Path]) -> DicomFolder:
 
 
 def read_values(path: Path) -> NDArray[np.float64]:
-    """Read one image (H, W) in the series' unit (Hounsfield units for CT), by rescale slope and intercept.
+    """Read one image (H, W) with rescale slope and intercept applied (Hounsfield units for CT).
 
     Raises:
-        DataError: there are no pixels, or they cannot be decoded.
+        DataError: the file has no pixel data, or it cannot be decoded.
     """
     with _reading(path):
         data = pydicom.dcmread(path)
         if "PixelData" not in data:
-            raise DataError(f"{path} has no pixel data; fetch the file again")
+            raise DataError(f"{path} has no pixel data; download the file again")
         pixels = data.pixel_array
         if pixels.ndim != 2:
             raise DataError(
-                f"{path} holds several frames or colours, not one grey image; convert it to single slices"
+                f"{path} contains several frames or colours, not one grey image; convert it to single slices"
             )
         slope, intercept = float(data.get("RescaleSlope", 1)), float(data.get("RescaleIntercept", 0))
         values: NDArray[np.float64] = pixels * slope + intercept
     if not np.isfinite(values).all():
-        raise DataError(f"{path} has a rescale slope {slope} and intercept {intercept} that give no finite values")
+        raise DataError(
+            f"{path} has non-finite values with rescale slope {slope} and intercept {intercept}; correct its header"
+        )
     return values
 
 
@@ -142,9 +144,11 @@ def _slice_header(path: Path, data: Any) -> SliceHeader:
     if not np.allclose(
         np.array([along_row, along_column]) @ np.transpose([along_row, along_column]), np.eye(2), atol=1e-3
     ):
-        raise DataError(f"{path} has an orientation {directions} that is no pair of perpendicular directions")
+        raise DataError(
+            f"{path} has an invalid orientation {directions}: its directions are not perpendicular unit vectors"
+        )
     if min(spacing) <= 0:
-        raise DataError(f"{path} has a pixel spacing {spacing} that is not above zero")
+        raise DataError(f"{path} has an invalid pixel spacing {spacing}: it must be positive")
     thickness = float(data.get("SliceThickness") or 0)
     return SliceHeader(
         path=path,
@@ -161,15 +165,15 @@ def _slice_header(path: Path, data: Any) -> SliceHeader:
 def _numbers(values: Any, count: int) -> Any:
     numbers = tuple(float(value) for value in values)
     if len(numbers) != count or not np.isfinite(numbers).all():
-        raise ValueError(f"{count} finite numbers expected, found {list(values)}")
+        raise ValueError(f"expected {count} finite numbers, found {list(values)}")
     return numbers
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn whatever a stranger's file makes pydicom raise into one error that names the file.
+    """Convert any exception of pydicom into a DataError with the name of the file.
 
-    Warnings are not passed on: they are about values that the standard forbids and scanners write all the same.
+    Warnings are suppressed: they concern values that violate the standard but are common in files from scanners.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -178,6 +182,6 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except pydicom.errors.InvalidDicomError:
         raise DataError(f"{path} is not a DICOM file") from None
-    except Exception as error:  # damaged files raise almost anything
+    except Exception as error:  # damaged files raise all kinds of exceptions
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path} cannot be read as DICOM ({reason}); fetch it again") from error
+        raise DataError(f"{path} cannot be read as DICOM ({reason}); download it again") from error

@@ -1,9 +1,9 @@
-"""DICOM SEG: a segmentation that lies on the slices of a series and refers to them, so that viewers overlay it.
+"""DICOM SEG: a segmentation on the slices of a series, with references to them, so that viewers can overlay it.
 
-I columns, J rows and K slices, S segments. Segment s is class s of the model; class 0, the background, is none.
-Every class is described, also one that occurs nowhere: the standard wants no frame for it, and viewers list it as
-an empty segment. Slices without any segment are not stored, except for one in a segmentation that is empty
-altogether, because an image without frames cannot be read.
+I columns, J rows, K slices and S segments. Segment s is class s of the model; class 0, the background, is not a
+segment. Classes that do not occur are described as well, without frames; viewers list them as empty segments.
+Slices without segments are not stored. A completely empty segmentation stores one slice, because an image without
+frames cannot be read.
 """
 
 import hashlib
@@ -35,14 +35,14 @@ _VERSION = version("phiseg")
 _INTENDED_USE = "Research only. Not a medical device."
 _MAX_FRACTION = 255
 _SERIES_NUMBERS: dict[Kind, int] = {"binary": 9001, "fractional": 9002}
-"""Far from those that scanners give."""
+"""Far from the series numbers of scanners."""
 _ABNORMAL = {
     "nodule": codes.SCT.Nodule,
     "lesion": codes.SCT.Lesion,
     "tumor": codes.SCT.Neoplasm,
     "tumour": codes.SCT.Neoplasm,
 }
-"""Words in the names of classes whose code is beyond doubt."""
+"""Words in class names with an unambiguous SNOMED CT code."""
 _REQUIRED = ("StudyInstanceUID", "FrameOfReferenceUID", "SOPClassUID")
 _MAY_BE_EMPTY = (
     "AccessionNumber",
@@ -53,7 +53,7 @@ _MAY_BE_EMPTY = (
     "StudyID",
     "StudyTime",
 )
-"""What every DICOM file has, if only as an empty field; anonymisers drop them all the same."""
+"""Mandatory attributes that may be empty; some anonymisers remove them."""
 
 
 def write_seg(
@@ -67,19 +67,19 @@ def write_seg(
 ) -> None:
     """Write a segmentation of a series, atomically.
 
-    Its identifiers are made from what it holds: the same segmentation written again differs in its dates alone.
+    UIDs are derived from the content: two files with the same segmentation differ only in their dates.
 
     Args:
-        path: the file.
-        values: binary: (I, J, K) uint8, class indices. Fractional: (I, J, K, S), the probability of every class but
-            the background; it is stored in steps of 1/255.
-        series: what was segmented. Its files are read again, without their pixels.
-        classes: S + 1 names; the first is the background's.
+        path: output file.
+        values: binary: (I, J, K) uint8 class indices. Fractional: (I, J, K, S) probabilities of all classes except
+            the background, stored in steps of 1/255.
+        series: the segmented series. The headers of its files are read again.
+        classes: S + 1 names, starting with the background.
         kind: binary for labels, fractional for probabilities.
-        description: what viewers list it as; cut to 64 characters.
+        description: series description shown by viewers, truncated to 64 characters.
 
     Raises:
-        DataError: the headers of the series lack what a segmentation must refer to.
+        DataError: the headers of the series lack an attribute that a segmentation must refer to.
         OutputError: the file cannot be written.
     """
     num_segments = len(classes) - 1
@@ -93,7 +93,7 @@ def write_seg(
     content.update(frames.data)
     identity = [_VERSION, series.uid, kind, description, *classes, content.hexdigest()]
 
-    with _naming(series):
+    with _wrap_errors(series):
         images = _source_images(series)
         segmentation = Segmentation(
             source_images=images,
@@ -121,44 +121,44 @@ def write_seg(
         )
         for item in (*segmentation.DimensionOrganizationSequence, *segmentation.DimensionIndexSequence):
             item.DimensionOrganizationUID = _uid("dimensions", identity)
-    with atomic_file(path) as file, _naming(series):
+    with atomic_file(path) as file, _wrap_errors(series):
         segmentation.save_as(file, enforce_file_format=True)
 
 
 def _occupied(stack: NDArray[Any], kind: Kind) -> tuple[NDArray[np.intp], NDArray[Any]]:
-    """Find the slices with a segment, or the first slice if there is none.
+    """Return the slices with a segment, or the first slice if there is none.
 
     Args:
         stack: (K, J, I) labels, or (K, J, I, S) probabilities.
-        kind: which of the two.
+        kind: binary for labels, fractional for probabilities.
 
     Returns:
-        Their P numbers, and their frames: (P, J, I) uint8, or (P, J, I, S) float32 in whole steps.
+        Indices of the P slices, and their frames: (P, J, I) uint8, or (P, J, I, S) float32 in steps of 1/255.
     """
-    least = 1 if kind == "binary" else 0.5 / _MAX_FRACTION  # what is not rounded to zero
+    least = 1 if kind == "binary" else 0.5 / _MAX_FRACTION  # smaller values are rounded to zero
     planes = np.flatnonzero([(plane >= least).any() for plane in stack])
     if not planes.size:
         planes = np.zeros(1, dtype=np.intp)
     if kind == "binary":
         return planes, np.ascontiguousarray(stack[planes], dtype=np.uint8)
     frames = np.ascontiguousarray(stack[planes], dtype=np.float32)
-    assert np.abs(frames - 0.5).max() < 0.501, "probabilities lie within 0 and 1, but for rounding"
+    assert np.abs(frames - 0.5).max() < 0.501, "probabilities must be in 0..1, up to rounding"
     return planes, np.rint(np.clip(frames, 0, 1) * _MAX_FRACTION) / np.float32(_MAX_FRACTION)
 
 
 def _source_images(series: DicomSeries) -> list[Any]:
-    """Read the headers of the series, with what highdicom takes for granted filled in."""
+    """Read the headers of the series and add attributes that highdicom requires."""
     images = [pydicom.dcmread(path, stop_before_pixels=True) for path in series.files]
     for path, image in zip(series.files, images, strict=True):
         lacking = [name for name in _REQUIRED if not image.get(name)]
         if lacking:
-            raise DataError(f"{path} has no {lacking[0]}, which a DICOM SEG must refer to; take the NIfTI output")
-        image.ImageOrientationPatient = images[0].ImageOrientationPatient  # as one volume it has one, to the digit
+            raise DataError(f"{path} has no {lacking[0]}, which a DICOM SEG must refer to; use the NIfTI output")
+        image.ImageOrientationPatient = images[0].ImageOrientationPatient  # identical for all slices of a volume
     for name in _MAY_BE_EMPTY:
         if name not in images[0]:
             setattr(images[0], name, None)
     distance = round(series.volume.spacing_mm[2], 6)
-    images[0].SpacingBetweenSlices = distance  # of the grid: what scanners write here is often something else
+    images[0].SpacingBetweenSlices = distance  # of the grid: the value of the scanner is often wrong
     images[0].SliceThickness = images[0].get("SliceThickness") or distance
     return images
 
@@ -186,15 +186,15 @@ def _uid(role: str, identity: list[str]) -> str:
 
 
 def _long_string(text: str) -> str:
-    """Fit a text into DICOM's long string: one line of 64 characters without a backslash."""
+    """Convert a text to a DICOM long string: one line of at most 64 characters without backslashes."""
     return " ".join(text.replace("\\", " ").split())[:64].strip()
 
 
 @contextmanager
-def _naming(series: DicomSeries) -> Iterator[None]:
-    """Turn whatever a stranger's headers make highdicom raise into one error that names the series.
+def _wrap_errors(series: DicomSeries) -> Iterator[None]:
+    """Convert any exception of highdicom into a DataError with the name of the series.
 
-    Its warnings are about values that the standard forbids and scanners write, or that a segmentation is empty.
+    Warnings are suppressed: they concern invalid values written by scanners, or empty segmentations.
     """
     logger = logging.getLogger("highdicom")
     level = logger.level
@@ -204,10 +204,10 @@ def _naming(series: DicomSeries) -> Iterator[None]:
             yield
     except (DataError, OSError):
         raise
-    except Exception as error:  # highdicom raises almost anything on a damaged header
+    except Exception as error:  # damaged headers raise all kinds of exceptions
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"{series.files[0].parent} cannot be the source of a DICOM SEG ({reason}); take the NIfTI output"
+            f"{series.files[0].parent} cannot be the source of a DICOM SEG ({reason}); use the NIfTI output"
         ) from error
     finally:
         logger.setLevel(level)

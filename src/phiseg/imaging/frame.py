@@ -1,6 +1,6 @@
-"""Frames: cut-outs of a slice with their own position, spacing and size, taken out and put back.
+"""Frames: crops of a slice with their own position, spacing and size, and the inverse operation.
 
-H x W pixels of the slice, h x w pixels of the cut-out; places are (row, column), in pixels of the slice.
+The slice has H x W pixels and the crop h x w pixels; positions are (row, column) in pixels of the slice.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Interpolation = Literal["linear", "nearest"]
 
 @dataclass(frozen=True)
 class Frame:
-    """Pixel (r, c) of the cut-out lies at `origin + step * (r, c)` of the slice."""
+    """Geometry of a crop: its pixel (r, c) lies at `origin + step * (r, c)` in the slice."""
 
     origin: tuple[float, float]
     step: tuple[float, float]
@@ -25,29 +25,29 @@ class Frame:
     def centred(
         cls, centre: tuple[float, float], size: tuple[int, int], step: tuple[float, float] = (1.0, 1.0)
     ) -> Self:
-        """Return the frame with its middle at `centre`; where the step is 1, its pixels are those of the slice."""
+        """Return a frame centred at `centre`; with a step of 1, it is aligned with the pixels of the slice."""
         corner = [c - s * (n - 1) / 2 for c, s, n in zip(centre, step, size, strict=True)]
         row, column = (float(np.floor(o)) if s == 1 else o for o, s in zip(corner, step, strict=True))
         return cls((row, column), step, size)
 
     def inverse(self, size: tuple[int, int]) -> Self:
-        """Return the frame that puts the cut-out back onto a slice of `size` pixels."""
+        """Return the frame that maps the crop back to a slice of `size` pixels."""
         row, column = (-o / s for o, s in zip(self.origin, self.step, strict=True))
         return type(self)((row, column), (1 / self.step[0], 1 / self.step[1]), size)
 
     @property
     def copies_pixels(self) -> bool:
-        """Whether every pixel of the cut-out is one of the slice, or lies outside of it."""
+        """Whether each pixel of the crop is a pixel of the slice or lies outside it."""
         return self.step == (1.0, 1.0) and all(float(place).is_integer() for place in self.origin)
 
 
 def cut(image: NDArray[Any], frame: Frame, *, fill: float = 0, interpolation: Interpolation) -> NDArray[Any]:
-    """Cut the frame out of one or many slices, (..., H, W) to (..., h, w) of the same type.
+    """Crop one or more slices, (..., H, W) -> (..., h, w) with the same dtype.
 
     Args:
         image: slices.
-        frame: what to cut out.
-        fill: value of pixels that lie outside of the slice.
+        frame: geometry of the crop.
+        fill: value of pixels outside the slice.
         interpolation: "linear" for images (integers are rounded), "nearest" for labels.
     """
     out = np.full((*image.shape[:-2], *frame.size), fill, dtype=image.dtype)
@@ -61,7 +61,7 @@ def cut(image: NDArray[Any], frame: Frame, *, fill: float = 0, interpolation: In
 
 
 def _overlap(origin: float, size: int, length: int) -> tuple[slice, slice]:
-    """Return the part of an axis of the cut-out that lies on the slice, and that part of the slice."""
+    """Return the overlap of crop and slice along one axis, as a range of the crop and of the slice."""
     start, stop = max(0, int(origin)), min(length, int(origin) + size)
     stop = max(start, stop)
     return slice(start - int(origin), stop - int(origin)), slice(start, stop)

@@ -1,11 +1,11 @@
-"""The XML in which LIDC-IDRI ships what its readers drew.
+"""XML files with the annotations of LIDC-IDRI.
 
-A `LidcReadMessage` holds the reading sessions of one CT series, usually four. In each, every `unblindedReadNodule`
-is outlined slice by slice by the pixels just outside of it; a nodule below 3 mm has a single point and no outline.
-An outline with `inclusion` FALSE takes a part out again. Chest radiographs have an `IdriReadMessage`, which is not
-ours.
+A `LidcReadMessage` contains the reading sessions of one CT series, usually four. In each session, every
+`unblindedReadNodule` is outlined slice by slice by the pixels just outside it. A nodule below 3 mm has a single
+point and no outline. An outline with `inclusion` FALSE excludes a region. Chest radiographs have an
+`IdriReadMessage`, which is not supported.
 
-Sessions have no reader's name: session 0 of one scan and of another need not be the same person.
+Sessions do not name the reader: session 0 of two scans need not be the same person.
 """
 
 from collections.abc import Iterator
@@ -22,45 +22,45 @@ from numpy.typing import NDArray
 from phiseg.core.errors import DataError
 
 MAX_BYTES = 100_000_000
-"""The archive's largest file has a few million; more is not one of them, and is not read."""
+"""Maximum file size. The largest file of the archive has a few million bytes."""
 
 
 class Outline(NamedTuple):
-    """What a reader drew on one slice."""
+    """Outline drawn by a reader on one slice."""
 
     z_mm: float
     sop_uid: str
-    """Of the image it was drawn on."""
+    """SOP instance UID of the image."""
     inclusion: bool
-    """Whether it adds to the nodule or takes a part out of it."""
+    """Whether the region is added to the nodule or removed from it."""
     points: NDArray[np.int64]
-    """(P, 2) row and column of its pixels, which lie outside of the nodule. At least two."""
+    """(P, 2) row and column of its pixels, which lie just outside the nodule. At least two."""
 
 
 class Annotation(NamedTuple):
-    """What one reader drew of one nodule, on all slices."""
+    """All outlines of one nodule by one reader."""
 
     reader: int
-    """Number of the reading session."""
+    """Index of the reading session."""
     nodule: str
-    """Name that this reader's software gave."""
+    """Nodule ID given by the reader's software."""
     outlines: tuple[Outline, ...]
 
 
 class LidcReading(NamedTuple):
-    """All that the readers of one series drew."""
+    """All annotations of one series."""
 
     series_uid: str
     annotations: tuple[Annotation, ...]
     num_sessions: int
-    """How many reading sessions there are, also those without an outline: the readers who saw the scan."""
+    """Number of readers who saw the scan, including sessions without an outline."""
 
 
 def read_series_uid(path: Path) -> str | None:
-    """Return which CT series a file is about, reading no more of it than needed; none for a chest radiograph's.
+    """Return the UID of the CT series of a file, or None for a chest radiograph. Reads only the start.
 
     Raises:
-        DataError: it is not a message of the archive.
+        DataError: the file is not a message of the archive.
     """
     root = None
     with _reading(path):
@@ -70,21 +70,21 @@ def read_series_uid(path: Path) -> str | None:
                 if root == "IdriReadMessage":
                     return None
                 if root != "LidcReadMessage":
-                    raise DataError(f"{path} is a <{root}>, not the <LidcReadMessage> of a CT series; leave it out")
+                    raise DataError(f"{path} is a <{root}>, not the <LidcReadMessage> of a CT series; exclude it")
             if event == "end" and _name(element).lower() == "seriesinstanceuid":
                 return _text(element)
-    raise DataError(f"{path} does not say which series it is about (no SeriesInstanceUid); fetch it again")
+    raise DataError(f"{path} does not name its series (no SeriesInstanceUid); download it again")
 
 
 def read_lidc_xml(path: Path) -> LidcReading:
-    """Read the outlines of one CT series. Nodules below 3 mm have none, and are left out.
+    """Read the outlines of one CT series. Nodules below 3 mm have no outline and are skipped.
 
     Raises:
-        DataError: it is not such a file, or it is damaged.
+        DataError: the file is not an annotation of a CT series, or it is damaged.
     """
     series_uid = read_series_uid(path)
     if series_uid is None:
-        raise DataError(f"{path} is about a chest radiograph, not about a CT series; leave it out")
+        raise DataError(f"{path} belongs to a chest radiograph, not to a CT series; exclude it")
     annotations = []
     with _reading(path):
         root = ElementTree.parse(path, forbid_dtd=True).getroot()
@@ -106,9 +106,9 @@ def _outline(roi: Any) -> Outline:
     z_mm = float(_text(_child(roi, "imageZposition")))
     inclusion = _text(_child(roi, "inclusion")).upper()
     if not np.isfinite(z_mm) or inclusion not in {"TRUE", "FALSE"}:
-        raise ValueError(f"an outline at z '{z_mm}' with inclusion '{inclusion}'")
+        raise ValueError(f"an outline has z '{z_mm}' and inclusion '{inclusion}'")
     if any(abs(place) > 100_000 for point in points for place in point):
-        raise ValueError("an outline far outside of any image")
+        raise ValueError("an outline lies far outside any image")
     return Outline(
         z_mm,
         _text(_child(roi, "imageSOP_UID")),
@@ -118,7 +118,7 @@ def _outline(roi: Any) -> Outline:
 
 
 def _name(element: Any) -> str:
-    """Return a tag without its namespace, which changed between releases of the archive."""
+    """Return the tag without its namespace, which differs between releases of the archive."""
     return str(element.tag).rpartition("}")[2]
 
 
@@ -130,7 +130,7 @@ def _child(element: Any, name: str) -> Any:
     for child in element:
         if _name(child) == name:
             return child
-    raise ValueError(f"a <{_name(element)}> without <{name}>")
+    raise ValueError(f"a <{_name(element)}> has no <{name}>")
 
 
 def _text(element: Any) -> str:
@@ -141,14 +141,14 @@ def _text(element: Any) -> str:
 def _reading(path: Path) -> Iterator[None]:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path} has more than {MAX_BYTES:,} bytes, so it is none of the archive's XML files")
+            raise DataError(f"{path} has more than {MAX_BYTES:,} bytes, so it is not an XML file of the archive")
         yield
     except DefusedXmlException:
         raise DataError(
-            f"{path} declares a document type or entities, which the archive's XML never does; refused"
+            f"{path} declares a document type or entities, which files of the archive never do; it is not read"
         ) from None
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         reason = shorten(str(error), 100, placeholder="...")
-        raise DataError(f"{path} is damaged ({reason}); fetch it again") from None
+        raise DataError(f"{path} is damaged ({reason}); download it again") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""NIfTI files: read with every doubt turned into an error that names the file, and written atomically."""
+"""NIfTI files: reading with strict checks, and atomic writing."""
 
 import gzip
 import math
@@ -23,68 +23,68 @@ from phiseg.imaging.volume import Volume
 SUFFIXES = (".nii", ".nii.gz")
 
 _DAMAGE = (ImageFileError, HeaderDataError, OSError, EOFError, zlib.error, ValueError, TypeError, OverflowError)
-"""What nibabel and gzip raise on a file that is truncated, or not NIfTI at all."""
-_MOST_COMPRESSION = 1032
-"""Bytes that one byte of deflate can stand for."""
+"""Exceptions of nibabel and gzip for truncated or invalid files."""
+_MAX_COMPRESSION = 1032
+"""Maximum compression ratio of deflate."""
 _LABEL_TOLERANCE = 1e-3
-"""A scaled file stores class 1 as 0.99999."""
+"""Scaled files may store class 1 as 0.99999."""
 _MAX_LABEL = 1 << 30
 _MAX_CONDITION = 1e6
-"""How far voxels may be from cubes; beyond it, axes cannot be told apart."""
+"""Maximum condition number of the affine; above it, the axes are nearly degenerate."""
 
 
 def read_nifti(path: Path, *, channels: bool = False) -> Volume:
-    """Read a volume, with the values' scaling applied.
+    """Read a volume with its scaling applied.
 
     Args:
-        path: a .nii or .nii.gz file of three dimensions; further ones of length 1 are dropped.
-        channels: take a fourth dimension as channels; the values are then (I, J, K, C), with C = 1 without one.
+        path: a .nii or .nii.gz file with three dimensions; further dimensions of length 1 are dropped.
+        channels: read a fourth dimension as channels; the values are (I, J, K, C), with C = 1 if there is none.
 
     Raises:
-        DataError: the file is missing, damaged or of another kind, or has NaN or infinite voxels.
+        DataError: the file is missing, damaged or not NIfTI, or has NaN or infinite voxels.
     """
     expected = read_nifti_header(path, channels=channels)
-    with _naming(path), _opened(path) as stream:
-        kind: Any = type(nibabel.load(path))  # of version 1 or 2
+    with _wrap_errors(path), _opened(path) as stream:
+        kind: Any = type(nibabel.load(path))  # NIfTI-1 or NIfTI-2
         image = kind.from_stream(stream)
         values = np.asanyarray(image.dataobj)
         while isinstance(stream, gzip.GzipFile) and stream.read(1 << 20):
-            pass  # to the end, where gzip compares its checksum
+            pass  # read to the end, so that gzip verifies its checksum
     if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise DataError(f"{path} has NaN or infinite voxels; repair the image or leave it out")
+        raise DataError(f"{path} has NaN or infinite voxels; repair or exclude the image")
     native = values.dtype.newbyteorder("=")
     return Volume(np.asarray(values, dtype=native).reshape(expected.values.shape), expected.affine)
 
 
 def read_nifti_labels(path: Path) -> Volume:
-    """Read class indices, whichever type they are stored with; they become int32.
+    """Read class indices of any stored type as int32.
 
     Raises:
-        DataError: see `read_nifti`, or a value is not a whole number.
+        DataError: see `read_nifti`, or a value is not an integer.
     """
     volume = read_nifti(path)
     labels = np.rint(volume.values) if volume.values.dtype.kind == "f" else volume.values
     wrong = (np.abs(volume.values - labels) > _LABEL_TOLERANCE) | (labels < -_MAX_LABEL) | (labels > _MAX_LABEL)
     if wrong.any():
         raise DataError(
-            f"{path} holds {volume.values[wrong][0]:g}, which is no class index; labels are whole numbers, "
-            "so give the file before it was resampled or turned into probabilities"
+            f"{path} contains {volume.values[wrong][0]:g}, which is not a class index; labels must be integers, "
+            "so pass the original label file, not a resampled one or probabilities"
         )
     return Volume(labels.astype(np.int32), volume.affine)
 
 
 def read_nifti_header(path: Path, *, channels: bool = False) -> Volume:
-    """Read what the header tells: a volume of the right shape, type and place whose voxels are all zero.
+    """Read the header: a volume with the shape, dtype and affine of the file and zeros as values.
 
-    It takes no memory, however large the volume is.
+    The zeros are broadcast and need no memory.
 
     Raises:
-        DataError: see `read_nifti`; or the file is too short for what its header promises.
+        DataError: see `read_nifti`; or the file is too short for its header.
     """
-    with _naming(path):
+    with _wrap_errors(path):
         image = nibabel.load(path)
         if not isinstance(image, nibabel.Nifti1Image):
-            raise DataError(f"{path} is no NIfTI file of one piece; convert it to .nii.gz")
+            raise DataError(f"{path} is not a single-file NIfTI image; convert it to .nii.gz")
         data: Any = image.dataobj
         shape, stored, offset = image.shape, np.dtype(data.dtype), int(data.offset)
         scaled = (data.slope, data.inter) != (1, 0)
@@ -93,18 +93,18 @@ def read_nifti_header(path: Path, *, channels: bool = False) -> Volume:
     if stored.kind not in "iuf":
         raise DataError(f"{path} has voxels of type {stored}, not numbers; convert it to integers or floats")
     promised = max(offset, 0) + math.prod(shape) * stored.itemsize
-    if min(shape, default=0) < 1 or promised > size * (_MOST_COMPRESSION if _is_compressed(path) else 1):
+    if min(shape, default=0) < 1 or promised > size * (_MAX_COMPRESSION if _is_compressed(path) else 1):
         raise DataError(
-            f"{path} is damaged: {size} bytes cannot hold the {shape} voxels of its header; copy it again"
+            f"{path} is damaged: {size} bytes are too few for the {shape} voxels of its header; copy it again"
         )
     if not np.isfinite(affine).all() or np.linalg.cond(affine[:3, :3]) > _MAX_CONDITION:
         raise DataError(f"{path} has no valid position and spacing (sform, qform, pixdim); repair its header")
     dtype = np.dtype(np.float64) if scaled else stored.newbyteorder("=")
-    return Volume(np.broadcast_to(np.zeros((), dtype), _fitted(shape, path, channels=channels)), affine)
+    return Volume(np.broadcast_to(np.zeros((), dtype), _with_dimensions(shape, path, channels=channels)), affine)
 
 
 def write_nifti(path: Path, volume: Volume) -> None:
-    """Write a volume with its own type (bool as uint8) to a .nii or .nii.gz file, atomically."""
+    """Write a volume with its dtype (bool as uint8) to a .nii or .nii.gz file, atomically."""
     values = volume.values.astype(np.uint8) if volume.values.dtype == np.bool_ else volume.values
     image = _image(values, volume.affine)
     with _written(path) as stream:
@@ -112,12 +112,12 @@ def write_nifti(path: Path, volume: Volume) -> None:
 
 
 def write_nifti_sequence(path: Path, volumes: Iterable[Volume], *, number: int) -> None:
-    """Write volumes of one grid and type as a file of four dimensions, atomically, holding one of them at a time.
+    """Write volumes of equal grid and dtype as one 4D file, atomically, with one volume in memory at a time.
 
     Args:
         path: a .nii or .nii.gz file.
         volumes: (I, J, K) each.
-        number: how many.
+        number: number of volumes.
     """
     rest = iter(volumes)
     first = next(rest)
@@ -141,9 +141,9 @@ def _image(values: NDArray[Any], affine: NDArray[np.float64]) -> Any:
 
 @contextmanager
 def _written(path: Path) -> Iterator[Any]:
-    """Open a new file for writing; a compressed one holds neither name nor time, so that the bytes are the same.
+    """Open a new file for writing. Compressed files contain no name or time, so that their bytes are reproducible.
 
-    Maps are mostly zeros: more effort would make them little smaller, and twice as slow to write.
+    Compression level 1: probability maps are mostly zeros, and higher levels take twice as long for little gain.
     """
     assert path.name.endswith(SUFFIXES), path
     with atomic_file(path) as file:
@@ -154,15 +154,13 @@ def _written(path: Path) -> Iterator[Any]:
             yield file
 
 
-def _fitted(shape: tuple[int, ...], path: Path, *, channels: bool) -> tuple[int, ...]:
+def _with_dimensions(shape: tuple[int, ...], path: Path, *, channels: bool) -> tuple[int, ...]:
     """Return the shape with exactly three dimensions, or four with channels."""
-    wanted = 4 if channels else 3
-    if math.prod(shape[wanted:]) > 1:
-        cure = (
-            "split it into files of three dimensions" if not channels else "give channels as the fourth dimension"
-        )
-        raise DataError(f"{path} has {len(shape)} dimensions {shape}, more than {wanted}; {cure}")
-    return (*shape, 1, 1, 1)[:wanted]
+    target = 4 if channels else 3
+    if math.prod(shape[target:]) > 1:
+        hint = "split it into 3D files" if not channels else "store channels in the fourth dimension"
+        raise DataError(f"{path} has {len(shape)} dimensions {shape}, more than {target}; {hint}")
+    return (*shape, 1, 1, 1)[:target]
 
 
 def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
@@ -174,8 +172,8 @@ def _is_compressed(path: Path) -> bool:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong while a file is read into an error with its name."""
+def _wrap_errors(path: Path) -> Iterator[None]:
+    """Convert any exception while reading into a DataError with the name of the file."""
     try:
         with LoggingOutputSuppressor():
             yield

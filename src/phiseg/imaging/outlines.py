@@ -1,6 +1,6 @@
-"""From outlines to masks, and from several readers' outlines to nodules: LIDC-IDRI's rules.
+"""Convert outlines of LIDC-IDRI to masks, and group the annotations of several readers into nodules.
 
-Both follow pylidc (Hancock and Magnan, J Med Imaging 3:044504, 2016), by which the field's LIDC datasets were made.
+Both follow pylidc (Hancock and Magnan, J Med Imaging 3:044504, 2016), which is the basis of most LIDC datasets.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ MAX_READERS = 4
 
 
 def rasterise(outlines: Sequence[Outline], origin: tuple[int, int], size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Fill the outlines that one reader drew of one nodule on one slice.
+    """Fill the outlines of one nodule by one reader on one slice.
 
-    A pixel belongs to the nodule if its centre is inside of an outline; the outline's own pixels do not. Outlines
-    that exclude a part take it out after all others, with their own pixels.
+    A pixel belongs to the nodule if its centre is inside an outline; pixels of the outline itself do not. Excluding
+    outlines are applied after all others, including their own pixels.
 
     Args:
-        outlines: of one slice, in the order they were drawn in.
-        origin: row and column of the window's first pixel in the slice; may be negative.
-        size: the window's height and width.
+        outlines: outlines of one slice, in drawing order.
+        origin: row and column in the slice of the first pixel of the window; may be negative.
+        size: height and width of the window.
 
     Returns:
-        (H, W), true inside of the nodule: what a larger window would show at that place.
+        (H, W), true inside the nodule. The result does not depend on the window.
     """
     mask = np.zeros(size, dtype=np.bool_)
     for outline in sorted(outlines, key=lambda outline: not outline.inclusion):
@@ -46,18 +46,18 @@ def rasterise(outlines: Sequence[Outline], origin: tuple[int, int], size: tuple[
 
 
 def cluster(outlined: Sequence[NDArray[np.int64]], tolerance: float) -> list[list[int]]:
-    """Find out which annotations are of the same nodule.
+    """Group annotations of the same nodule.
 
-    Two belong together if pixels of their outlines are at most `tolerance` apart, directly or by way of others.
-    While a nodule would have more annotations than there are readers, the tolerance shrinks by a tenth for all.
+    Two annotations belong together if pixels of their outlines are at most `tolerance` apart, directly or through
+    other annotations. While a nodule has more annotations than readers, the tolerance is reduced by 10 % for all.
 
     Args:
-        outlined: the outlines' pixels of every annotation, (P, 3) row, column and slice number. Distances are
-            counted in these, not in millimetres: that is pylidc's rule.
-        tolerance: where to begin; the slice thickness in millimetres, taken as a number.
+        outlined: outline pixels of each annotation, (P, 3) row, column and slice index. As in pylidc, distances are
+            in these units, not in millimetres.
+        tolerance: initial tolerance; the slice thickness in millimetres, used as a plain number.
 
     Returns:
-        The members of each nodule. One that cannot be parted before the tolerance is below 0.1 has more than 4.
+        The members of each nodule. A nodule that cannot be split before the tolerance is below 0.1 has more than 4.
     """
     if not outlined:
         return []
@@ -67,8 +67,8 @@ def cluster(outlined: Sequence[NDArray[np.int64]], tolerance: float) -> list[lis
         for j in range(i):
             distance[i, j] = distance[j, i] = np.min(trees[j].query(points)[0])
     while True:
-        number, home = connected_components(distance <= tolerance, directed=False)
-        members = [np.flatnonzero(home == nodule).tolist() for nodule in range(number)]
+        number, group = connected_components(distance <= tolerance, directed=False)
+        members = [np.flatnonzero(group == nodule).tolist() for nodule in range(number)]
         tolerance *= 0.9
         if max(map(len, members)) <= MAX_READERS or tolerance < 0.1:
             return members
