@@ -1,4 +1,4 @@
-"""The contract of `phiseg.models.segmenter`, for every model in the registry.
+"""Contract of `phiseg.models.segmenter` for all models in the registry.
 
 A new model passes by being registered; at most it adds its own settings for a small network below.
 """
@@ -14,7 +14,7 @@ from phiseg.models.blocks import Encoder
 from phiseg.models.noise import draw_noise, seeded_generator
 
 SMALL = {"channels": (4, 5, 6, 7), "blocks_per_level": 1}  # stride 8
-EXTRA = {  # a larger head_init makes the KLs large enough to be seen in a total
+EXTRA = {  # a larger head_init gives KLs that are visible in the total
     "cvae": {"latent_dimensions": 3, "kl_weight": 0.5, "head_init": 1.0},
     "ensemble": {"members": 4},
     "hprobunet": {"num_levels": 3, "head_init": 0.3},
@@ -24,7 +24,7 @@ EXTRA = {  # a larger head_init makes the KLs large enough to be seen in a total
     "phiseg-ensemble": {"members": 2, "num_levels": 3, "kl_weights": "paper", "head_init": 0.3},
     "probunet": {"latent_dimensions": 3, "kl_weight": 0.5, "head_init": 1.0},
 }
-LOSS_WITHOUT_NOISE = {"ensemble", "multihead", "unet"}  # their training draws nothing, whatever their samples do
+LOSS_WITHOUT_NOISE = {"ensemble", "multihead", "unet"}  # training without noise
 ODD = (19, 27)
 
 pytestmark = pytest.mark.parametrize("name", MODELS)
@@ -36,7 +36,7 @@ def build(name, *, seed=0, **settings):
 
 
 def settled(name, **settings):
-    """Return a model in evaluation mode whose batch norms have seen both of its paths."""
+    """Return a model in eval mode after batch norm has seen training and sampling."""
     model = build(name, **settings).train()
     with torch.no_grad():
         for seed in range(3):
@@ -68,12 +68,12 @@ def is_stochastic(model):
 
 
 def close(first, second):
-    """Equal up to the rounding of convolutions over batches of another size."""
+    """Assert equality up to rounding of convolutions with different batch sizes."""
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
 
 
 def documented_weights(config):
-    """Return alpha of each KL term, finest first, as the configs document them."""
+    """Return alpha of each KL term, finest first, as documented in the configs."""
     match config.name:
         case "phiseg" | "phiseg-ensemble":
             base = {"paper": 2, "reference": 4, "unit": 1}[config.kl_weights]
@@ -89,7 +89,7 @@ def documented_weights(config):
 
 
 @pytest.mark.parametrize("size", [(16, 16), ODD])
-def test_the_loss_is_a_finite_scalar_of_named_terms(name, size):
+def test_loss_is_finite_scalar_with_named_terms(name, size):
     model = build(name).train()
     loss = model(*batch(model, size), generator=seeded_generator(0))
     assert loss.total.shape == ()
@@ -103,7 +103,7 @@ def test_the_loss_is_a_finite_scalar_of_named_terms(name, size):
         assert not term.requires_grad
 
 
-def test_the_terms_add_up_to_the_total_and_the_elbo(name):
+def test_loss_terms_sum_to_total_and_elbo(name):
     model = settled(name)
     loss = model(*batch(model, ODD), generator=seeded_generator(0))
     kls = [value for term, value in loss.terms.items() if term.startswith("kl/")]
@@ -135,7 +135,7 @@ def test_num_levels_counts_the_first_parts_of_the_noise(name):
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "none"])
-def test_gradients_reach_every_parameter(name, norm):
+def test_gradients_reach_all_parameters(name, norm):
     model = build(name, norm=norm).train()
     for seed in range(3):
         model(*batch(model, seed=seed), generator=seeded_generator(seed)).total.backward()
@@ -145,8 +145,8 @@ def test_gradients_reach_every_parameter(name, norm):
         assert tensor.grad.any(), parameter
 
 
-def test_the_gradient_is_that_of_the_total(name):
-    """Each part of the network is moved a little along its gradient, and the loss must follow.
+def test_gradient_matches_finite_difference(name):
+    """A small step of each submodule along its gradient changes the loss as predicted.
 
     A high floor under the standard deviations keeps the KL from hiding the other terms.
     """
@@ -171,7 +171,7 @@ def test_the_gradient_is_that_of_the_total(name):
         assert values[0] - values[1] == pytest.approx(change, rel=0.05), part
 
 
-def test_a_few_steps_learn_to_threshold_an_image(name):
+def test_model_learns_to_threshold_an_image(name):
     model = build(name).train()
     image, _ = batch(model)
     labels = (image[:, 0] > 0).long()
@@ -189,7 +189,7 @@ def test_a_few_steps_learn_to_threshold_an_image(name):
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("size", [ODD, (16, 8), (1, 5)])
-def test_samples_have_the_size_of_the_image(name, channels, classes, size):
+def test_samples_have_image_size(name, channels, classes, size):
     model = settled(name, image_channels=channels, num_classes=classes)
     assert model.stride == 8
     logits = sample(model, batch(model, size, 2)[0], 3)
@@ -198,7 +198,7 @@ def test_samples_have_the_size_of_the_image(name, channels, classes, size):
 
 
 @pytest.mark.parametrize(("number", "chunk_size"), [(1, None), (5, None), (5, 1), (5, 2)])
-def test_the_image_is_encoded_once_whatever_the_number_of_samples(name, number, chunk_size, monkeypatch):
+def test_image_is_encoded_once(name, number, chunk_size, monkeypatch):
     model = settled(name)
     image, _ = batch(model, ODD, 2)
     encodings, calls = [], []
@@ -214,7 +214,7 @@ def test_the_image_is_encoded_once_whatever_the_number_of_samples(name, number, 
     assert {items for _, items in calls} == {2}
 
 
-def test_the_same_seed_draws_the_same_samples_and_another_others(name):
+def test_samples_depend_on_seed(name):
     model = settled(name)
     image, _ = batch(model, ODD, 2)
     first, again, other = (sample(model, image, 2, *seeds) for seeds in ((1, 2), (1, 2), (3, 4)))
@@ -223,7 +223,7 @@ def test_the_same_seed_draws_the_same_samples_and_another_others(name):
     assert torch.equal(first[:, 0], first[:, 1]) != is_stochastic(model)
 
 
-def test_the_same_seed_gives_the_same_loss_and_another_another(name):
+def test_loss_depends_on_seed(name):
     model = settled(name)
     first, again, other = (
         model(*batch(model), generator=seeded_generator(seed)).total.item() for seed in (0, 0, 1)
@@ -233,7 +233,7 @@ def test_the_same_seed_gives_the_same_loss_and_another_another(name):
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 9])
-def test_chunks_change_nothing(name, chunk_size):
+def test_samples_do_not_depend_on_chunk_size(name, chunk_size):
     model = settled(name)
     image, _ = batch(model, ODD, 2)
     with torch.no_grad():
@@ -243,7 +243,7 @@ def test_chunks_change_nothing(name, chunk_size):
     close(sample(model, image, 5, chunk_size=chunk_size), sample(model, image, 5))
 
 
-def test_samples_do_not_depend_on_the_neighbours_in_the_batch(name):
+def test_samples_do_not_depend_on_other_images(name):
     model = settled(name)
     image, _ = batch(model, ODD, 3)
     together = sample(model, image, 2, 1, 2, 3)
@@ -252,13 +252,13 @@ def test_samples_do_not_depend_on_the_neighbours_in_the_batch(name):
     close(sample(model, image.flip(0), 2, 3, 2, 1), together.flip(0))
 
 
-def test_the_first_samples_do_not_depend_on_how_many_follow(name):
+def test_first_samples_do_not_depend_on_num_samples(name):
     model = settled(name)
     image, _ = batch(model, ODD, 2)
     close(sample(model, image, 2, 1, 2), sample(model, image, 5, 1, 2)[:, :2])
 
 
-def test_the_levels_of_a_sample_end_in_the_sample(name):
+def test_sample_levels_end_in_the_sample(name):
     model = settled(name)
     image, _ = batch(model, ODD, 2)
     noise = draw_noise(model.noise_shapes(ODD), 2, 3, seeded_generator(0))
@@ -269,7 +269,7 @@ def test_the_levels_of_a_sample_end_in_the_sample(name):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 16, 16), (2, 16, 16), (16, 16), (1, 2, 1, 16, 16)])
-def test_an_image_that_does_not_fit_is_refused_with_both_shapes(name, shape):
+def test_model_rejects_image_of_wrong_shape(name, shape):
     model = settled(name, image_channels=2)
     image, labels = torch.zeros(shape), torch.zeros(2, 16, 16, dtype=torch.long)
     for use in (
@@ -286,13 +286,13 @@ def test_an_image_that_does_not_fit_is_refused_with_both_shapes(name, shape):
 @pytest.mark.parametrize(
     ("number", "chunk_size", "wrong"), [(0, None, "num_samples is 0"), (2, 0, "chunk_size is 0")]
 )
-def test_no_samples_are_refused(name, number, chunk_size, wrong):
+def test_sample_rejects_invalid_numbers(name, number, chunk_size, wrong):
     model = settled(name)
     with pytest.raises(ModelError, match=wrong):
         sample(model, batch(model)[0], number, chunk_size=chunk_size)
 
 
-def test_a_model_folder_brings_back_the_same_samples_bit_for_bit(name, tmp_path):
+def test_saved_model_gives_identical_samples(name, tmp_path):
     model = settled(name, num_classes=3)
     save_model(tmp_path, model, preprocessing={"a": 1}, provenance={"b": 2}, card="card")
     loaded = load_model(tmp_path)
@@ -306,8 +306,8 @@ def test_a_model_folder_brings_back_the_same_samples_bit_for_bit(name, tmp_path)
     assert torch.equal(*losses)
 
 
-def test_using_a_model_leaves_no_trace(name):
-    """Neither weights nor statistics nor torch's global generator change, so that evaluation cannot."""
+def test_sampling_has_no_side_effects(name):
+    """Weights, statistics and the global generator of torch do not change."""
     model = settled(name)
     image, labels = batch(model, ODD)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -319,12 +319,12 @@ def test_using_a_model_leaves_no_trace(name):
     assert torch.equal(image, given)
 
 
-def test_two_models_of_one_config_have_the_same_weights_by_name(name):
+def test_state_dict_names_depend_on_config_only(name):
     first, second = (build(name, seed=seed).state_dict() for seed in (0, 1))
     assert [(k, v.shape, v.dtype) for k, v in first.items()] == [(k, v.shape, v.dtype) for k, v in second.items()]
 
 
-def test_a_deep_copy_is_equal_and_independent(name):
+def test_deep_copy_is_equal_and_independent(name):
     model = settled(name)
     twin = copy.deepcopy(model)
     image, _ = batch(model, ODD)
@@ -338,7 +338,7 @@ def test_a_deep_copy_is_equal_and_independent(name):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_loss_is_float32_and_finite_under_autocast(name, training):
+def test_loss_is_float32_and_finite_under_autocast(name, training):
     model = settled(name).train(training)
     image, labels = batch(model, ODD)
     exact = copy.deepcopy(model)(image, labels, generator=seeded_generator(0)).total.item()
@@ -352,15 +352,15 @@ def test_the_loss_is_float32_and_finite_under_autocast(name, training):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_a_model_states_its_config(name):
+def test_model_exposes_its_config(name):
     model = build(name)
     assert type(model.config) is MODELS[name].Config
     assert MODELS[name].Config.parse(model.config.model_dump(mode="json"), where="x") == model.config
     assert model.preprocessing == model.provenance == {}
 
 
-def test_context_adds_input_channels_and_single_slices_remain_legal(name):
-    """A slice without neighbours is sampled as if it stood in for them."""
+def test_context_adds_channels_and_accepts_single_slices(name):
+    """A slice without adjacent slices is repeated in their place."""
     model = settled(name, context=1)
     image, _ = batch(model)
     assert image.shape[1] == 3
@@ -368,5 +368,5 @@ def test_context_adds_input_channels_and_single_slices_remain_legal(name):
     alone = image[:, :1]
     repeated = sample(model, alone.repeat(1, 3, 1, 1), 2, *range(4))
     close(sample(model, alone, 2, *range(4)), repeated)
-    with pytest.raises(ModelError, match=r"images \(batch, 3, height, width\), 1 slices on each side included"):
+    with pytest.raises(ModelError, match=r"images \(batch, 3, height, width\), including 1 slices on each side"):
         sample(model, image[:, :2], 2, *range(4))

@@ -163,7 +163,7 @@ def test_a_folder_that_is_no_dataset_is_refused(refuses, train_words, trained, t
     refuses(*train_words(data=trained()), says="dataset.json is missing")
     (tmp_path / "empty").mkdir()
     refuses(*train_words(data=tmp_path / "empty"), says="dataset.json is missing")
-    refuses("info", tmp_path / "empty", says="holds no model")
+    refuses("info", tmp_path / "empty", says="contains no model")
 
 
 def test_labels_outside_the_classes_are_refused(refuses, train_words, trained, lesions, copy, tmp_path):
@@ -315,16 +315,16 @@ def test_a_missing_model_is_refused(refuses, lesions, tmp_path):
     for command in ("evaluate", "sample"):
         words = ("--data", lesions, "--out", tmp_path / "out")
         refuses(command, tmp_path / "missing", *words, says="there is no model folder")
-        refuses(command, tmp_path / "empty", *words, says="holds no model")
-        refuses(command, lesions, *words, says="holds no model")
+        refuses(command, tmp_path / "empty", *words, says="contains no model")
+        refuses(command, lesions, *words, says="contains no model")
 
 
 def test_the_weights_of_another_model_are_refused(refuses, trained, lesions, copy, tmp_path):
     run = copy(trained())
     shutil.copy(trained("unet") / "model" / "model.safetensors", run / "model" / "model.safetensors")
     for words in (("evaluate", run), ("sample", run)):
-        refuses(*words, "--data", lesions, "--out", tmp_path / "out", says="holds the weights of another model")
-    refuses("info", run, says="holds the weights of another model")
+        refuses(*words, "--data", lesions, "--out", tmp_path / "out", says="contains the weights of another model")
+    refuses("info", run, says="contains the weights of another model")
 
 
 @pytest.mark.parametrize("length", [0, 5, 100, 5000])

@@ -1,10 +1,9 @@
-"""Record the losses of a few short trainings: a refactoring must reproduce them.
+"""Record the losses of a few short trainings, which refactorings must reproduce.
 
     python tests/golden/record.py
 
-writes `losses.txt` anew. Do so when a change is meant to change the numbers, and say why in the commit; the diff
-shows by how much. Everything that decides about them is written down here, so that another default of a recipe
-changes nothing.
+overwrites `losses.txt`. Run it after a change that intentionally affects the losses, and state the reason in the
+commit. All settings are given here, so that new defaults have no effect.
 """
 
 import sys
@@ -62,7 +61,7 @@ TRAIN = {
 
 
 def losses(model: str, folder: Path) -> dict[str, float]:
-    """Train a model in `folder` and return every number of its metrics.jsonl, by `model step kind name`."""
+    """Train a model in `folder` and return all numbers of its metrics.jsonl by `model step kind name`."""
     from phiseg.data.prepare.phantom import prepare_phantom
     from phiseg.training.loop import train
     from phiseg.training.recipe import Recipe

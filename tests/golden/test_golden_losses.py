@@ -1,6 +1,6 @@
-"""Short trainings give the numbers that were recorded: a refactoring that changes them did more than refactor.
+"""Short trainings reproduce recorded losses; a refactoring must not change them.
 
-Where a change is meant to change them: `python tests/golden/record.py`, and say why in the commit.
+After an intentional change, run `python tests/golden/record.py` and state the reason in the commit.
 """
 
 import pytest
@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_training_gives_the_recorded_numbers(model, layout, folder):
+def test_training_reproduces_recorded_losses(model, layout, folder):
     expected = {key: value for key, value in recorded().items() if key.split()[0] == model}
     found = losses(model, folder / layout)
     assert found.keys() == expected.keys()

@@ -1,4 +1,4 @@
-"""Models small enough for a test: a few channels, a few pixels, and weights that are no longer the initial ones."""
+"""Small models for tests, trained for a few steps."""
 
 from contextlib import contextmanager
 from math import erf, sqrt
@@ -19,7 +19,7 @@ def batch(config, size=(8, 8), number=3, *, seed=0):
 
 
 def trained(config, *, steps=4, size=(8, 8), seed=0):
-    """Return a model in evaluation mode after some steps on random data, so that no distribution is trivial."""
+    """Return a model in eval mode after a few steps on random data, so that no distribution is trivial."""
     torch.manual_seed(seed)
     model = build_model(config).train()
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
@@ -31,7 +31,7 @@ def trained(config, *, steps=4, size=(8, 8), seed=0):
 
 
 def members_alone(model, config):
-    """Return each member of an ensemble as a model of its own, built from nothing but its weights."""
+    """Return the members of an ensemble as separate models, built from their weights."""
     alone = [build_model(config) for _ in model.members]
     for one, member in zip(alone, model.members, strict=True):
         one.load_state_dict(member.state_dict())
@@ -40,14 +40,14 @@ def members_alone(model, config):
 
 
 def tiny_phiseg(*, steps=4, **settings):
-    """Return a PHiSeg with four resolutions and three latent levels, unless told otherwise."""
+    """Return a PHiSeg with four resolutions and three latent levels by default."""
     standard = {"channels": (4, 5, 6, 7), "num_levels": 3, "blocks_per_level": 1, "head_init": 1.0}
     return trained(PHiSegConfig(**(standard | settings)), steps=steps)
 
 
 @contextmanager
 def record(**modules):
-    """Record what goes into and out of each module: `.calls` of the yielded object, by name, in order.
+    """Record inputs and outputs of each module in `.calls` of the yielded object, by name and in order.
 
     A call is (positional arguments, output).
     """
@@ -64,7 +64,7 @@ def record(**modules):
 
 
 def record_phiseg(model):
-    """Record the distributions of every level of prior and posterior, and the likelihood."""
+    """Record the distributions of all levels of prior and posterior, and the likelihood."""
     modules = {"likelihood": model.likelihood, "posterior_encoder": model.posterior.encoder}
     for side in ("prior", "posterior"):
         hierarchy = getattr(model, side)

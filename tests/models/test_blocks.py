@@ -1,4 +1,4 @@
-"""The building blocks, and batch norm that does not notice how many processes share the batch."""
+"""Building blocks, and batch norm over several processes."""
 
 import math
 
@@ -34,7 +34,7 @@ def batch_norm(kind, momentum=0.01):
 
 
 def use(layer, input, target):
-    """Return everything that a step through `layer` gives: output, gradients, statistics."""
+    """Return output, gradients and statistics of one step through `layer`."""
     input = input.clone().requires_grad_()
     output = layer(input)
     (output * target).sum().backward()
@@ -52,7 +52,7 @@ def batches(number, seed=0):
 
 @pytest.mark.parametrize("momentum", MOMENTA)
 @pytest.mark.parametrize("training", [True, False])
-def test_batch_norm_in_one_process_is_torchs(training, momentum):
+def test_batch_norm_in_one_process_equals_torch(training, momentum):
     ours, torchs = (batch_norm(kind, momentum).train(training) for kind in (BatchNorm, nn.BatchNorm2d))
     for input, target in batches(3):
         expected, result = use(torchs, input, target), use(ours, input, target)
@@ -61,7 +61,7 @@ def test_batch_norm_in_one_process_is_torchs(training, momentum):
 
 
 def steps(kind, share=slice(None)):
-    """Train on three batches and evaluate on a fourth, with every momentum; of each batch only `share`."""
+    """Train on three batches and evaluate on a fourth for each momentum, using only `share` of each batch."""
     results = []
     for momentum in MOMENTA:
         layer = batch_norm(kind, momentum)
@@ -71,7 +71,7 @@ def steps(kind, share=slice(None)):
 
 
 def one_of_two_processes(rank, folder):
-    """Take every other image of each batch, and store what came out."""
+    """Use every other image of each batch and store the results."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     share = slice(rank, None, 2)
@@ -80,14 +80,14 @@ def one_of_two_processes(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-def test_batch_norm_in_two_processes_is_that_of_the_whole_batch(tmp_path):
+def test_batch_norm_in_two_processes_equals_whole_batch(tmp_path):
     multiprocessing.spawn(one_of_two_processes, (str(tmp_path),), nprocs=2)
     (first, first_low), (second, second_low) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     for whole, left, right in zip(steps(nn.BatchNorm2d), first, second, strict=True):
         for name in ("output", "input"):
             together = torch.stack([left[name], right[name]], dim=1).flatten(0, 1)
             torch.testing.assert_close(together, whole[name], rtol=1e-4, atol=1e-5)
-        for name in ("weight", "bias"):  # each process has the gradient of its share
+        for name in ("weight", "bias"):  # each process has the gradient of its own images
             torch.testing.assert_close(left[name] + right[name], whole[name], rtol=1e-4, atol=1e-4)
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             torch.testing.assert_close(left[name], whole[name], rtol=1e-5, atol=1e-6)
@@ -95,7 +95,7 @@ def test_batch_norm_in_two_processes_is_that_of_the_whole_batch(tmp_path):
     assert first_low.dtype == second_low.dtype == torch.bfloat16
 
 
-def test_norms_have_the_reference_constants():
+def test_normalisation_has_reference_constants():
     batch = normalisation("batch", 6)
     assert isinstance(batch, BatchNorm)
     assert (batch.momentum, batch.eps) == (0.01, 1e-3)
@@ -104,7 +104,7 @@ def test_norms_have_the_reference_constants():
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "none"])
-def test_a_block_is_a_zero_padded_convolution_a_norm_and_a_relu(norm):
+def test_block_is_convolution_norm_and_relu(norm):
     block, x = Block(2, 8, norm=norm).eval(), torch.randn(3, 2, 5, 4)
     convolution = block[0]
     assert (convolution.bias is None) == (norm != "none")
@@ -118,7 +118,7 @@ def test_a_block_is_a_zero_padded_convolution_a_norm_and_a_relu(norm):
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("kind", [Block, UpBlock])
-def test_batch_norm_folded_into_the_convolution_changes_nothing(kind, residual):
+def test_folded_batch_norm_gives_same_output(kind, residual):
     generator = torch.Generator().manual_seed(0)
     block, x = kind(3, 3, norm="batch", residual=residual).eval(), torch.randn(2, 3, 5, 4, generator=generator)
     convolution, norm, _ = block
@@ -137,7 +137,7 @@ def test_batch_norm_folded_into_the_convolution_changes_nothing(kind, residual):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_convolutions_start_he_normal():
+def test_convolutions_have_he_normal_init():
     torch.manual_seed(0)
     for layer, fan_in in ((Block(32, 64, norm="batch")[0], 288), (output_layer(64, 64, kernel_size=1), 64)):
         std = math.sqrt(2 / fan_in)  # five standard errors of an estimated standard deviation
@@ -146,18 +146,18 @@ def test_convolutions_start_he_normal():
     assert not output_layer(4, 4).bias.any()
 
 
-def test_double_is_bilinear_without_aligned_corners():
+def test_double_is_bilinear():
     row = torch.tensor([0.0, 4.0, 8.0]).view(1, 1, 1, 3)
     assert double(row)[0, 0, 0].tolist() == [0, 1, 3, 5, 7, 8]
     assert double(torch.randn(2, 3, 4, 5)).shape == (2, 3, 8, 10)
 
 
-def test_blocks_are_a_chain():
+def test_blocks_are_sequential():
     chain = Blocks(3, 2, 5, norm="none")
     assert [(block[0].in_channels, block[0].out_channels) for block in chain] == [(2, 5), (5, 5), (5, 5)]
 
 
-def test_an_encoder_halves_by_averaging():
+def test_encoder_halves_by_average_pooling():
     encoder = Encoder(1, (2, 3, 4), num_blocks=2, norm="none").eval()
     x = torch.randn(2, 1, 8, 12)
     features = encoder(x)
@@ -168,7 +168,7 @@ def test_an_encoder_halves_by_averaging():
     torch.testing.assert_close(features[0], encoder.levels[0](x))
 
 
-def test_a_unet_joins_every_level_of_its_encoder():
+def test_unet_body_uses_all_encoder_levels():
     body, x = UNetBody(1, (2, 3, 4), num_blocks=1, norm="none"), torch.randn(2, 1, 8, 12)
     fine, middle, coarse = body.encoder(x)
     ascended = body.decoder[1](torch.cat([double(coarse), middle], dim=1))
@@ -176,7 +176,7 @@ def test_a_unet_joins_every_level_of_its_encoder():
     assert body(x).shape == (2, 2, 8, 12)
 
 
-def test_a_residual_block_adds_its_input_where_the_widths_agree():
+def test_residual_block_adds_input_for_equal_widths():
     torch.manual_seed(0)
     plain = Blocks(2, 3, 4, norm="group")
     residual = Blocks(2, 3, 4, norm="group", residual=True)

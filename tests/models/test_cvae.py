@@ -1,4 +1,4 @@
-"""The conditional VAE: one latent vector for the whole image, joined to the coarsest features of a U-Net."""
+"""Conditional VAE: a global latent vector concatenated to the coarsest features of a U-Net."""
 
 import pytest
 import torch
@@ -29,20 +29,20 @@ def model():
 
 
 def entering(model, run):
-    """Return what `run` sent into the lowest level of the upward path: (N, 6 + 3 + 5, 4, 6)."""
+    """Return the input of the coarsest decoder level during `run`: (N, 6 + 3 + 5, 4, 6)."""
     with record(lowest=model.body.decoder[-1]) as recorded, torch.no_grad():
         run()
     return torch.cat([args[0] for args, _ in recorded.calls["lowest"]])
 
 
 def latents_of(model, run):
-    """Return the latents that `run` joined to the coarsest features: (N, Z)."""
+    """Return the latents concatenated to the coarsest features during `run`: (N, Z)."""
     tiled = entering(model, run)[:, CHANNELS[2] : CHANNELS[2] + LENGTH]
-    torch.testing.assert_close(tiled, tiled[:, :, :1, :1].expand_as(tiled))  # the same vector everywhere
+    torch.testing.assert_close(tiled, tiled[:, :, :1, :1].expand_as(tiled))  # the same vector at every pixel
     return tiled[:, :, 0, 0]
 
 
-def test_samples_take_their_latent_from_the_prior(model):
+def test_cvae_samples_use_prior_latent(model):
     image, _ = batch(model.config, SIZE, 2)
     latents = latents_of(model, lambda: model.sample(image, 4, generator=seeded_generator(0)))
     (noise,) = draw_noise([(LENGTH,)], 2, 4, seeded_generator(0))
@@ -57,7 +57,7 @@ def posterior_of(model, image, labels):
         return model.posterior(torch.cat([image, planes], dim=1))
 
 
-def test_training_takes_its_latent_from_the_posterior(model):
+def test_cvae_training_uses_posterior_latent(model):
     image, labels = batch(model.config, SIZE, 2)
     latents = latents_of(model, lambda: model(image, labels, generator=seeded_generator(0)))
     (noise,) = draw_noise([(LENGTH,)], 2, 1, seeded_generator(0))
@@ -65,7 +65,7 @@ def test_training_takes_its_latent_from_the_posterior(model):
     torch.testing.assert_close(latents, mean + std * noise[:, 0])
 
 
-def test_the_latent_stands_between_the_coarsest_features_and_the_skip(model):
+def test_cvae_decoder_input_order(model):
     image, _ = batch(model.config, SIZE, 2)
     joined = entering(model, lambda: model.sample(image, 2, generator=seeded_generator(0)))
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_the_latent_stands_between_the_coarsest_features_and_the_skip(model):
     torch.testing.assert_close(joined[:, CHANNELS[2] + LENGTH :], skip)
 
 
-def test_the_loss_is_the_cross_entropy_plus_the_weighted_kl(model):
+def test_cvae_loss_is_cross_entropy_plus_weighted_kl(model):
     image, labels = batch(model.config, SIZE, 2)
     with record(output=model.output) as recorded, torch.no_grad():
         loss = model(image, labels, generator=seeded_generator(0))
@@ -87,8 +87,8 @@ def test_the_loss_is_the_cross_entropy_plus_the_weighted_kl(model):
     torch.testing.assert_close(loss.total, entropy + 0.7 * kl)
 
 
-def test_the_latent_reaches_every_pixel_and_the_skips_stay(model):
-    """Another latent changes the logits, and so does another image under the same latent."""
+def test_cvae_logits_depend_on_latent_and_image(model):
+    """The logits depend on the latent, and on the image for a fixed latent."""
     (first, second), noise = batch(model.config, SIZE, 2)[0].split(1), torch.randn(1, 2, LENGTH)
     with torch.no_grad():
         one, other = model.encode(first), model.encode(second)
@@ -98,7 +98,7 @@ def test_the_latent_reaches_every_pixel_and_the_skips_stay(model):
         assert not torch.allclose(model.decode_samples(mixed, [noise], 2), logits)
 
 
-def test_a_single_resolution_has_its_latent_too():
+def test_cvae_with_single_resolution_uses_latent():
     model = build_model(CVAEConfig(channels=(4,), latent_dimensions=2, blocks_per_level=1))
     image, labels = batch(model.config, SIZE, 2)
     model(image, labels, generator=seeded_generator(0)).total.backward()

@@ -1,4 +1,4 @@
-"""The ensemble: U-Nets that share nothing, trained as they would be alone."""
+"""Ensemble of independent U-Nets."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def model():
 
 
 @torch.no_grad()
-def test_a_sample_is_the_output_of_the_member_that_the_noise_picks(model):
+def test_ensemble_sample_is_output_of_selected_member(model):
     image, _ = batch(CONFIG, SIZE, 2)
     outputs = [
         unet.sample(image, 1, generator=seeded_generator(9))[:, 0]
@@ -36,7 +36,7 @@ def test_a_sample_is_the_output_of_the_member_that_the_noise_picks(model):
 
 
 @torch.no_grad()
-def test_the_outputs_of_all_members_appear_equally_often(model):
+def test_ensemble_members_are_equally_likely(model):
     image, _ = batch(CONFIG, SIZE, 1)
     samples = model.sample(image, 4000, generator=seeded_generator(0))[0]
     different, counts = samples.unique(dim=0, return_counts=True)
@@ -45,7 +45,7 @@ def test_the_outputs_of_all_members_appear_equally_often(model):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_loss_is_the_mean_of_the_members_own_losses(training):
+def test_ensemble_loss_is_mean_of_member_losses(training):
     model = build_model(CONFIG).train(training)
     image, labels = batch(CONFIG, SIZE)
     losses = [
@@ -57,7 +57,7 @@ def test_the_loss_is_the_mean_of_the_members_own_losses(training):
     assert loss.terms == {"cross_entropy/0": loss.total.detach(), "elbo": -loss.total.detach()}
 
 
-def test_each_member_is_trained_as_it_would_be_alone():
+def test_ensemble_member_is_trained_as_alone():
     torch.manual_seed(0)
     model = build_model(CONFIG).train()
     alone = members_alone(model, UNetConfig(**WIDTHS))
@@ -72,13 +72,13 @@ def test_each_member_is_trained_as_it_would_be_alone():
             torch.testing.assert_close(member.state_dict()[name], weight, rtol=1e-3, atol=1e-5)
 
 
-def test_no_two_members_start_with_the_same_weights():
+def test_ensemble_members_have_different_initial_weights():
     kernels = [member.state_dict()["output.weight"] for member in build_model(CONFIG).members]
     assert not any(torch.equal(a, b) for i, a in enumerate(kernels) for b in kernels[:i])
 
 
 @torch.no_grad()
-def test_the_elbo_is_a_lower_bound_on_the_log_likelihood_of_the_mixture(model):
+def test_ensemble_elbo_is_lower_bound_of_log_likelihood(model):
     image, labels = batch(CONFIG, SIZE)
     log_probs = [
         unet.sample(image, 1, generator=seeded_generator(0))[:, 0]
@@ -93,7 +93,7 @@ def test_the_elbo_is_a_lower_bound_on_the_log_likelihood_of_the_mixture(model):
     torch.testing.assert_close(elbo, torch.stack(log_probs).mean())
 
 
-def test_it_has_the_parameters_of_all_its_members():
+def test_ensemble_parameter_count():
     def count(config):
         return sum(parameter.numel() for parameter in build_model(config).parameters())
 

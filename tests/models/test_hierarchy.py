@@ -1,4 +1,4 @@
-"""The ladder of latents: who is conditioned on whom in training and at sampling, and what a walk takes."""
+"""Hierarchy of latents: conditioning in training and sampling, and the drawing of latents."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def model():
 
 @pytest.fixture
 def shifted():
-    """Return a function that moves the mean of one network's coarsest latent by one, with nothing else changed."""
+    """Return a function that shifts the mean of the coarsest latent of one network by one."""
 
     def shift(side):
         model = tiny_phiseg()
@@ -28,7 +28,7 @@ def shifted():
 
 
 def distributions(model, run):
-    """Return the distributions of every level that `run(model)` computed: (side, level) -> Gaussian."""
+    """Return the distributions of all levels computed by `run(model)`: (side, level) -> Gaussian."""
     with record_phiseg(model) as recorded, torch.no_grad():
         run(model)
     outputs = {}
@@ -51,17 +51,17 @@ def same(first, second):
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_in_training_the_posteriors_latents_feed_both_networks(model, shifted):
+def test_training_passes_posterior_latents_to_both_networks(model, shifted):
     before, after = (distributions(m, train) for m in (model, shifted("posterior")))
     torch.testing.assert_close(after["posterior", 2].mean, before["posterior", 2].mean + 1)
-    assert same(before["prior", 2], after["prior", 2])  # p(z_L | x) has nothing below it
+    assert same(before["prior", 2], after["prior", 2])  # p(z_L | x) is not conditioned on a latent
     for level in (1, 0):
         assert not same(before["posterior", level], after["posterior", level])
         assert not same(before["prior", level], after["prior", level])
 
 
-def test_the_kl_teaches_the_posterior_through_its_latents(model):
-    """The prior of a finer level is a function of the posterior's sample, and the gradient of eq. 2 knows it."""
+def test_kl_gradient_flows_through_posterior_latents(model):
+    """The prior of a finer level depends on the posterior sample, so the gradient of eq. 2 passes through it."""
     with record_phiseg(model) as recorded:
         train(model)
     ((_, prior),) = recorded.calls["prior/0"]
@@ -69,14 +69,14 @@ def test_the_kl_teaches_the_posterior_through_its_latents(model):
     assert gradient.any()
 
 
-def test_in_training_nothing_is_drawn_from_the_prior(model, shifted):
+def test_training_draws_nothing_from_prior(model, shifted):
     before, after = (distributions(m, train) for m in (model, shifted("prior")))
     torch.testing.assert_close(after["prior", 2].mean, before["prior", 2].mean + 1)
     for key in before.keys() - {("prior", 2)}:
         assert same(before[key], after[key])
 
 
-def test_at_sampling_the_prior_feeds_itself_and_the_posterior_is_not_run(model, shifted):
+def test_sampling_uses_prior_only(model, shifted):
     before, after = (distributions(m, sample) for m in (model, shifted("prior")))
     assert {side for side, _ in before} == {"prior"}
     for level in (1, 0):
@@ -85,7 +85,7 @@ def test_at_sampling_the_prior_feeds_itself_and_the_posterior_is_not_run(model, 
 
 
 @pytest.fixture(scope="module")
-def walk(model):
+def inputs(model):
     """Return features of two images and noise for three samples of each, folded."""
     image, _ = batch(model.config, SIZE, number=2)
     noise = draw_noise(model.noise_shapes(SIZE), 2, 3, seeded_generator(1))
@@ -93,17 +93,17 @@ def walk(model):
         return model.prior.encode(image), [level.flatten(0, 1) for level in noise]
 
 
-def test_a_walk_takes_each_latent_from_its_distribution(model, walk):
-    features, noise = walk
+def test_draw_samples_each_latent_from_its_distribution(model, inputs):
+    features, noise = inputs
     with torch.no_grad():
         drawn, latents = model.prior.draw(features, noise)
     for level in range(3):
         torch.testing.assert_close(latents[level], drawn[level].mean + drawn[level].std * noise[level])
 
 
-def test_each_sample_belongs_to_its_own_image(model, walk):
-    """Item b * S + s is image b: a wrong order would mix patients."""
-    features, noise = walk
+def test_draw_keeps_samples_with_their_image(model, inputs):
+    """Item b * S + s belongs to image b."""
+    features, noise = inputs
     with torch.no_grad():
         together = model.prior.draw(features, noise).latents
         for image in range(2):
@@ -115,25 +115,25 @@ def test_each_sample_belongs_to_its_own_image(model, walk):
                 torch.testing.assert_close(latents, alone.latents[level], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2])
-def test_a_given_level_is_kept_and_the_finer_ones_follow_it(model, walk, kept):
-    features, noise = walk
-    chosen = torch.randn_like(noise[kept])
+@pytest.mark.parametrize("fixed", [0, 1, 2])
+def test_draw_keeps_given_level_and_conditions_finer_ones(model, inputs, fixed):
+    features, noise = inputs
+    chosen = torch.randn_like(noise[fixed])
     with torch.no_grad():
         free = model.prior.draw(features, noise)
-        held = model.prior.draw(features, noise, given={kept: chosen})
-    assert torch.equal(held.latents[kept], chosen)
+        held = model.prior.draw(features, noise, given={fixed: chosen})
+    assert torch.equal(held.latents[fixed], chosen)
     for level in range(3):
-        if level > kept:  # coarser levels know nothing of it
+        if level > fixed:  # coarser levels do not depend on it
             assert torch.equal(held.latents[level], free.latents[level])
-        if level >= kept:
+        if level >= fixed:
             assert same(held.distributions[level], free.distributions[level])
-        if level < kept:
+        if level < fixed:
             assert not torch.allclose(held.latents[level], free.latents[level])
 
 
-def test_a_walk_with_every_level_given_needs_no_noise(model, walk):
-    features, noise = walk
+def test_draw_with_all_levels_given_needs_no_noise(model, inputs):
+    features, noise = inputs
     given = {level: torch.randn_like(noise[level]) for level in range(3)}
     with torch.no_grad():
         with_noise = model.prior.draw(features, noise, given=given)
@@ -142,8 +142,8 @@ def test_a_walk_with_every_level_given_needs_no_noise(model, walk):
     assert all(same(a, b) for a, b in zip(with_noise.distributions, without.distributions, strict=True))
 
 
-def test_temperature_zero_walks_along_the_means(model, walk):
-    features, noise = walk
+def test_draw_with_zero_temperature_returns_means(model, inputs):
+    features, noise = inputs
     with torch.no_grad():
         drawn, latents = model.prior.draw(features, noise, temperatures=(0.0, 0.0, 0.0))
         other, _ = model.prior.draw(features, [torch.randn_like(n) for n in noise], temperatures=(0.0, 0.0, 0.0))
@@ -153,8 +153,8 @@ def test_temperature_zero_walks_along_the_means(model, walk):
 
 
 @pytest.mark.parametrize("heated", [0, 1, 2])
-def test_a_temperature_scales_the_spread_of_its_level(model, walk, heated):
-    features, noise = walk
+def test_draw_temperature_scales_std_of_its_level(model, inputs, heated):
+    features, noise = inputs
     temperatures = [1.0, 1.0, 1.0]
     temperatures[heated] = 0.25
     with torch.no_grad():
@@ -168,8 +168,8 @@ def test_a_temperature_scales_the_spread_of_its_level(model, walk, heated):
 
 
 @pytest.mark.parametrize("latents_at", ["coarsest", "finest"])
-def test_every_resolution_is_used(latents_at):
-    """With the latents at the finest levels, what lies below them comes up as in a U-Net."""
+def test_hierarchy_uses_all_resolutions(latents_at):
+    """With latents at the finest levels, features of coarser levels are upsampled as in a U-Net."""
     model = tiny_phiseg(latents_at=latents_at)
     image = batch(model.config, SIZE)[0].requires_grad_()
     encoder_features = []

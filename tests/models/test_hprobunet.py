@@ -1,4 +1,4 @@
-"""The Hierarchical Probabilistic U-Net: latents on the way up, GECO's multiplier, pixels drawn by their cost."""
+"""Hierarchical Probabilistic U-Net: latents in the decoder, GECO multiplier, and hard pixels."""
 
 import copy
 import math
@@ -31,7 +31,7 @@ def model():
 
 
 def walk(model, run):
-    """Return the calls of every level's head, `prior/l` and `posterior/l`, and of the output; and `run()`."""
+    """Return the recorded calls of all heads, `prior/l` and `posterior/l`, and of the output; and `run()`."""
     heads = {
         f"{side}/{level}": head
         for side in ("prior", "posterior")
@@ -45,7 +45,7 @@ def walk(model, run):
 # The latents
 
 
-def test_the_kl_of_each_level_is_that_of_torch_distributions(model):
+def test_hprobunet_kl_matches_torch_distributions(model):
     image, labels = batch(model.config, SIZE, 2)
     calls, loss = walk(model, lambda: model(image, labels, generator=seeded_generator(0)))
     for level in range(LEVELS):
@@ -56,7 +56,7 @@ def test_the_kl_of_each_level_is_that_of_torch_distributions(model):
         torch.testing.assert_close(loss.terms[f"kl/{level}"], expected)
 
 
-def test_in_evaluation_the_loss_is_the_negative_elbo(model):
+def test_hprobunet_eval_loss_is_negative_elbo(model):
     image, labels = batch(model.config, SIZE, 2)
     calls, loss = walk(model, lambda: model(image, labels, generator=seeded_generator(0)))
     ((_, logits),) = calls["output"]
@@ -65,7 +65,7 @@ def test_in_evaluation_the_loss_is_the_negative_elbo(model):
     torch.testing.assert_close(loss.terms["elbo"], -loss.total)
 
 
-def test_both_networks_go_on_with_the_posteriors_latents_in_training(model):
+def test_hprobunet_training_uses_posterior_latents(model):
     image, labels = batch(model.config, SIZE, 2)
     *noise, _ = draw_noise([*model.noise_shapes(SIZE), SIZE], 2, 1, seeded_generator(0))
     joined = {f"{side}/up": getattr(model, side).body.decoder[-1] for side in ("prior", "posterior")}
@@ -83,20 +83,22 @@ def test_both_networks_go_on_with_the_posteriors_latents_in_training(model):
             torch.testing.assert_close(features[:, width : width + DEPTH], latent)
 
 
-def test_samples_draw_each_level_from_the_prior_given_the_coarser_ones(model):
+def test_hprobunet_sampling_conditions_on_coarser_latents(model):
     image, _ = batch(model.config, SIZE, 1)
     noise = draw_noise(model.noise_shapes(SIZE), 1, 2, seeded_generator(0))
     other = [noise[0], noise[1] + 1.0]
     walks = [walk(model, lambda n=n: model.decode_samples(model.encode(image), n, 2)) for n in (noise, other)]
     (calls, logits), (moved, _) = walks
     assert calls["posterior/0"] == calls["posterior/1"] == []
-    assert torch.equal(calls["prior/1"][0][1].mean, moved["prior/1"][0][1].mean)  # the coarsest knows no latent
+    assert torch.equal(
+        calls["prior/1"][0][1].mean, moved["prior/1"][0][1].mean
+    )  # the coarsest level is not conditioned on a latent
     assert not torch.allclose(calls["prior/0"][0][1].mean, moved["prior/0"][0][1].mean)
     assert logits.shape == (1, 2, 3, *SIZE)
 
 
 @pytest.mark.parametrize("levels", [1, 3])
-def test_the_latents_sit_on_the_coarsest_resolutions(levels):
+def test_hprobunet_latents_are_at_coarsest_resolutions(levels):
     model = build_model(config(num_levels=levels)).train()
     assert model.noise_shapes((16, 32)) == [(2, 16 // 2**r, 32 // 2**r) for r in (1, 2, 3)][-levels:]
     for seed in range(2):
@@ -104,7 +106,7 @@ def test_the_latents_sit_on_the_coarsest_resolutions(levels):
     assert all(parameter.grad.any() for parameter in model.parameters())
 
 
-def test_a_latent_for_every_resolution_is_refused():
+def test_hprobunet_rejects_latent_at_every_resolution():
     with pytest.raises(ValidationError, match="num_levels = 4 needs at least 5 resolution levels"):
         config(num_levels=4)
 
@@ -112,7 +114,7 @@ def test_a_latent_for_every_resolution_is_refused():
 # The pixels that count
 
 
-def test_the_drawn_pixels_are_those_a_sort_by_perturbed_log_cost_puts_first():
+def test_draw_hard_pixels_matches_sorted_perturbed_costs():
     generator = torch.Generator().manual_seed(0)
     costs, noise = torch.rand(3, 50, generator=generator), torch.randn(3, 50, generator=generator)
     found = draw_hard_pixels(costs, 0.09, noise)
@@ -123,7 +125,7 @@ def test_the_drawn_pixels_are_those_a_sort_by_perturbed_log_cost_puts_first():
         assert sorted(found[row].tolist()) == sorted(costs[row, first].tolist())
 
 
-def test_pixels_are_drawn_in_proportion_to_their_cost():
+def test_draw_hard_pixels_is_proportional_to_cost():
     costs, number = torch.tensor([0.5, 1.0, 2.0, 4.5]), 20000
     noise = torch.randn(number, 4, generator=torch.Generator().manual_seed(0))
     drawn = draw_hard_pixels(costs.expand(number, -1), 0.25, noise)[:, 0]
@@ -133,7 +135,7 @@ def test_pixels_are_drawn_in_proportion_to_their_cost():
         assert share == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / number))
 
 
-def test_pixels_without_cost_are_drawn_last_and_break_nothing():
+def test_draw_hard_pixels_draws_zero_cost_last():
     costs = torch.zeros(1, 6).index_fill_(1, torch.tensor([4]), 0.1).requires_grad_()
     drawn = draw_hard_pixels(costs, 0.5, torch.randn(1, 6, generator=torch.Generator().manual_seed(0)))
     assert drawn.max() == 0.1
@@ -142,7 +144,7 @@ def test_pixels_without_cost_are_drawn_last_and_break_nothing():
     assert costs.grad.isfinite().all()
 
 
-def test_all_pixels_together_are_all_pixels():
+def test_draw_hard_pixels_with_fraction_one():
     costs = torch.rand(2, 7)
     noise = torch.randn(2, 7)
     assert torch.equal(draw_hard_pixels(costs, 1.0, noise).sort().values, costs.sort().values)
@@ -151,12 +153,12 @@ def test_all_pixels_together_are_all_pixels():
 # GECO
 
 
-def test_the_multiplier_follows_the_exponential_of_the_moving_average():
+def test_geco_multiplier_follows_moving_average():
     geco = GECO(decay=0.9, rate=0.5, largest=100.0)
     average, expected = 0.0, 1.0
     for constraint in (2.0, -1.0, 0.5, 4.0, -8.0, -8.0):
         used = geco(torch.tensor(constraint))
-        assert used.item() == pytest.approx(expected, rel=1e-5)  # this step still has the old one
+        assert used.item() == pytest.approx(expected, rel=1e-5)  # this step still uses the previous value
         average = 0.9 * average + 0.1 * constraint
         expected *= math.exp(0.5 * average)
         assert geco.average.item() == pytest.approx(average, abs=1e-5)
@@ -164,14 +166,14 @@ def test_the_multiplier_follows_the_exponential_of_the_moving_average():
 
 
 @pytest.mark.parametrize(("constraint", "bound"), [(50.0, 20.0), (-50.0, 0.05)])
-def test_the_multiplier_stays_within_its_bounds(constraint, bound):
+def test_geco_multiplier_is_bounded(constraint, bound):
     geco = GECO(decay=0.0, rate=1.0, largest=20.0)
     for _ in range(3):
         geco(torch.tensor(constraint))
     assert geco.multiplier.item() == pytest.approx(bound)
 
 
-def test_nothing_moves_without_gradients_or_out_of_training():
+def test_geco_updates_only_in_training_with_gradients():
     geco = GECO(decay=0.9, rate=0.5, largest=100.0)
     with torch.no_grad():
         geco(torch.tensor(1.0))
@@ -180,7 +182,7 @@ def test_nothing_moves_without_gradients_or_out_of_training():
 
 
 def one_of_two_processes(rank, folder):
-    """Move a multiplier by this process's constraints, and store what came out."""
+    """Update a multiplier with the constraints of this process and store the result."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     geco = GECO(decay=0.9, rate=0.5, largest=100.0)
@@ -190,7 +192,7 @@ def one_of_two_processes(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-def test_two_processes_move_the_multiplier_by_their_mean_constraint(tmp_path):
+def test_geco_uses_mean_constraint_of_two_processes(tmp_path):
     multiprocessing.spawn(one_of_two_processes, (str(tmp_path),), nprocs=2)
     alone = GECO(decay=0.9, rate=0.5, largest=100.0)
     for constraint in (3.0, -0.5):
@@ -200,7 +202,7 @@ def test_two_processes_move_the_multiplier_by_their_mean_constraint(tmp_path):
 
 
 @pytest.mark.parametrize("top_k", [None, 0.1])
-def test_the_training_loss_is_gecos(top_k):
+def test_hprobunet_training_loss_is_geco(top_k):
     model = build_model(config(top_k=top_k, kappa=0.3, norm="none")).train()
     model.geco.multiplier.fill_(1.7)
     image, labels = batch(model.config, SIZE, 2)
@@ -219,14 +221,14 @@ def test_the_training_loss_is_gecos(top_k):
     assert loss.terms["multiplier"] == pytest.approx(1.7)
 
 
-def test_a_training_step_moves_the_multiplier_once_and_a_validation_does_not():
+def test_geco_multiplier_is_updated_once_per_training_step():
     model = build_model(config()).train()
     image, labels = batch(model.config, SIZE, 2)
     loss = model(image, labels, generator=seeded_generator(0))
     average = 0.01 * loss.terms["constraint"].item()
     assert model.geco.average.item() == pytest.approx(average)
     assert model.geco.multiplier.item() == pytest.approx(math.exp(model.config.geco_rate * average))
-    loss.total.backward()  # moving it in place has not touched what the gradient needs
+    loss.total.backward()  # the in-place update does not affect the gradient
     before = copy.deepcopy(model.geco.state_dict())
     model.eval()(image, labels, generator=seeded_generator(0))
     with torch.no_grad():
@@ -235,7 +237,7 @@ def test_a_training_step_moves_the_multiplier_once_and_a_validation_does_not():
     assert model.geco.state_dict() == before
 
 
-def test_the_multiplier_is_saved_and_restored(tmp_path):
+def test_geco_multiplier_is_saved_and_restored(tmp_path):
     model = build_model(config())
     model.geco.multiplier.fill_(3.25)
     model.geco.average.fill_(-0.5)

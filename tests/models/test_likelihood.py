@@ -1,4 +1,4 @@
-"""The likelihood network: residuals from coarse to fine, each constant on its own patches."""
+"""Likelihood network: residual logits from coarse to fine."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def is_constant_on_patches(array, side):
     return np.ptp(blocks, axis=(-3, -1)).max() < 1e-4
 
 
-def test_a_level_adds_what_its_resolution_can_hold(model, latents):
+def test_level_residual_is_constant_on_its_patches(model, latents):
     accumulated = [*decode(model, latents), 0.0]
     for level in range(LEVELS):
         residual = accumulated[level] - accumulated[level + 1]
@@ -41,7 +41,7 @@ def test_a_level_adds_what_its_resolution_can_hold(model, latents):
         assert not is_constant_on_patches(residual, 2 ** (level + 1))
 
 
-def test_accumulated_logits_are_the_sum_of_the_residuals(model, latents):
+def test_accumulated_logits_are_sums_of_residuals(model, latents):
     with record(**{str(level): module for level, module in enumerate(model.likelihood.output)}) as recorded:
         accumulated = decode(model, latents)
     residuals = [recorded.calls[str(level)][0][1].numpy() for level in range(LEVELS)]
@@ -52,24 +52,24 @@ def test_accumulated_logits_are_the_sum_of_the_residuals(model, latents):
 
 
 @pytest.mark.parametrize("changed", range(LEVELS))
-def test_a_latent_changes_its_own_level_and_the_finer_ones(model, latents, changed):
+def test_latent_affects_its_level_and_finer_ones(model, latents, changed):
     others = [latent + (level == changed) for level, latent in enumerate(latents)]
     before, after = ([*decode(model, z), 0.0] for z in (latents, others))
     for level in range(LEVELS):
         assert np.array_equal(before[level], after[level]) == (level > changed)
         residuals = [accumulated[level] - accumulated[level + 1] for accumulated in (before, after)]
-        assert np.allclose(*residuals, atol=1e-4) == (level > changed)  # a finer level knows what lies below it
+        assert np.allclose(*residuals, atol=1e-4) == (level > changed)  # finer levels depend on coarser ones
 
 
-def test_the_finest_output_teaches_every_level(model, latents):
-    """The residuals are added without a stop of the gradient."""
+def test_gradient_of_finest_output_reaches_all_levels(model, latents):
+    """The gradient flows through the sum of the residuals."""
     (finest, *_) = model.decode(latents, SIZE)
     gradients = torch.autograd.grad(finest.square().sum(), [layer.bias for layer in model.likelihood.output])
     assert all(gradient.any() for gradient in gradients)
 
 
-def test_the_likelihood_never_sees_the_image(model):
-    """With the same latents, another image gives the same segmentation, bit for bit."""
+def test_likelihood_does_not_depend_on_image(model):
+    """For fixed latents, the segmentation does not depend on the image."""
     (one, _), (other, _) = (batch(model.config, SIZE, 1, seed=seed) for seed in (0, 1))
     noise = draw_noise(model.noise_shapes(SIZE), 1, 2, seeded_generator(0))
     given = dict(enumerate(noise))
@@ -83,13 +83,13 @@ def test_the_likelihood_never_sees_the_image(model):
     assert all(len(args) == 1 and len(args[0]) == LEVELS for args, _ in recorded.calls["likelihood"])
 
 
-def test_logits_are_cropped_to_the_image(model, latents):
+def test_decode_crops_logits_to_image(model, latents):
     with torch.no_grad():
         whole, cropped = model.decode(latents, SIZE), model.decode(latents, (13, 17))
     assert all(torch.equal(a[..., :13, :17], b) for a, b in zip(whole, cropped, strict=True))
 
 
-def test_coarse_logits_can_be_upsampled_smoothly():
+def test_bilinear_upsampling_of_coarse_logits():
     nearest, smooth = (tiny_phiseg(upsampling=name, num_classes=3) for name in ("nearest", "bilinear"))
     smooth.load_state_dict(nearest.state_dict())
     latents = draw_noise(nearest.noise_shapes(SIZE), 2, 1, seeded_generator(0))

@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: masks come from the noise and from nothing else, in training and in sampling."""
+"""Monte Carlo dropout: masks are determined by the noise, in training and sampling."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def model(request):
 
 
 def naive_logits(model, image, masks):
-    """Run the U-Net on one padded image, with the masks of the places that have dropout, by their names."""
+    """Run the U-Net on one padded image with the given dropout masks by position."""
     x, skips = image[None], []
     for level, blocks in enumerate(model.body.encoder.levels):
         x = blocks(F.avg_pool2d(x, 2) if level else x)
@@ -44,7 +44,7 @@ PLACES = {
 
 
 @torch.no_grad()
-def test_samples_are_passes_of_the_unet_with_masks_where_dropout_is(model):
+def test_mcdropout_sample_is_unet_pass_with_masks(model):
     image, _ = batch(model.config, SIZE, 2)
     noise = draw_noise(model.noise_shapes(SIZE), 2, 3, seeded_generator(0))
     samples = model.decode_samples(model.encode(image), noise, 3)
@@ -60,7 +60,7 @@ def test_samples_are_passes_of_the_unet_with_masks_where_dropout_is(model):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1, 0.5, 0.9])
-def test_a_mask_is_zero_with_the_given_probability_and_one_on_average(dropout):
+def test_dropout_mask_rate_and_mean(dropout):
     number = 200_000
     mask = dropout_mask(torch.randn(number, generator=seeded_generator(0)), dropout)
     assert set(mask.unique().tolist()) <= {0.0, torch.tensor(1 / (1 - dropout)).item()}
@@ -70,7 +70,7 @@ def test_a_mask_is_zero_with_the_given_probability_and_one_on_average(dropout):
 
 
 @torch.no_grad()
-def test_equal_noise_gives_equal_samples_and_other_noise_others(model):
+def test_mcdropout_samples_depend_on_noise(model):
     image, _ = batch(model.config, SIZE, 1)
     noise = draw_noise(model.noise_shapes(SIZE), 1, 2, seeded_generator(0))
     repeated = [tensor[:, [0, 1, 0]] for tensor in noise]
@@ -80,7 +80,7 @@ def test_equal_noise_gives_equal_samples_and_other_noise_others(model):
 
 
 @torch.no_grad()
-def test_every_mask_matters(model):
+def test_mcdropout_uses_every_mask(model):
     image, _ = batch(model.config, SIZE, 1)
     noise = draw_noise(model.noise_shapes(SIZE), 1, 1, seeded_generator(0))
     encoding = model.encode(image)
@@ -90,7 +90,7 @@ def test_every_mask_matters(model):
         assert not torch.allclose(model.decode_samples(encoding, other, 1), first, atol=1e-4), place
 
 
-def test_without_dropout_it_is_the_unet(model):
+def test_mcdropout_without_dropout_equals_unet(model):
     plain = build_model(MCDropoutConfig(**WIDTHS, dropout=0.0, dropout_levels=model.config.dropout_levels)).eval()
     unet = build_model(UNetConfig(**WIDTHS)).eval()
     plain.load_state_dict(model.state_dict())
@@ -104,7 +104,7 @@ def test_without_dropout_it_is_the_unet(model):
     assert losses[0].terms.keys() == losses[1].terms.keys()
 
 
-def test_the_loss_is_the_cross_entropy_of_one_sample(model):
+def test_mcdropout_loss_is_cross_entropy_of_one_sample(model):
     image, labels = batch(model.config, SIZE)
     (logits,) = model.sample(image, 1, generator=seeded_generator(5)).unbind(1)
     expected = F.cross_entropy(logits, labels, reduction="none").sum((1, 2)).mean()
@@ -114,7 +114,7 @@ def test_the_loss_is_the_cross_entropy_of_one_sample(model):
 
 
 @torch.no_grad()
-def test_what_lies_before_the_first_dropout_is_computed_once(model):
+def test_mcdropout_encodes_deterministic_part_once(model):
     calls = []
     hooks = [
         level.register_forward_hook(lambda _, args, __: calls.append(len(args[0])))
@@ -127,17 +127,17 @@ def test_what_lies_before_the_first_dropout_is_computed_once(model):
     assert calls == [2] * (4 - coarser) + [6] * coarser
 
 
-def test_more_levels_with_dropout_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match=r"dropout_levels = 3 needs that many resolution levels, .* names 2"):
+def test_mcdropout_rejects_too_many_dropout_levels():
+    with pytest.raises(ConfigError, match=r"dropout_levels = 3 needs that many resolution levels, .* has 2"):
         MCDropoutConfig.parse({"channels": [4, 4], "dropout_levels": 3}, where="recipe.yaml")
 
 
-def test_dropping_everything_is_refused():
+def test_mcdropout_rejects_dropout_of_one():
     with pytest.raises(ConfigError, match="'dropout' = 1"):
         MCDropoutConfig.parse({"dropout": 1}, where="recipe.yaml")
 
 
-def test_a_factor_on_the_noise_would_change_the_dropout_rate_so_it_takes_none(model, tmp_path):
+def test_mcdropout_rejects_noise_temperature(model, tmp_path):
     noise = torch.randn(200_000, generator=seeded_generator(0))
     rates = {
         (rate, factor): float((dropout_mask(factor * noise, rate) == 0).float().mean())
@@ -145,12 +145,12 @@ def test_a_factor_on_the_noise_would_change_the_dropout_rate_so_it_takes_none(mo
         for factor in (1, 2)
     }
     assert rates[0.25, 1] == pytest.approx(0.25, abs=0.01)
-    assert rates[0.25, 2] == pytest.approx(0.368, abs=0.01)  # half of the 0.25 quantile, -0.6745, is left of it
+    assert rates[0.25, 2] == pytest.approx(0.368, abs=0.01)  # P(noise < half of the 0.25 quantile, -0.6745)
     assert rates[0.5, 1] == rates[0.5, 2]
     assert set(model.takes_temperature) == {False}
     save_model(tmp_path / "model", model, preprocessing={}, provenance={}, card="")
     save_calibration(tmp_path / "model", Calibration(noise=(1.0,) * len(model.takes_temperature)), fit={})
     assert load_model(tmp_path / "model").config == model.config
     save_calibration(tmp_path / "model", Calibration(noise=(2.0,) * len(model.takes_temperature)), fit={})
-    with pytest.raises(ModelError, match="takes none; run `phiseg calibrate` again"):
+    with pytest.raises(ModelError, match="does not support; run `phiseg calibrate` again"):
         load_model(tmp_path / "model")

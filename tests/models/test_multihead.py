@@ -1,4 +1,4 @@
-"""Many heads and the oracle loss: the best head of each image learns most, and the others a little."""
+"""Multi-head U-Net and the relaxed oracle loss."""
 
 from math import exp, log
 
@@ -46,7 +46,7 @@ tables = st.integers(2, 6).flatmap(
 
 
 @given(losses=tables, relaxation=st.sampled_from([0.0, 0.05, 0.3, 0.5]))
-def test_the_loss_is_that_of_a_loop_over_images_and_heads(losses, relaxation):
+def test_oracle_loss_matches_reference(losses, relaxation):
     expected, divergence = naive_oracle_loss(losses, relaxation)
     total, terms = oracle_loss(torch.tensor(losses), relaxation)
     assert terms["cross_entropy/0"].item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
@@ -56,13 +56,13 @@ def test_the_loss_is_that_of_a_loop_over_images_and_heads(losses, relaxation):
 
 
 @given(losses=tables)
-def test_without_relaxation_the_cross_entropy_is_that_of_the_best_head_of_each_image(losses):
+def test_oracle_loss_without_relaxation_uses_best_head(losses):
     best = sum(map(min, losses)) / len(losses)
     assert oracle_loss(torch.tensor(losses), 0.0).terms["cross_entropy/0"].item() == pytest.approx(best, rel=1e-5)
 
 
 @given(losses=tables, relaxation=st.sampled_from([0.0, 0.05, 0.3]))
-def test_the_elbo_is_a_lower_bound_on_the_log_likelihood_of_the_mixture(losses, relaxation):
+def test_oracle_elbo_is_lower_bound_of_log_likelihood(losses, relaxation):
     likelihood = 0.0
     for image in losses:
         best = min(image)
@@ -71,7 +71,7 @@ def test_the_elbo_is_a_lower_bound_on_the_log_likelihood_of_the_mixture(losses, 
     assert oracle_loss(torch.tensor(losses), relaxation).terms["elbo"].item() <= likelihood + 1e-3
 
 
-def test_the_gradient_of_a_head_is_its_share():
+def test_oracle_loss_gradient_is_posterior_weight():
     values = [[3.0, 1.0, 2.0], [5.0, 6.0, 4.0]]
     losses = torch.tensor(values, requires_grad=True)
     oracle_loss(losses, 0.1).total.backward()
@@ -79,7 +79,7 @@ def test_the_gradient_of_a_head_is_its_share():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_loss_of_the_model_is_the_oracle_loss_of_its_heads(model, training):
+def test_multihead_loss_is_oracle_loss_of_heads(model, training):
     model.train(training)
     image, labels = batch(CONFIG, (8, 12))
     with record(**{str(m): head for m, head in enumerate(model.heads)}) as recorded, torch.no_grad():
@@ -99,7 +99,7 @@ def test_the_loss_of_the_model_is_the_oracle_loss_of_its_heads(model, training):
 
 
 @torch.no_grad()
-def test_a_sample_is_the_output_of_the_head_that_the_noise_picks(model):
+def test_multihead_sample_is_output_of_selected_head(model):
     image, _ = batch(CONFIG, SIZE, 2)
     with record(body=model.body) as recorded:
         samples = model.sample(image, 40, generator=seeded_generator(0))
@@ -114,8 +114,8 @@ def test_a_sample_is_the_output_of_the_head_that_the_noise_picks(model):
     assert not any(torch.allclose(a, b) for i, a in enumerate(outputs) for b in outputs[:i])
 
 
-def test_heads_learn_different_answers_where_the_annotators_give_two():
-    """One image, labelled all 0 in half of the steps and all 1 in the others: some heads say 0 and others 1."""
+def test_multihead_learns_two_modes():
+    """One image is labelled all 0 in half of the steps and all 1 otherwise; heads specialise."""
     torch.manual_seed(0)
     config = CONFIG.model_copy(update={"num_classes": 2})
     model = trained(config, steps=0).train()
@@ -127,11 +127,11 @@ def test_heads_learn_different_answers_where_the_annotators_give_two():
         model(image, labels, generator=seeded_generator(step)).total.backward()
         optimizer.step()
     (logits,), _ = model.encode(image)
-    shares = logits.argmax(2).float().mean((0, 2, 3))  # of class 1, by head
+    shares = logits.argmax(2).float().mean((0, 2, 3))  # fraction of class 1 per head
     assert shares.min() < 0.1
     assert shares.max() > 0.9
 
 
-def test_a_single_head_is_refused():
+def test_multihead_rejects_single_head():
     with pytest.raises(ConfigError, match="'heads' = 1: Input should be greater than or equal to 2"):
         MultiHeadConfig.parse({"heads": 1}, where="recipe.yaml")

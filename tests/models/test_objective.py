@@ -1,4 +1,4 @@
-"""The loss against a computation with loops, from the networks' own intermediate outputs."""
+"""Losses compared with loops over the intermediate outputs of the networks."""
 
 import math
 
@@ -14,7 +14,7 @@ from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.probunet import ProbUNetConfig
 from phiseg.models.unet import UNetConfig
 
-SIZE = (7, 9)  # neither a multiple of the stride
+SIZE = (7, 9)  # not multiples of the stride
 ALPHA = {
     "paper": (1.0, 2.0, 4.0),  # 2^(l-1) for l = 1, 2, 3
     "reference": (1.0, 4.0, 16.0),
@@ -52,7 +52,7 @@ def close(value):
 
 @pytest.mark.parametrize("setting", ALPHA, ids=str)
 @pytest.mark.parametrize("latents_at", ["coarsest", "finest"])
-def test_phisegs_loss_is_equation_2_with_deep_supervision(setting, latents_at):
+def test_phiseg_loss_is_equation_2_with_deep_supervision(setting, latents_at):
     model = tiny_phiseg(kl_weights=setting, latents_at=latents_at, num_classes=3)
     image, labels = batch(model.config, SIZE)
     with record_phiseg(model) as recorded:
@@ -67,7 +67,7 @@ def test_phisegs_loss_is_equation_2_with_deep_supervision(setting, latents_at):
         mean, std = calls[f"posterior/{level}"][0][1]
         latents.append(mean + std * noise[level][:, 0])
         torch.testing.assert_close(likelihood_input[level], latents[level])
-    for level in range(2):  # both networks see the posterior's sample of the level below
+    for level in range(2):  # both networks see the posterior sample of the next coarser level
         for side in ("prior", "posterior"):
             torch.testing.assert_close(calls[f"{side}/{level}"][0][0][1], latents[level + 1])
 
@@ -85,7 +85,7 @@ def test_phisegs_loss_is_equation_2_with_deep_supervision(setting, latents_at):
     assert loss.total.item() == close(sum(ces) + sum(a * kl for a, kl in zip(ALPHA[setting], kls, strict=True)))
 
 
-def test_the_posterior_sees_image_and_centred_one_hot_labels():
+def test_phiseg_posterior_input():
     model = tiny_phiseg(num_classes=3, image_channels=2)
     image, labels = batch(model.config, (8, 8))
     with record_phiseg(model) as recorded:
@@ -96,7 +96,7 @@ def test_the_posterior_sees_image_and_centred_one_hot_labels():
 
 
 @pytest.mark.parametrize("kl_weight", [1.0, 2.5])
-def test_the_probabilistic_unets_loss(kl_weight):
+def test_probunet_loss(kl_weight):
     config = ProbUNetConfig(channels=(4, 5, 6), blocks_per_level=1, num_classes=3, head_init=1, kl_weight=kl_weight)
     model = trained(config)
     image, labels = batch(config, SIZE)
@@ -114,7 +114,7 @@ def test_the_probabilistic_unets_loss(kl_weight):
     assert loss.total.item() == close(ce + kl_weight * kl)
 
 
-def test_the_unets_loss():
+def test_unet_loss():
     config = UNetConfig(channels=(4, 5, 6), blocks_per_level=1, num_classes=3)
     model = trained(config)
     image, labels = batch(config, SIZE)
@@ -126,7 +126,7 @@ def test_the_unets_loss():
 
 
 @pytest.mark.parametrize(("free", "counted"), [(0.0, 1.0), (0.5, 1.0), (3.0, 3.0)])
-def test_free_nats_are_the_least_that_a_level_costs(free, counted):
+def test_negative_elbo_free_nats(free, counted):
     """KL[N(1, 1) || N(0, 1)] is 1/2, KL[N(sqrt 2, 1) || N(0, 1)] is 1: each image has 1."""
     logits, labels = torch.zeros(2, 2, 1, 1), torch.zeros(2, 1, 1, dtype=torch.long)
     mean = torch.tensor([[1.0, 1.0], [0.0, 2**0.5]], requires_grad=True)
@@ -139,15 +139,15 @@ def test_free_nats_are_the_least_that_a_level_costs(free, counted):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_cross_entropy_is_summed_in_float32(dtype):
-    """Summed in half precision, 16,384 pixels would overflow or lose most of them."""
+def test_cross_entropy_is_float32(dtype):
+    """In half precision, the sum over 16,384 pixels would overflow or be inexact."""
     logits = torch.zeros(2, 2, 128, 128, dtype=dtype)
     result = cross_entropy(logits, torch.zeros(2, 128, 128, dtype=torch.long))
     assert result.dtype == torch.float32
     assert result.item() == pytest.approx(128 * 128 * math.log(2), rel=1e-5)
 
 
-def test_terms_carry_no_gradient_and_the_total_does():
+def test_loss_terms_have_no_gradient():
     logits = torch.randn(2, 2, 3, 3, requires_grad=True)
     q = Gaussian(torch.randn(2, 4, requires_grad=True), torch.rand(2, 4) + 0.1)
     p = Gaussian(torch.zeros(2, 4), torch.ones(2, 4))
@@ -162,7 +162,7 @@ def test_terms_carry_no_gradient_and_the_total_does():
 @pytest.mark.parametrize(
     ("setting", "weights"), [("paper", (1, 2, 4, 8, 16)), ("reference", (1, 4, 16, 64, 256)), ("unit", (1,) * 5)]
 )
-def test_named_weights(setting, weights):
+def test_kl_weights_by_name(setting, weights):
     assert kl_weights(setting, 5) == weights
 
 
@@ -175,7 +175,7 @@ def test_named_weights(setting, weights):
         ("papr", "Input should be 'paper', 'reference' or 'unit'"),
     ],
 )
-def test_weights_that_no_loss_can_have_are_refused(value, message):
+def test_kl_weights_reject_invalid_values(value, message):
     with pytest.raises(ConfigError) as caught:
         PHiSegConfig.parse({"num_levels": 3, "kl_weights": value}, where="recipe")
     assert message in str(caught.value)

@@ -43,7 +43,7 @@ def case():
 
 
 def log_density(distributions, latents):
-    """Return the sum over levels and elements of log N(z | mean, std^2), one number an item, in float64."""
+    """Return log N(z | mean, std^2) per item in float64, summed over levels and elements."""
     return sum(
         Normal(d.mean.double(), d.std.double()).log_prob(z.double()).flatten(1).sum(1)
         for d, z in zip(distributions, latents, strict=True)
@@ -51,7 +51,7 @@ def log_density(distributions, latents):
 
 
 def log_likelihood(logits, labels):
-    """Return log p(s | z), one number an item, of logits (N, K, H, W) and labels (H, W), in float64."""
+    """Return log p(s | z) per item in float64 for logits (N, K, H, W) and labels (H, W)."""
     return -torch.nn.functional.cross_entropy(
         logits.double(), labels.expand(len(logits), -1, -1), reduction="none"
     ).sum((1, 2))
@@ -59,7 +59,7 @@ def log_likelihood(logits, labels):
 
 @torch.no_grad()
 def log_weights(model, image, labels, *, seed, number=NUM_DRAWS):
-    """Return log [p(s|z) p(z|x) / q(z|s,x)] for z drawn from the posterior, step by step through the networks."""
+    """Return log [p(s|z) p(z|x) / q(z|s,x)] for z drawn from the posterior, network by network."""
     size = tuple(image.shape[-2:])
     noise = [level[0] for level in draw_noise(model.noise_shapes(size), 1, number, seeded_generator(seed))]
     x = model.pad(with_labels(image, labels, 2))
@@ -76,14 +76,14 @@ def log_mean_exp(values):
     """Return the logarithm of the mean of exp(values), and its standard error by the delta method."""
     weights = (values - values.max()).exp()
     effective_number = weights.sum().square() / weights.square().sum()
-    assert effective_number > len(weights) / 10  # or else the standard error is not to be trusted
+    assert effective_number > len(weights) / 10  # otherwise the standard error is unreliable
     error = weights.std() / weights.mean() / math.sqrt(len(weights))
     return (values.max() + weights.mean().log()).item(), error.item()
 
 
 @torch.no_grad()
 def average_elbo(model, image, labels):
-    """Return the mean of the model's own `elbo` over many draws, and its standard error."""
+    """Return the mean `elbo` of the model over many draws, and its standard error."""
     many = 256
     elbos = torch.stack(
         [
@@ -101,22 +101,22 @@ def importance(model, case):
     return log_weights(model, *case, seed=1)
 
 
-def test_the_elbo_is_the_mean_log_weight(model, case, importance):
-    """The closed-form KL of forward and the densities of the same latents must tell the same story."""
+def test_elbo_is_mean_log_importance_weight(model, case, importance):
+    """The closed-form KL of `forward` must agree with the densities of the same latents."""
     elbo, elbo_error = average_elbo(model, *case)
     error = math.hypot(elbo_error, importance.std().item() / math.sqrt(NUM_DRAWS))
     assert error < 0.02
     assert elbo == pytest.approx(importance.mean().item(), abs=4 * error)
 
 
-def test_the_elbo_is_below_log_p(model, case, importance):
+def test_elbo_is_below_log_p(model, case, importance):
     elbo, elbo_error = average_elbo(model, *case)
     log_p, error = log_mean_exp(importance)
     assert error < 0.02
-    assert elbo + 4 * math.hypot(elbo_error, error) < log_p  # strictly: this posterior is not exact
+    assert elbo + 4 * math.hypot(elbo_error, error) < log_p  # strictly, because this posterior is not exact
 
 
-def test_the_importance_weighted_bound_rises_with_the_number_of_samples(importance):
+def test_importance_weighted_bound_increases_with_samples(importance):
     bounds = []
     for size in (1, 4, 16, 64, 256):
         groups = importance.view(-1, size)
@@ -127,7 +127,7 @@ def test_the_importance_weighted_bound_rises_with_the_number_of_samples(importan
     assert bounds[-1] == pytest.approx(log_p, abs=4 * error)
 
 
-def test_importance_sampling_agrees_with_monte_carlo_over_the_prior(model, case, importance):
+def test_importance_sampling_agrees_with_prior_monte_carlo(model, case, importance):
     image, labels = case
     with torch.no_grad():
         samples = model.sample(image, NUM_DRAWS, generator=seeded_generator(2), chunk_size=4096)[0]
@@ -137,8 +137,8 @@ def test_importance_sampling_agrees_with_monte_carlo_over_the_prior(model, case,
     assert brute == pytest.approx(log_p, abs=4 * math.hypot(brute_error, error))
 
 
-def test_the_probabilities_of_all_segmentations_sum_to_one(model):
-    """Of a 2x2 image there are sixteen; each probability comes from its own posterior, through padding and crop."""
+def test_probabilities_of_all_segmentations_sum_to_one(model):
+    """A 2x2 image has 16 segmentations; each probability is estimated with its own posterior."""
     image = torch.randn(1, 1, 2, 2, generator=torch.Generator().manual_seed(3))
     total, variance = 0.0, 0.0
     for index, labels in enumerate(itertools.product((0, 1), repeat=4)):

@@ -1,4 +1,4 @@
-"""PHiSeg: the size of the reference network, where its latents sit, and the ladder between image and samples."""
+"""PHiSeg: parameter counts, positions of the latents, and step-by-step sampling."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def parameters(*modules):
 
 
 def on_paper(config):
-    """Build a model of which only the shapes exist."""
+    """Build a model on the meta device."""
     with torch.device("meta"):
         return build_model(config)
 
@@ -29,7 +29,7 @@ def on_paper(config):
     [PHiSegConfig(), PHiSegConfig(channels=REFERENCE, num_levels=5), load_recipe("phiseg-reference").model],
     ids=["defaults", "config", "recipe"],
 )
-def test_the_reference_network_has_the_authors_number_of_parameters(config):
+def test_phiseg_reference_parameter_count(config):
     model = on_paper(config)
     assert parameters(model) == 17_819_186
     assert parameters(model.prior) == 5_981_812
@@ -41,7 +41,7 @@ def test_the_reference_network_has_the_authors_number_of_parameters(config):
 @pytest.mark.parametrize(
     "config", [PHiSegConfig(num_levels=1), load_recipe("phiseg-l1").model], ids=["config", "recipe"]
 )
-def test_the_ablation_has_the_authors_number_of_parameters(config):
+def test_phiseg_l1_parameter_count(config):
     model = on_paper(config)
     assert parameters(model) == 8_786_314
     assert parameters(model.likelihood) == 65_666
@@ -52,7 +52,7 @@ def test_the_ablation_has_the_authors_number_of_parameters(config):
     ("recipe", "sides"),
     [("phiseg-reference", [32, 16, 8, 4, 2]), ("phiseg-paper", [128, 64, 32, 16, 8])],
 )
-def test_latents_sit_where_the_recipe_says(recipe, sides):
+def test_phiseg_latent_positions_by_recipe(recipe, sides):
     model = on_paper(load_recipe(recipe).model)
     assert model.noise_shapes((128, 128)) == [(2, side, side) for side in sides]
     encoding = model.encode(torch.empty(1, 1, 128, 128, device="meta"))
@@ -63,7 +63,7 @@ def test_latents_sit_where_the_recipe_says(recipe, sides):
 
 @pytest.mark.parametrize("latents_at", ["coarsest", "finest"])
 @pytest.mark.parametrize(("resolutions", "num_levels"), [(r, n) for r in (1, 2, 3, 4) for n in range(1, r + 1)])
-def test_every_number_of_levels_trains_and_samples(resolutions, num_levels, latents_at):
+def test_phiseg_trains_and_samples_with_any_num_levels(resolutions, num_levels, latents_at):
     channels = (4, 6, 5, 7)[:resolutions]
     model = tiny_phiseg(channels=channels, num_levels=num_levels, latents_at=latents_at, steps=1)
     offset = resolutions - num_levels if latents_at == "coarsest" else 0
@@ -84,7 +84,7 @@ def test_every_number_of_levels_trains_and_samples(resolutions, num_levels, late
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_levels": 8}, "num_levels = 8 needs that many resolution levels, but channels names 7"),
+        ({"num_levels": 8}, "num_levels = 8 needs that many resolution levels, but channels has 7"),
         ({"num_levels": 0}, "'num_levels' = 0"),
         ({"channels": []}, "'channels' = []"),
         ({"channels": [4, 0, 4, 4, 4]}, "'channels.1' = 0"),
@@ -93,7 +93,7 @@ def test_every_number_of_levels_trains_and_samples(resolutions, num_levels, late
         ({"num_classes": 1}, "'num_classes' = 1"),
     ],
 )
-def test_a_network_that_cannot_be_built_is_refused(values, message):
+def test_phiseg_rejects_invalid_config(values, message):
     with pytest.raises(ConfigError) as caught:
         PHiSegConfig.parse(values, where="recipe")
     assert message in str(caught.value)
@@ -105,7 +105,7 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def ladder(model):
+def inputs(model):
     """Return the encoding of two images and noise for three samples of each."""
     image, _ = batch(model.config, (13, 9), 2)
     with torch.no_grad():
@@ -114,8 +114,8 @@ def ladder(model):
 
 
 @torch.no_grad()
-def test_the_ladder_step_by_step_is_sample(model, ladder):
-    image, encoding, noise = ladder
+def test_phiseg_single_steps_equal_sample(model, inputs):
+    image, encoding, noise = inputs
     latents = model.sample_latents(encoding, noise)
     assert [latent.shape for latent in latents] == [level.shape for level in noise]
     logits = model.decode(latents, (13, 9))[0]
@@ -125,29 +125,29 @@ def test_the_ladder_step_by_step_is_sample(model, ladder):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kept", [{2}, {1}, {0}, {2, 1}, {0, 2}])
-def test_given_levels_stay_and_the_others_are_drawn_anew(model, ladder, kept):
-    """Keep the layout of one sample and redraw its details, or the other way round."""
-    _, encoding, noise = ladder
+@pytest.mark.parametrize("fixed", [{2}, {1}, {0}, {2, 1}, {0, 2}])
+def test_sample_latents_keeps_given_levels(model, inputs, fixed):
+    """Keep the coarse structure of a sample and redraw its details, or vice versa."""
+    _, encoding, noise = inputs
     first = model.sample_latents(encoding, noise)
     fresh = draw_noise(model.noise_shapes((13, 9)), 2, 3, seeded_generator(5))
-    again = model.sample_latents(encoding, fresh, given={level: first[level] for level in kept})
+    again = model.sample_latents(encoding, fresh, given={level: first[level] for level in fixed})
     for level in range(3):
-        assert torch.equal(again[level], first[level]) == (level in kept)
+        assert torch.equal(again[level], first[level]) == (level in fixed)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"given": {3: torch.zeros(1)}}, {"given": {-1: torch.zeros(1)}}, {"temperatures": [1.0] * 2}]
 )
-def test_a_level_the_model_does_not_have_is_refused(model, ladder, wrong):
-    _, encoding, noise = ladder
+def test_sample_latents_rejects_unknown_levels(model, inputs, wrong):
+    _, encoding, noise = inputs
     with pytest.raises(ModelError, match="3 levels, 0 to 2"):
         model.sample_latents(encoding, noise, **wrong)
 
 
 @torch.no_grad()
-def test_temperature_zero_gives_one_sample_and_one_gives_the_samples(model, ladder):
-    _, encoding, noise = ladder
+def test_sample_latents_with_temperatures_zero_and_one(model, inputs):
+    _, encoding, noise = inputs
     for level in model.sample_latents(encoding, noise, temperatures=(0.0, 0.0, 0.0)):
         torch.testing.assert_close(level, level[:, :1].expand_as(level))
     plain, warm = (model.sample_latents(encoding, noise, temperatures=t) for t in (None, (1.0, 1.0, 1.0)))
@@ -155,15 +155,15 @@ def test_temperature_zero_gives_one_sample_and_one_gives_the_samples(model, ladd
 
 
 @torch.no_grad()
-def test_temperatures_scale_each_level_around_the_priors_mean(model, ladder):
-    _, encoding, noise = ladder
+def test_sample_latents_temperature_scales_each_level(model, inputs):
+    _, encoding, noise = inputs
     centre = model.sample_latents(encoding, noise, temperatures=(0.0, 0.0, 0.0))
     ones, halves = (model.sample_latents(encoding, noise, temperatures=(0.0, 0.0, t)) for t in (1.0, 0.5))
     torch.testing.assert_close(halves[2] - centre[2], 0.5 * (ones[2] - centre[2]))
-    assert not torch.allclose(ones[0], centre[0])  # the means of the finer levels follow
+    assert not torch.allclose(ones[0], centre[0])  # the means of the finer levels change as well
 
 
-def test_a_shared_encoder_gives_the_posterior_the_priors_features():
+def test_shared_encoder_passes_prior_features_to_posterior():
     model = tiny_phiseg(shared_encoder=True)
     image, labels = batch(model.config, (16, 16))
     drawn = F.one_hot(labels, 2).movedim(-1, 1) - 0.5

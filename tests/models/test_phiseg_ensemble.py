@@ -1,4 +1,4 @@
-"""The ensemble of PHiSegs: each sample is one member's, drawn from the same noise."""
+"""Ensemble of PHiSeg models: each sample comes from one member with the same noise."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def model():
 
 
 @torch.no_grad()
-def test_every_sample_and_level_is_that_of_the_member_that_the_noise_picks(model):
+def test_phiseg_ensemble_sample_comes_from_selected_member(model):
     image, _ = batch(CONFIG, SIZE, 2)
     *latent_noise, choice = draw_noise(model.noise_shapes(SIZE), 2, 30, seeded_generator(0))
     levels = model.sample_levels(model.encode(image), [*latent_noise, choice], 30)
@@ -38,17 +38,17 @@ def test_every_sample_and_level_is_that_of_the_member_that_the_noise_picks(model
 
 
 @torch.no_grad()
-def test_samples_are_the_finest_level(model):
+def test_phiseg_ensemble_samples_are_finest_level(model):
     image, _ = batch(CONFIG, SIZE, 2)
     noise = draw_noise(model.noise_shapes(SIZE), 2, 5, seeded_generator(0))
     expected = model.sample_levels(model.encode(image), noise, 5)[0]
     assert torch.equal(model.sample(image, 5, generator=seeded_generator(0)), expected)
 
 
-def test_the_loss_and_its_terms_are_the_means_of_the_members_own():
+def test_phiseg_ensemble_loss_is_mean_of_members():
     model = build_model(CONFIG).train()
     image, labels = batch(CONFIG, SIZE)
-    generator = seeded_generator(0)  # goes on from member to member
+    generator = seeded_generator(0)  # shared by the members in order
     losses = [alone(image, labels, generator=generator) for alone in members_alone(model, PHiSegConfig(**SETTINGS))]
     loss = model(image, labels, generator=seeded_generator(0))
     torch.testing.assert_close(loss.total, sum(alone.total for alone in losses) / 3)
@@ -58,12 +58,14 @@ def test_the_loss_and_its_terms_are_the_means_of_the_members_own():
 
 
 @torch.no_grad()
-def test_batch_norm_sees_every_image_in_every_member():
-    """Statistics are gathered along the sampling path: by each member over the whole batch, not over its picks."""
+def test_phiseg_ensemble_batch_norm_sees_whole_batch():
+    """In training mode, each member sees the whole batch, not only its selected samples."""
     model, image = build_model(CONFIG).train(), batch(CONFIG, SIZE, 4)[0]
     alone = members_alone(model, PHiSegConfig(**SETTINGS))
     *latent, choice = draw_noise(model.noise_shapes(SIZE), 4, 1, seeded_generator(0))
-    model.sample_levels(model.encode(image), [*latent, torch.full_like(choice, -9.0)], 1)  # all pick the first
+    model.sample_levels(
+        model.encode(image), [*latent, torch.full_like(choice, -9.0)], 1
+    )  # all select the first member
     for own, member in zip(model.members, alone, strict=True):
         member.train().sample_levels(member.encode(image), latent, 1)
         for (name, found), expected in zip(own.named_buffers(), member.buffers(), strict=True):

@@ -1,4 +1,4 @@
-"""The model folder: what was saved comes back bit for bit; a damaged or hostile folder is refused in one line."""
+"""Model folder: exact round trips, and rejection of damaged or malicious folders."""
 
 import json
 import os
@@ -36,8 +36,8 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def refusal(folder):
-    """Return the one line with which loading is refused."""
+def load_error(folder):
+    """Return the error message of loading, which must be one line."""
     with pytest.raises((ModelError, ConfigError)) as caught:
         load_model(folder)
     message = str(caught.value)
@@ -50,7 +50,7 @@ def change(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_folder_brings_back_weights_config_and_what_belongs_to_them(tmp_path):
+def test_save_and_load_model_round_trip(tmp_path):
     model = save(tmp_path / "model")
     loaded = load_model(tmp_path / "model")
     written = {path.name for path in (tmp_path / "model").iterdir()}
@@ -69,35 +69,35 @@ def test_a_folder_brings_back_weights_config_and_what_belongs_to_them(tmp_path):
     assert torch.equal(*samples)
 
 
-def test_saving_again_replaces_the_weights(folder):
+def test_save_model_replaces_existing_model(folder):
     other = save(folder, seed=1)
     loaded = load_model(folder).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in other.state_dict().items())
 
 
-def test_loading_leaves_torchs_generator_alone(folder):
+def test_load_model_keeps_global_generator(folder):
     before = torch.get_rng_state()
     load_model(folder)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_run_folder_stands_for_its_model(folder):
+def test_load_model_accepts_run_folder(folder):
     assert find_model(folder) == find_model(folder.parent) == folder
     assert load_model(folder.parent).config == CONFIG
 
 
-def test_a_model_that_comes_with_phiseg_is_found_by_its_name(folder, tmp_path, monkeypatch):
+def test_find_model_by_bundled_name(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "bundled_models", lambda: {"known": folder})
     monkeypatch.chdir(tmp_path)
     assert find_model(Path("known")) == folder
     assert phiseg.load("known").config == load_model(folder).config
-    (tmp_path / "known").mkdir()  # a folder of one's own comes first
-    assert "holds no model" in refusal(Path("known"))
-    assert "comes with phiseg (known)" in refusal(Path("unknown"))
+    (tmp_path / "known").mkdir()  # a local folder takes precedence
+    assert "contains no model" in load_error(Path("known"))
+    assert "bundled model (known)" in load_error(Path("unknown"))
 
 
-def test_a_save_that_fails_changes_nothing(tmp_path, monkeypatch):
-    """A folder never holds the config of one save and the weights of another."""
+def test_save_model_is_atomic(tmp_path, monkeypatch):
+    """A folder never mixes the config of one save with the weights of another."""
     save(tmp_path / "model")
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     monkeypatch.setattr(
@@ -110,17 +110,17 @@ def test_a_save_that_fails_changes_nothing(tmp_path, monkeypatch):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_that_is_not_there(tmp_path):
-    assert "there is no model folder" in refusal(tmp_path / "nowhere")
+def test_load_model_rejects_missing_folder(tmp_path):
+    assert "there is no model folder" in load_error(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    assert "there is no model folder" in refusal(tmp_path / "file")
-    assert "holds no model: there is no config.json in it or in its subfolder model/" in refusal(tmp_path)
+    assert "there is no model folder" in load_error(tmp_path / "file")
+    assert "contains no model: there is no config.json in it or in its subfolder model/" in load_error(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessing.json", "model.safetensors"])
-def test_a_missing_file_is_named(folder, name):
+def test_load_model_names_missing_file(folder, name):
     (folder / name).unlink()
-    assert name in refusal(folder)
+    assert name in load_error(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessing.json"])
@@ -129,9 +129,9 @@ def test_a_missing_file_is_named(folder, name):
     [b"", b"{", b"[]", b"null", b"1", b"\xff\xfe", b"\x80\x04N.", b"[" * 100_000],
     ids=lambda c: str(c[:4]),
 )
-def test_foreign_json_is_refused(folder, name, content):
+def test_load_model_rejects_invalid_json(folder, name, content):
     (folder / name).write_bytes(content)
-    message = refusal(folder)
+    message = load_error(folder)
     assert name in message
     assert "copy the model folder again" in message
 
@@ -139,8 +139,8 @@ def test_foreign_json_is_refused(folder, name, content):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"format": "nnunet"}, "is not a phiseg model's"),
-        ({"format": None}, "is not a phiseg model's"),
+        ({"format": "nnunet"}, "is not the config of a phiseg model"),
+        ({"format": None}, "is not the config of a phiseg model"),
         ({"version": 2}, "has format version 2, this phiseg reads 1; update phiseg"),
         ({"version": None}, "has format version None"),
         ({"model": None}, "has no section 'model'"),
@@ -155,25 +155,25 @@ def test_foreign_json_is_refused(folder, name, content):
         ({"model": {"name": "phiseg", "channels": [2, 3], "num_levels": 3}}, "num_levels = 3 needs that many"),
     ],
 )
-def test_a_foreign_config_is_refused(folder, values, message):
+def test_load_model_rejects_invalid_config(folder, values, message):
     change(folder / "config.json", **values)
-    assert message in refusal(folder)
+    assert message in load_error(folder)
 
 
-def test_a_foreign_object_without_a_format_is_refused(folder):
+def test_load_model_rejects_config_without_format(folder):
     (folder / "config.json").write_text('{"model_type": "bert"}')
-    assert "is not a phiseg model's; give the folder that a training wrote" in refusal(folder)
+    assert "is not the config of a phiseg model; pass a folder written by `phiseg train`" in load_error(folder)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 8, 100, -1])
-def test_truncated_weights_are_refused(folder, kept):
+def test_load_model_rejects_truncated_weights(folder, kept):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    assert "model.safetensors is damaged or not a safetensors file" in refusal(folder)
+    assert "model.safetensors is damaged or not a safetensors file" in load_error(folder)
 
 
 class Harm:
-    """Runs a command when it is unpickled."""
+    """Object that runs a command when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -184,13 +184,13 @@ class Harm:
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessing.json", "model.safetensors"])
 @pytest.mark.parametrize("write", [pickle.dump, torch.save], ids=["pickle", "torch"])
-def test_a_pickle_is_refused_and_never_run(folder, tmp_path, name, write):
+def test_load_model_never_executes_pickles(folder, tmp_path, name, write):
     harm = tmp_path / "harm"
     with (folder / name).open("wb") as file:
         write({"weights": Harm(harm)}, file)
-    assert name in refusal(folder)
+    assert name in load_error(folder)
     assert not harm.exists()
-    with (folder / name).open("rb") as file:  # the bait works
+    with (folder / name).open("rb") as file:  # the pickle itself is functional
         torch.load(file, weights_only=False) if write is torch.save else pickle.load(file)
     assert harm.exists()
 
@@ -204,18 +204,18 @@ def test_a_pickle_is_refused_and_never_run(folder, tmp_path, name, write):
     ],
     ids=["another class", "other widths", "fewer levels"],
 )
-def test_weights_of_another_model_are_refused(folder, tmp_path, config):
+def test_load_model_rejects_weights_of_another_model(folder, tmp_path, config):
     save(
         tmp_path / "other", config.model_copy(update={"kl_weights": "unit"}) if config.name == "phiseg" else config
     )
     (folder / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
-    message = refusal(folder)
-    assert "holds the weights of another model" in message
+    message = load_error(folder)
+    assert "contains the weights of another model" in message
     assert "tensors differ, e.g. " in message
 
 
 @pytest.mark.parametrize("edit", ["extra", "missing", "shape"])
-def test_a_single_wrong_tensor_is_named(folder, edit):
+def test_load_model_names_wrong_tensor(folder, edit):
     path = folder / "model.safetensors"
     weights = load_file(path)
     name = "likelihood.output.0.bias"
@@ -229,10 +229,10 @@ def test_a_single_wrong_tensor_is_named(folder, edit):
         weights[name] = torch.zeros(4)
         expected = f"1 tensors differ, e.g. {name} has shape (4,) instead of (3,)"
     save_file(weights, path)
-    assert expected in refusal(folder)
+    assert expected in load_error(folder)
 
 
-def test_weights_go_in_all_or_none(folder):
+def test_load_weights_is_all_or_nothing(folder):
     model = build_model(CONFIG)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     weights = load_file(folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""The Probabilistic U-Net: one latent vector for the whole image, joined to the last features of a U-Net."""
+"""Probabilistic U-Net: a global latent vector concatenated to the last features of a U-Net."""
 
 import pytest
 import torch
@@ -20,17 +20,17 @@ def model():
 
 
 def latents_of(model, run):
-    """Return the latents that `run` joined to the features: (N, Z)."""
+    """Return the latents concatenated to the features during `run`: (N, Z)."""
     with record(combine=model.combine) as recorded, torch.no_grad():
         run()
     joined = torch.cat([args[0] for args, _ in recorded.calls["combine"]])
     tiled = joined[:, WIDTH:]
     assert tiled.shape[1] == LENGTH
-    assert (tiled == tiled[:, :, :1, :1]).all()  # the same vector everywhere
+    assert (tiled == tiled[:, :, :1, :1]).all()  # the same vector at every pixel
     return tiled[:, :, 0, 0]
 
 
-def test_samples_take_their_latent_from_the_prior(model):
+def test_probunet_samples_use_prior_latent(model):
     image, _ = batch(model.config, SIZE, 2)
     latents = latents_of(model, lambda: model.sample(image, 4, generator=seeded_generator(0)))
     (noise,) = draw_noise([(LENGTH,)], 2, 4, seeded_generator(0))
@@ -40,7 +40,7 @@ def test_samples_take_their_latent_from_the_prior(model):
     torch.testing.assert_close(latents, expected.flatten(0, 1))
 
 
-def test_training_takes_its_latent_from_the_posterior(model):
+def test_probunet_training_uses_posterior_latent(model):
     image, labels = batch(model.config, SIZE, 2)
     latents = latents_of(model, lambda: model(image, labels, generator=seeded_generator(0)))
     (noise,) = draw_noise([(LENGTH,)], 2, 1, seeded_generator(0))
@@ -50,7 +50,7 @@ def test_training_takes_its_latent_from_the_posterior(model):
     torch.testing.assert_close(latents, mean + std * noise[:, 0])
 
 
-def test_means_and_standard_deviations_are_averaged_over_the_coarsest_pixels(model):
+def test_vector_gaussian_averages_over_coarsest_pixels(model):
     image, _ = batch(model.config, SIZE, 2)
     with torch.no_grad():
         mean, std = model.prior(image)
@@ -61,7 +61,7 @@ def test_means_and_standard_deviations_are_averaged_over_the_coarsest_pixels(mod
         torch.testing.assert_close(std, stds.mean((2, 3)))
 
 
-def test_the_features_are_those_of_the_image(model):
+def test_probunet_features_depend_on_image_only(model):
     image, _ = batch(model.config, SIZE, 2)
     with record(combine=model.combine) as recorded, torch.no_grad():
         model.sample(image, 2, generator=seeded_generator(0))

@@ -1,4 +1,4 @@
-"""The registry: names, classes and configs agree, and the names of the weights are a file format."""
+"""Registry: names, classes and configs agree, and the names of the weights are stable."""
 
 import hashlib
 from typing import get_args
@@ -14,7 +14,7 @@ from phiseg.models.registry import MODELS, ModelConfig, build_model, model_class
 from phiseg.models.segmenter import SegmenterConfig
 
 
-def test_the_registry_and_the_union_of_configs_agree():
+def test_registry_matches_config_union():
     union, *_ = get_args(ModelConfig)
     configs = {get_args(config.model_fields["name"].annotation): config for config in get_args(union)}
     assert configs == {(name,): kind.Config for name, kind in MODELS.items()}
@@ -26,13 +26,13 @@ def test_the_registry_and_the_union_of_configs_agree():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_name_gives_its_class(name):
+def test_model_class_by_name(name):
     assert model_class(name) is MODELS[name]
     assert type(build_model(MODELS[name].Config(channels=(2,) * 5))) is MODELS[name]
 
 
 @pytest.mark.parametrize(
-    ("name", "cure"),
+    ("name", "hint"),
     [
         ("phisg", "unknown model 'phisg' (did you mean 'phiseg'?)"),
         ("transformer", f"unknown model 'transformer' (valid: {', '.join(sorted(MODELS))})"),
@@ -41,13 +41,13 @@ def test_a_name_gives_its_class(name):
         ({}, "unknown model {}"),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_valid_ones(name, cure):
+def test_model_class_rejects_unknown_name(name, hint):
     with pytest.raises(ConfigError) as caught:
         model_class(name)
-    assert cure in str(caught.value)
+    assert hint in str(caught.value)
 
 
-def test_building_is_seeded_by_torchs_generator():
+def test_build_model_uses_global_generator():
     config = PHiSegConfig(channels=(2, 2), num_levels=2)
     states = []
     for seed in (0, 0, 1):
@@ -61,7 +61,7 @@ DIGESTS = {
     (1, "cvae"): "ab669a7a0677063a",
     (1, "ensemble"): "d8213b74e16e8ec6",
     (1, "hprobunet"): "9e502f4927fbdafa",
-    (1, "mcdropout"): "a5b94b09aa8aaf0d",  # the U-Net's
+    (1, "mcdropout"): "a5b94b09aa8aaf0d",  # same as the U-Net
     (1, "multihead"): "3bc4774c5530ad98",
     (1, "phiseg"): "16cdba52c4b8b89c",
     (1, "phiseg-ensemble"): "3d8c41233b4092bd",
@@ -72,8 +72,8 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_names_and_shapes_of_the_weights_never_change_silently(name):
-    """Another digest means that model folders written before no longer load: raise `pretrained.VERSION` with it."""
+def test_state_dict_names_and_shapes_are_stable(name):
+    """A new digest means that existing model folders no longer load: increase `pretrained.VERSION`."""
     with torch.device("meta"):
         model = build_model(MODELS[name].Config())
     lines = [f"{key} {tuple(tensor.shape)}" for key, tensor in sorted(model.state_dict().items())]
@@ -81,12 +81,12 @@ def test_names_and_shapes_of_the_weights_never_change_silently(name):
 
 
 @pytest.mark.parametrize("settings", [{"channels": (4, 5000)}, {"heads": 10**9}, {"channels": (4,) * 17}], ids=str)
-def test_a_model_that_fits_nowhere_is_refused_before_it_is_built(settings):
+def test_config_rejects_huge_sizes(settings):
     with pytest.raises(ConfigError, match="at most"):
         model_class("multihead").Config.parse({"name": "multihead", **settings}, where="recipe.yaml")
 
 
-def test_a_model_that_does_not_fit_into_memory_is_told_in_one_line(monkeypatch):
+def test_build_model_reports_insufficient_memory(monkeypatch):
     class TooLarge:
         def __init__(self, config):
             raise RuntimeError(
@@ -95,8 +95,8 @@ def test_a_model_that_does_not_fit_into_memory_is_told_in_one_line(monkeypatch):
 
     config = model_class("unet").Config(name="unet")
     monkeypatch.setitem(MODELS, "unet", TooLarge)
-    with pytest.raises(ConfigError, match=r"not enough memory for a unet of these sizes; use fewer or smaller"):
+    with pytest.raises(ConfigError, match=r"not enough memory for a unet of this size; use fewer or smaller"):
         build_model(config)
-    monkeypatch.setattr(TooLarge, "__init__", lambda *_: (_ for _ in ()).throw(RuntimeError("a bug of ours")))
-    with pytest.raises(RuntimeError, match="a bug of ours"):
+    monkeypatch.setattr(TooLarge, "__init__", lambda *_: (_ for _ in ()).throw(RuntimeError("an internal error")))
+    with pytest.raises(RuntimeError, match="an internal error"):
         build_model(config)

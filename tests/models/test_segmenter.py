@@ -1,4 +1,4 @@
-"""What all models share: padding to the stride and back, and the order of samples in a folded batch."""
+"""Functions shared by all models: padding, and the order of samples in a folded batch."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def model_with_stride(stride):
 
 @quick
 @given(sides, sides, st.sampled_from([1, 2, 8]))
-def test_padding_repeats_the_border_and_crop_undoes_it(height, width, stride):
+def test_pad_replicates_border_and_crop_inverts(height, width, stride):
     model = model_with_stride(stride)
     assert model.stride == stride
     image = torch.arange(2 * height * width).view(1, 2, height, width).float()
@@ -34,13 +34,13 @@ def test_padding_repeats_the_border_and_crop_undoes_it(height, width, stride):
 
 
 @pytest.mark.parametrize("num_samples", [1, 3])
-def test_a_repeated_image_meets_its_own_samples(num_samples):
+def test_repeat_samples_matches_fold_order(num_samples):
     images, samples = torch.arange(4)[:, None], torch.arange(4).view(4, 1, 1).expand(4, num_samples, 1)
     assert torch.equal(repeat_samples(images, num_samples), fold_samples(samples))
     assert torch.equal(unfold_samples(fold_samples(samples), num_samples), samples)
 
 
-def test_labels_follow_the_image_as_centred_planes():
+def test_with_labels_appends_centred_one_hot():
     image = torch.full((1, 2, 2, 2), 7.0)
     planes = with_labels(image, torch.tensor([[[0, 2], [1, 1]]]), 3)
     assert torch.equal(planes[:, :2], image)

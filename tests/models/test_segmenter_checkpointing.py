@@ -1,4 +1,4 @@
-"""Forgetting activations saves memory and changes nothing else, batch norm's running statistics included."""
+"""Activation checkpointing saves memory without changing results, including batch-norm statistics."""
 
 from copy import deepcopy
 
@@ -20,7 +20,7 @@ CONFIGS = [
 
 
 def step(model, *, forgetting):
-    """Take a training step and return the loss; count what the forward pass keeps for the backward pass."""
+    """Run a training step and return the loss; count the tensors saved for the backward pass."""
     model.checkpoint_activations(forgetting)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, fused=True)
     kept = {}
@@ -37,7 +37,7 @@ def step(model, *, forgetting):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.name}-{config.norm}")
-def test_a_step_that_forgets_its_activations_gives_the_same_weights_and_statistics(config):
+def test_checkpointed_step_gives_same_weights_and_statistics(config):
     torch.manual_seed(0)
     keeping = build_model(config).train()
     forgetting = deepcopy(keeping)
@@ -48,7 +48,7 @@ def test_a_step_that_forgets_its_activations_gives_the_same_weights_and_statisti
         assert torch.equal(ours, theirs), name
 
 
-def test_evaluation_keeps_nothing_and_computes_nothing_twice():
+def test_evaluation_does_not_checkpoint():
     model = build_model(CONFIGS[0]).eval()
     model.checkpoint_activations(True)
     calls = []

@@ -1,4 +1,4 @@
-"""The Stochastic Segmentation Network: a low-rank Gaussian over all logits, and the likelihood averaged over it."""
+"""Stochastic Segmentation Network: a low-rank Gaussian over logits, and its Monte Carlo likelihood."""
 
 import math
 
@@ -11,7 +11,7 @@ from helpers.tiny_models import batch, trained
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.ssn import SSNConfig
 
-SIZE = (5, 7)  # neither is a multiple of the stride 4
+SIZE = (5, 7)  # not multiples of the stride 4
 CLASSES, RANK, NUM_DRAWS = 3, 2, 6
 
 
@@ -30,7 +30,7 @@ def model():
 
 
 def naive_logits(encoding, row, shared, single):
-    """Return mean + F e1 + std e2 of one image, number by number, from vectors of length K * H * W."""
+    """Return mean + F e1 + std e2 of one image with loops over vectors of length K * H * W."""
     mean, std, factor = (tensor[row].double() for tensor in encoding.features)
     columns = factor.reshape(RANK, -1)
     flat = [
@@ -43,7 +43,7 @@ def naive_logits(encoding, row, shared, single):
 
 
 @torch.no_grad()
-def test_the_loss_is_that_of_a_loop_over_mirrored_samples(model):
+def test_ssn_loss_matches_reference(model):
     image, labels = batch(model.config, SIZE, 2)
     loss = model(image, labels, generator=seeded_generator(0))
     encoding = model.encode(image)
@@ -57,14 +57,14 @@ def test_the_loss_is_that_of_a_loop_over_mirrored_samples(model):
             for sign in (1, -1):
                 logits = naive_logits(encoding, row, sign * shared[row, draw], sign * single[row, draw])
                 log_probs = Categorical(logits=logits.movedim(0, -1)).log_prob(labels[row])
-                likelihoods.append(log_probs.sum().exp())  # 35 pixels: still a normal float64
+                likelihoods.append(log_probs.sum().exp())  # 35 pixels: no underflow in float64
         per_image.append(-torch.stack(likelihoods).mean().log())
     torch.testing.assert_close(loss.total.double(), torch.stack(per_image).mean(), rtol=1e-5, atol=1e-5)
     assert loss.terms["cross_entropy/0"] == loss.total == -loss.terms["elbo"]
 
 
 @torch.no_grad()
-def test_the_covariance_of_many_samples_is_that_of_the_factor_and_the_diagonal(model):
+def test_ssn_sample_covariance(model):
     image, _ = batch(model.config, (2, 3), 1)
     number = 40000
     samples = model.sample(image, number, generator=seeded_generator(1))[0].flatten(1).double()
@@ -77,11 +77,11 @@ def test_the_covariance_of_many_samples_is_that_of_the_factor_and_the_diagonal(m
     assert ((samples.T.cov() - covariance).abs() < 5 * errors).all()
     assert ((samples.mean(0) - expected.mean).abs() < 5 * (variances / number).sqrt()).all()
     off_diagonal = covariance - variances.diag()
-    assert (off_diagonal.abs() > 5 * errors).float().mean() > 0.3  # the factor is there, and is seen
+    assert (off_diagonal.abs() > 5 * errors).float().mean() > 0.3  # the off-diagonal part is significant
 
 
 @torch.no_grad()
-def test_the_standard_deviation_never_falls_below_its_floor(model):
+def test_ssn_std_is_at_least_min_std(model):
     image, _ = batch(model.config, SIZE, 2)
     _, std, _ = model.encode(image).features
     assert (std > 0.05).all()
@@ -89,8 +89,8 @@ def test_the_standard_deviation_never_falls_below_its_floor(model):
 
 
 @torch.no_grad()
-def test_the_loss_bounds_the_log_likelihood_and_tightens_with_the_draws(model):
-    """Averaged over noise, more draws give a smaller loss, and a great many draws the smallest."""
+def test_ssn_loss_bound_tightens_with_draws(model):
+    """On average over the noise, the loss decreases with the number of draws."""
     image, labels = batch(model.config, (3, 3), 1)
     samples = model.sample(image, 8192, generator=seeded_generator(2))[0].double()
     log_probs = Categorical(logits=samples.movedim(1, -1)).log_prob(labels).sum((1, 2))
@@ -106,7 +106,7 @@ def test_the_loss_bounds_the_log_likelihood_and_tightens_with_the_draws(model):
 
 
 @torch.no_grad()
-def test_bfloat16_leaves_the_gaussian_in_float32(model):
+def test_ssn_gaussian_is_float32_under_bfloat16(model):
     image, _ = batch(model.config, SIZE, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         encoding = model.encode(image)
@@ -117,6 +117,6 @@ def test_bfloat16_leaves_the_gaussian_in_float32(model):
 
 
 @pytest.mark.parametrize("number", [0, 1, 5])
-def test_an_odd_number_of_draws_is_refused(number):
+def test_ssn_rejects_odd_monte_carlo(number):
     with pytest.raises(ValidationError, match="monte_carlo"):
         SSNConfig(monte_carlo=number)

@@ -1,6 +1,6 @@
-"""The pieces every network here is built from, so that capacity explains no difference between methods.
+"""Building blocks shared by all networks, so that methods do not differ in capacity.
 
-Shapes: B batch, C channels, H W pixels of the level at hand.
+Shapes: B batch, C channels, H W pixels of the current level.
 """
 
 import itertools
@@ -17,36 +17,36 @@ from torch.utils.checkpoint import checkpoint
 
 Norm = Literal["batch", "group", "none"]
 
-_computing_again: ContextVar[bool] = ContextVar("computing_again", default=False)
-"""Whether activations that were not kept are computed for a second time: statistics have counted them already."""
+_recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
+"""Whether checkpointed activations are being recomputed; running statistics were already updated."""
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch norm over the global batch: with several processes, their statistics are averaged.
+    """Batch norm over the global batch: the statistics of all processes are averaged.
 
-    torch's own SyncBatchNorm works on GPUs only. This one is plain batch norm in a single process, and gives
-    the same numbers when the batch is spread evenly over several, on any device.
+    SyncBatchNorm of torch works on GPUs only. This class works on any device. With one process it is plain batch
+    norm, and a batch split evenly over several processes gives the same values.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input` (B, C, H, W)."""
         if self.training and _num_processes() > 1:
             return self._synchronised(input)
-        if self.training and _computing_again.get():
-            return self._normalised_again(input)
+        if self.training and _recomputing.get():
+            return self._normalise_without_update(input)
         return super().forward(input)
 
     def folded_into(self, convolution: nn.Conv2d) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the convolution that does what `convolution` and this do in evaluation."""
+        """Return weight and bias of a convolution equal to `convolution` followed by this layer in eval mode."""
         assert self.running_mean is not None
         assert self.running_var is not None
         scale = self.weight * torch.rsqrt(self.running_var + self.eps)
         return convolution.weight * scale[:, None, None, None], self.bias - self.running_mean * scale
 
-    def _normalised_again(self, input: Tensor) -> Tensor:
+    def _normalise_without_update(self, input: Tensor) -> Tensor:
         assert self.running_mean is not None
         assert self.running_var is not None
-        mean, variance = self.running_mean.clone(), self.running_var.clone()  # updated in place, and left at that
+        mean, variance = self.running_mean.clone(), self.running_var.clone()  # updated copies are discarded
         return F.batch_norm(input, mean, variance, self.weight, self.bias, training=True, eps=self.eps)
 
     def _synchronised(self, input: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class BatchNorm(nn.BatchNorm2d):
         mean = mean_over_processes(values.mean((0, 2, 3)))
         centred = values - mean[:, None, None]
         variance = mean_over_processes(centred.square().mean((0, 2, 3)))
-        if not _computing_again.get():
+        if not _recomputing.get():
             with torch.no_grad():
                 self.num_batches_tracked += 1
                 momentum = self.momentum or 1 / float(self.num_batches_tracked)
@@ -69,7 +69,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """The sum of a tensor over all processes; so is its gradient, as every process's loss depends on every part."""
+    """Sum of a tensor over all processes. The gradient is summed too, since every loss depends on every term."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
@@ -89,7 +89,7 @@ def _num_processes() -> int:
 
 
 def mean_over_processes(value: Tensor) -> Tensor:
-    """Return the mean of a tensor over all processes, with its gradient; with one process, the tensor itself."""
+    """Return the mean of a tensor over all processes, with gradient; with one process, the tensor itself."""
     if _num_processes() == 1:
         return value
     total: Tensor = _SumOverProcesses.apply(value)  # type: ignore[no-untyped-call]
@@ -97,9 +97,9 @@ def mean_over_processes(value: Tensor) -> Tensor:
 
 
 def normalisation(kind: Norm, channels: int) -> nn.Module:
-    """Return the layer that follows a convolution.
+    """Return the normalisation layer that follows a convolution.
 
-    Batch norm has the reference code's constants: decay 0.99 (torch momentum 0.01), eps 1e-3.
+    Batch norm uses the constants of the reference code: decay 0.99 (torch momentum 0.01), eps 1e-3.
     """
     if kind == "batch":
         return BatchNorm(channels, momentum=0.01, eps=1e-3)
@@ -109,7 +109,7 @@ def normalisation(kind: Norm, channels: int) -> nn.Module:
 
 
 class ConvNormReLU(nn.Sequential):
-    """Convolution, norm, ReLU. Batch norm whose statistics are known costs nothing: it goes into the weights."""
+    """Convolution, norm, ReLU. In eval mode, batch norm is folded into the weights of the convolution."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (B, out, H, W)."""
@@ -124,9 +124,9 @@ class ConvNormReLU(nn.Sequential):
 
 
 class Block(ConvNormReLU):
-    """Convolution, norm, ReLU: (B, in, H, W) -> (B, out, H, W). No bias where a norm follows; He-normal init.
+    """Convolution, norm, ReLU: (B, in, H, W) -> (B, out, H, W). He-normal init; no bias if followed by a norm.
 
-    With `residual`, and as many channels out as in, the input is added to what comes out.
+    With `residual` and equal numbers of channels, the input is added to the output.
     """
 
     def __init__(
@@ -145,39 +145,39 @@ class Block(ConvNormReLU):
         return input + output if self.residual else output
 
 
-class Forgetful(nn.Sequential):
-    """A part of a network that can forget its activations and compute them anew in the backward pass.
+class Checkpointed(nn.Sequential):
+    """Layers that can discard their activations and recompute them in the backward pass.
 
-    What comes out is the same to the last bit: batch norm's running statistics are updated the first time only.
+    Results are bitwise identical: the running statistics of batch norm are updated only in the first pass.
     """
 
-    forgets = False
+    use_checkpoint = False
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what `compute` does."""
-        if not (self.forgets and self.training and torch.is_grad_enabled()):
+        """Return the output of `compute`."""
+        if not (self.use_checkpoint and self.training and torch.is_grad_enabled()):
             return self.compute(input)
         output: Tensor = checkpoint(
-            self.compute, input, use_reentrant=False, context_fn=lambda: (nullcontext(), _second_time())
+            self.compute, input, use_reentrant=False, context_fn=lambda: (nullcontext(), _recompute_context())
         )
         return output
 
     def compute(self, input: Tensor) -> Tensor:
-        """Run the layers one after the other."""
+        """Run the layers in sequence."""
         output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
         return output
 
 
 @contextmanager
-def _second_time() -> Iterator[None]:
-    token = _computing_again.set(True)
+def _recompute_context() -> Iterator[None]:
+    token = _recomputing.set(True)
     try:
         yield
     finally:
-        _computing_again.reset(token)
+        _recomputing.reset(token)
 
 
-class Blocks(Forgetful):
+class Blocks(Checkpointed):
     """A chain of `number` blocks: (B, in, H, W) -> (B, out, H, W)."""
 
     def __init__(
@@ -202,14 +202,14 @@ class Blocks(Forgetful):
 def output_layer(
     in_channels: int, out_channels: int, *, kernel_size: int = 1, init_scale: float = 1.0
 ) -> nn.Conv2d:
-    """Return a linear convolution with bias: logits, means and raw standard deviations."""
+    """Return a linear convolution with bias, for logits, means and raw standard deviations."""
     layer = nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
     he_normal(layer, scale=init_scale)
     return layer
 
 
 def he_normal(layer: nn.Conv2d, *, scale: float = 1.0) -> None:
-    """Initialise a convolution's weights He-normal, times `scale`, and its bias, if any, with zero."""
+    """Initialise the weights of a convolution He-normal times `scale`, and its bias, if any, with zero."""
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     with torch.no_grad():
         layer.weight *= scale
@@ -218,12 +218,12 @@ def he_normal(layer: nn.Conv2d, *, scale: float = 1.0) -> None:
 
 
 def double(features: Tensor) -> Tensor:
-    """Upsample bilinearly by two: (B, C, H, W) -> (B, C, 2H, 2W)."""
+    """Upsample bilinearly by a factor of 2: (B, C, H, W) -> (B, C, 2H, 2W)."""
     return F.interpolate(features, scale_factor=2, mode="bilinear", align_corners=False)
 
 
-class UpBlock(Forgetful, ConvNormReLU):
-    """A block after an upsampling: (B, in, H, W) -> (B, out, 2H, 2W). It forgets what was upsampled, too."""
+class UpBlock(Checkpointed, ConvNormReLU):
+    """Upsampling and a block: (B, in, H, W) -> (B, out, 2H, 2W). Checkpointing includes the upsampling."""
 
     def __init__(self, in_channels: int, out_channels: int, *, norm: Norm, residual: bool = False):
         layers = Block(in_channels, out_channels, norm=norm, residual=residual)
@@ -238,9 +238,9 @@ class UpBlock(Forgetful, ConvNormReLU):
 
 
 class Encoder(nn.Module):
-    """The downward path: `num_blocks` blocks a resolution level, 2x2 average pooling between levels.
+    """Encoder: `num_blocks` blocks per resolution level, 2x2 average pooling between levels.
 
-    (B, in, H, W) -> one tensor (B, channels[r], H / 2^r, W / 2^r) for each level r, finest first.
+    (B, in, H, W) -> one tensor (B, channels[r], H / 2^r, W / 2^r) per level r, finest first.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Encoder(nn.Module):
         )
 
     def forward(self, x: Tensor, num_levels: int | None = None) -> list[Tensor]:
-        """Return the features of every level, or of the `num_levels` finest, finest first."""
+        """Return the features of all levels, or of the `num_levels` finest, finest first."""
         features: list[Tensor] = []
         for level in range(len(self.levels) if num_levels is None else num_levels):
             x = self.descend(level, x)
@@ -261,24 +261,24 @@ class Encoder(nn.Module):
         return features
 
     def descend(self, level: int, x: Tensor) -> Tensor:
-        """Return the features of `level`, given those of the finer level beside it (or, at level 0, the input)."""
+        """Return the features of `level` given those of the next finer level (at level 0: given the input)."""
         features: Tensor = self.levels[level](F.avg_pool2d(x, 2) if level > 0 else x)
         return features
 
 
 class UNetBody(nn.Module):
-    """An encoder and the upward path with skip connections: (B, in, H, W) -> (B, channels[0], H, W).
+    """U-Net without output layer: (B, in, H, W) -> (B, channels[0], H, W).
 
-    A model that joins further channels to the features of some levels on their way up, or that goes up to `finest`
-    only, runs `encoder` and `ascend` itself.
+    Models that concatenate further channels to the features of some levels in the decoder, or whose decoder stops
+    at level `finest`, call `encoder` and `ascend` themselves.
 
     Args:
-        in_channels: of the input.
+        in_channels: number of input channels.
         channels: width of each level, finest first.
-        num_blocks: a level and path.
-        norm: after each convolution.
-        joined: how many channels are joined to the features of a level before they go up, by level.
-        finest: the level where the upward path ends.
+        num_blocks: blocks per level in the encoder and in the decoder.
+        norm: normalisation after each convolution.
+        joined: by level, the number of channels that are concatenated to its features before upsampling.
+        finest: last level of the decoder.
     """
 
     def __init__(
@@ -301,13 +301,13 @@ class UNetBody(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the last features at full resolution."""
+        """Return the decoder features at full resolution."""
         *skips, x = self.encoder(x)
         for level in reversed(range(len(skips))):
             x = self.ascend(level, x, skips[level])
         return x
 
     def ascend(self, level: int, x: Tensor, skip: Tensor) -> Tensor:
-        """Return the upward path's features of `level`, given those of the coarser level beside it and the skip."""
+        """Return the decoder features of `level` given those of the next coarser level and the skip connection."""
         features: Tensor = self.decoder[level - self.finest](torch.cat([double(x), skip], dim=1))
         return features

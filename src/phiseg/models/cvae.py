@@ -1,9 +1,10 @@
-"""A plain conditional VAE (Sohn et al., NeurIPS 2015) for segmentations, built from the same blocks as its rivals.
+"""Conditional VAE for segmentation (Sohn et al., NeurIPS 2015), built from the same blocks as the other models.
 
-It has the prior p(z|x), the posterior q(z|x, s) and the KL of the Probabilistic U-Net, and differs from it in
-where the latent vector enters: here beside the coarsest features of the U-Net, so that the whole upward path runs
-again for every sample; there beside the last features, in front of three 1x1 convolutions. Sohn's further parts, a
-first guess that the prior sees and the hybrid with a Gaussian stochastic network, are left out.
+It has the prior p(z|x), the posterior q(z|x, s) and the KL of the Probabilistic U-Net. It differs in where the
+latent vector enters the network: here it is concatenated to the coarsest features of the U-Net, so the whole
+decoder runs for each sample; in the Probabilistic U-Net, it is concatenated to the last features, before three 1x1
+convolutions. Two parts of the paper are omitted: the initial guess as input of the prior, and the hybrid with a
+Gaussian stochastic network.
 
 Shapes: B batch, S samples, Z latent dimensions, C_r channels of resolution level r.
 """
@@ -37,7 +38,7 @@ class CVAEConfig(VectorLatentConfig):
 
 
 class CVAE(Segmenter):
-    """A U-Net whose coarsest features are joined with one global latent vector."""
+    """U-Net with a global latent vector concatenated to its coarsest features."""
 
     Config = CVAEConfig
     config: CVAEConfig
@@ -54,12 +55,12 @@ class CVAE(Segmenter):
         )
         self.prior = VectorGaussian(config.input_channels, config)
         self.posterior = VectorGaussian(config.input_channels + config.num_classes, config)
-        joined = latent if len(config.channels) == 1 else 0  # there the coarsest features are the last ones
+        joined = latent if len(config.channels) == 1 else 0  # with one level, the coarsest features are the last
         self.combine = Blocks(3, width + joined, width, norm=config.norm, kernel_size=1)
         self.output = output_layer(width, config.num_classes)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
-        """Return cross entropy plus the weighted KL; see `Segmenter.forward`."""
+        """Return the cross-entropy plus the weighted KL; see `Segmenter.forward`."""
         encoding = self.encode(image)
         *features, mean, std = encoding.features
         noise = draw_noise(self.noise_shapes(encoding.size), len(image), 1, generator)[0][:, 0].to(image.device)
@@ -68,7 +69,7 @@ class CVAE(Segmenter):
         return negative_elbo([logits], labels, [posterior], [Gaussian(mean, std)], [self.config.kl_weight])
 
     def encode(self, image: Tensor) -> Encoding:
-        """Compute the U-Net's downward features (B, C_r, h_r, w_r), finest first, and the prior's two (B, Z)."""
+        """Compute the encoder features (B, C_r, h_r, w_r), finest first, and mean and std of the prior (B, Z)."""
         self.check_image(image)
         x = self.pad(image)
         return Encoding((*self.body.encoder(x), *self.prior(x)), (image.shape[-2], image.shape[-1]))
@@ -78,7 +79,7 @@ class CVAE(Segmenter):
         return [(self.config.latent_dimensions,)]
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
-        """Turn noise (B, S, Z) into logits (B, S, K, H, W)."""
+        """Decode noise (B, S, Z) to logits (B, S, K, H, W)."""
         *features, mean, std = encoding.features
         latent = mean[:, None] + std[:, None] * noise[0].to(mean.device)  # (B, S, Z)
         repeated = [repeat_samples(level, num_samples) for level in features]

@@ -1,6 +1,6 @@
-"""Axis-aligned normal distributions, the paper's eqs. 3 and 4.
+"""Axis-aligned normal distributions (eqs. 3 and 4 of the paper).
 
-Shapes: every tensor is (B, D, h, w), or (B, Z) for the Probabilistic U-Net's vector latent.
+Shapes: all tensors are (B, D, h, w), or (B, Z) for the latent vector of the Probabilistic U-Net.
 """
 
 from typing import NamedTuple
@@ -12,20 +12,20 @@ from phiseg.models.blocks import output_layer
 
 
 class Gaussian(NamedTuple):
-    """N(mean, std^2), independent in every element. `std` is a standard deviation."""
+    """N(mean, std^2) with independent elements. `std` is the standard deviation."""
 
     mean: Tensor
     std: Tensor
 
     def draw(self, noise: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return mean + temperature * std * noise, with `noise` standard normal and of the same shape."""
+        """Return mean + temperature * std * noise, with standard normal `noise` of the same shape."""
         return self.mean + temperature * self.std * noise
 
 
 class GaussianHead(nn.Module):
-    """Two linear layers that turn features (B, C, h, w) into a distribution over (B, D, h, w), in float32.
+    """Two linear layers from features (B, C, h, w) to a distribution over (B, D, h, w), in float32.
 
-    std = softplus(raw) + min_std: the floor keeps the KL finite where a network would like to be certain.
+    std = softplus(raw) + min_std: the minimum keeps the KL finite.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GaussianHead(nn.Module):
 
 
 def kl_divergence(q: Gaussian, p: Gaussian) -> Tensor:
-    """Return KL[q || p] of each item, in float32, summed over all but the batch dimension.
+    """Return KL[q || p] of each item in float32, summed over all dimensions except the batch.
 
     log(sp / sq) + (sq^2 + (mq - mp)^2) / (2 sp^2) - 1/2, summed.
 

@@ -1,6 +1,6 @@
-"""The hierarchy of latent variables: the structure that the prior and the posterior network share.
+"""Hierarchy of latent variables: the common architecture of the prior and posterior networks.
 
-Shapes: N = B * S items, D latent channels, h_l w_l the latent's pixels at level l. Lists run fine to coarse.
+Shapes: N = B * S items, D latent channels, h_l w_l pixels of the latent of level l. Lists run fine to coarse.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from phiseg.models.segmenter import LatentConfig, repeat_samples
 
 
 class LatentSample(NamedTuple):
-    """A walk down the hierarchy: the distribution of every level and what was taken from it, fine to coarse."""
+    """Distributions of all levels and the latents drawn from them, fine to coarse."""
 
     distributions: list[Gaussian]
     latents: list[Tensor]
 
 
 class LatentLevel(nn.Module):
-    """p(z_l | z_{l+1}, x) or q(z_l | z_{l+1}, s, x): eqs. 3 and 4 for one level above the coarsest."""
+    """p(z_l | z_{l+1}, x) or q(z_l | z_{l+1}, s, x): eqs. 3 and 4 for one level finer than the coarsest."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class LatentLevel(nn.Module):
 
 
 class LatentHierarchy(nn.Module):
-    """An encoder and one latent variable for each of the L levels: the prior or the posterior network.
+    """Prior or posterior network: an encoder and one latent variable per level.
 
-    Latent level l sits at resolution level l + offset. Where resolutions lie below the coarsest latent
-    (offset < R - L), their features are brought up to it as in a U-Net.
+    Latent level l is at resolution level l + offset. Features of resolutions coarser than the coarsest latent
+    (offset < R - L) are upsampled with skip connections, as in a U-Net.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class LatentHierarchy(nn.Module):
         )
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the features (B, C_l, h_l, w_l) that the latent levels see, fine to coarse."""
+        """Return the input features (B, C_l, h_l, w_l) of the latent levels, fine to coarse."""
         features = self.encoder(x)
         lowest = len(features) - len(self.ascent) - 1
         for r, blocks in reversed(list(enumerate(self.ascent, start=lowest))):
@@ -110,13 +110,13 @@ class LatentHierarchy(nn.Module):
         given: Mapping[int, Tensor] | None = None,
         temperatures: Sequence[float] | None = None,
     ) -> LatentSample:
-        """Walk from the coarsest level to the finest; each level is conditioned on what the one below took.
+        """Draw latents from coarse to fine; each level is conditioned on the next coarser one.
 
         Args:
-            features: of B images, fine to coarse.
-            noise: standard normal (B * S, D, h_l, w_l) for each level; None when every level is given.
-            given: latents (B * S, D, h_l, w_l) that are taken as they are instead of drawn, by level.
-            temperatures: factor on the standard deviation of each level; 1 if not given.
+            features: features of B images, fine to coarse.
+            noise: standard normal (B * S, D, h_l, w_l) for each level; None if all levels are given.
+            given: by level, latents (B * S, D, h_l, w_l) to use instead of drawing.
+            temperatures: factor on the standard deviation of each level; default 1.
         """
         given = given or {}
         temperatures = [1.0] * self.num_levels if temperatures is None else temperatures

@@ -1,20 +1,22 @@
-"""The Hierarchical Probabilistic U-Net (Kohl et al. 2019, arXiv 1905.13077), trained with GECO.
+"""Hierarchical Probabilistic U-Net (Kohl et al. 2019, arXiv 1905.13077), trained with GECO.
 
-The upward path of the U-Net draws a small latent image at each of its L coarsest resolutions, from a normal
-distribution that a 1x1 convolution reads off the features there, joins it to them and goes on. So the prior and the
-segmentation network are one. The posterior is a second such U-Net that sees the labels too and ends at the finest
-latent. In training its latents are injected into the first one.
+At each of its L coarsest resolutions, the decoder of the U-Net draws a small latent image from a normal
+distribution given by a 1x1 convolution of the features, and concatenates it to the features. The prior and the
+segmentation network are therefore one network. The posterior is a second such U-Net that also sees the labels and
+ends at the finest latent. In training, its latents are injected into the first U-Net.
 
-GECO (Rezende and Viola, arXiv 1810.00597) minimises the KL provided that a pixel costs at most kappa nats:
+GECO (Rezende and Viola, arXiv 1810.00597) minimises the KL subject to a cross-entropy of at most kappa nats per
+pixel:
 
     sum_l KL_l + lambda * n * (CE - kappa),      lambda <- lambda * exp(rate * average of (CE - kappa))
 
-with CE the mean cross entropy of n pixels of an image, drawn anew in each step with probabilities in proportion to
-their cross entropies (`top_k` of all pixels), lambda starting at 1 and the moving average at 0.
+where CE is the mean cross-entropy of n pixels of an image. They are drawn in each step with probabilities
+proportional to their cross-entropies (`top_k` of all pixels). lambda starts at 1 and the moving average at 0.
 
-Where this leaves DeepMind's code: our blocks in place of residual ones, for equal capacity; std = softplus(raw) +
-min_std in place of exp(raw); hard pixels drawn image by image instead of from the whole batch, so that an image's
-loss depends on no neighbour; lambda moved by the exponential rule of GECO's paper, within bounds, not by Adam.
+Differences from DeepMind's code: the blocks of this package instead of residual blocks, for equal capacity; std =
+softplus(raw) + min_std instead of exp(raw); hard pixels are drawn per image instead of from the whole batch, so
+that the loss of an image does not depend on the other images; lambda is updated by the exponential rule of the GECO
+paper, within bounds, instead of by Adam.
 
 Shapes: B batch, S samples, N = B * S, D latent channels, C_r channels of resolution level r. Lists run fine to
 coarse.
@@ -46,38 +48,38 @@ from phiseg.models.segmenter import (
 
 
 class HProbUNetConfig(LatentConfig):
-    """Settings of the Hierarchical Probabilistic U-Net; latents, kappa, top_k and decay as in DeepMind's code."""
+    """Settings of the Hierarchical Probabilistic U-Net. Latents, kappa, top_k and decay: as in DeepMind's code."""
 
     name: Literal["hprobunet"] = "hprobunet"
     num_levels: int = Field(default=4, ge=1)
-    """Latent levels L, on the L coarsest resolutions; fewer than there are resolutions."""
+    """Number of latent levels L, at the L coarsest resolutions; must be smaller than the number of resolutions."""
     latent_channels: int = Field(default=1, ge=1)
-    """Channels D of every latent variable."""
+    """Channels D of each latent variable."""
     kappa: float = Field(default=0.05, ge=0)
-    """Cross entropy in nats that GECO allows a drawn pixel."""
+    """GECO constraint: maximum mean cross-entropy in nats of the drawn pixels."""
     top_k: float | None = Field(default=0.02, gt=0, le=1)
-    """Fraction of an image's pixels that are drawn; null takes all of them."""
+    """Fraction of the pixels of an image that are drawn; null uses all pixels."""
     geco_decay: float = Field(default=0.99, ge=0, lt=1)
-    """Decay of the constraint's moving average."""
+    """Decay of the moving average of the constraint."""
     geco_rate: float = Field(default=0.05, gt=0)
-    """Speed of the multiplier. Nobody's default: DeepMind's 0.01 is for another rule."""
+    """Learning rate of the multiplier. DeepMind's 0.01 applies to a different update rule."""
     max_multiplier: float = Field(default=100.0, ge=1)
-    """Upper bound of the multiplier, which would grow for ever where kappa is out of reach; its inverse is the
-    lower one. With the default top_k, 100 gives the drawn pixels some 5 to 7 times the weight that all have in the
-    ELBO (measured on the lesion phantom)."""
+    """Upper bound of the multiplier, which would grow without limit if kappa cannot be reached; the lower bound is
+    its inverse. With the default top_k, 100 gives the drawn pixels about 5 to 7 times the weight that all pixels
+    have in the ELBO (measured on the lesion phantom)."""
 
     @model_validator(mode="after")
-    def _levels_fit(self) -> Self:
+    def _check_levels(self) -> Self:
         if self.num_levels >= len(self.channels):
             raise ValueError(
                 f"num_levels = {self.num_levels} needs at least {self.num_levels + 1} resolution levels, but "
-                f"channels names {len(self.channels)}"
+                f"channels has {len(self.channels)}"
             )
         return self
 
 
 class LatentUNet(nn.Module):
-    """A U-Net with a latent variable on each of its L coarsest resolutions; its upward path ends at `finest`."""
+    """U-Net with a latent variable at each of its L coarsest resolutions; its decoder ends at level `finest`."""
 
     def __init__(self, in_channels: int, config: HProbUNetConfig, *, finest: int):
         super().__init__()
@@ -96,19 +98,19 @@ class LatentUNet(nn.Module):
             for width in config.channels[self.offset :]
         )
 
-    def climb(
+    def decode(
         self, features: Sequence[Tensor], *, noise: Sequence[Tensor] = (), given: Sequence[Tensor] = ()
     ) -> tuple[LatentSample, Tensor]:
-        """Walk up from the coarsest resolution; each latent's distribution depends on all coarser latents.
+        """Run the decoder; the distribution of each latent depends on all coarser latents.
 
         Args:
-            features: of the downward path, (N, C_r, h_r, w_r) for each resolution.
-            noise: standard normal (N, D, h_l, w_l) for each latent level, unless the latents are given.
-            given: latents (N, D, h_l, w_l) of each level that are taken instead of drawn.
+            features: encoder features (N, C_r, h_r, w_r) of each resolution.
+            noise: standard normal (N, D, h_l, w_l) for each latent level; unused if the latents are given.
+            given: latents (N, D, h_l, w_l) of each level to use instead of drawing.
 
         Returns:
-            Distributions and latents of every level, and the last features (N, C_f, h_f, w_f), f being `finest`;
-            the posterior's are of no use to anybody.
+            Distributions and latents of all levels, and the last features (N, C_f, h_f, w_f) with f = `finest`. The
+            features of the posterior are not used.
         """
         distributions: list[Gaussian] = []
         latents: list[Tensor] = []
@@ -127,7 +129,7 @@ class LatentUNet(nn.Module):
 
 
 class GECO(nn.Module):
-    """The Lagrange multiplier and its constraint's moving average: buffers, so that both are saved and resumed."""
+    """Lagrange multiplier and moving average of the constraint; buffers, so that both are stored in checkpoints."""
 
     multiplier: Tensor
     average: Tensor
@@ -139,10 +141,10 @@ class GECO(nn.Module):
         self.register_buffer("average", torch.zeros(()))
 
     def forward(self, constraint: Tensor) -> Tensor:
-        """Return the multiplier for this step's loss, and move it for the next one.
+        """Return the multiplier for the loss of this step, and update it for the next step.
 
-        It moves only where gradients are taken: not in evaluation, and not while batch norm is recalibrated.
-        With several processes it follows the mean of their constraints, so that it is the same in all.
+        It is updated only when gradients are computed: not in eval mode, and not while batch-norm statistics are
+        recomputed. Several processes use the mean of their constraints, so that the multiplier is equal in all.
         """
         multiplier = self.multiplier.clone()
         if self.training and torch.is_grad_enabled():
@@ -152,7 +154,7 @@ class GECO(nn.Module):
 
 
 class HProbUNet(Segmenter):
-    """A U-Net with latents in its upward path (the prior), a posterior like it, and GECO."""
+    """U-Net with latents in its decoder (the prior), a posterior of the same form, and GECO."""
 
     Config = HProbUNetConfig
     config: HProbUNetConfig
@@ -167,17 +169,17 @@ class HProbUNet(Segmenter):
         self.geco = GECO(decay=config.geco_decay, rate=config.geco_rate, largest=config.max_multiplier)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
-        """Return GECO's loss in training mode, and the negative ELBO in evaluation mode; see `Segmenter.forward`.
+        """Return the GECO loss in training mode and the negative ELBO in eval mode; see `Segmenter.forward`.
 
-        GECO's losses with different multipliers cannot be compared, so that none could select the best model.
-        Its terms are `multiplier` and `constraint`, besides those of the ELBO.
+        GECO losses with different multipliers are not comparable and cannot be used to select the best model.
+        Terms: those of the ELBO, `multiplier` and `constraint`.
         """
         encoding = self.encode(image)
         shapes = [*self.noise_shapes(encoding.size), encoding.size]
         *noise, pixel_noise = (fold_samples(part) for part in draw_noise(shapes, len(image), 1, generator))
         x = self.pad(with_labels(image, labels, self.config.num_classes))
-        (posteriors, latents), _ = self.posterior.climb(self.posterior.body.encoder(x), noise=noise)
-        (priors, _), features = self.prior.climb(encoding.features, given=latents)
+        (posteriors, latents), _ = self.posterior.decode(self.posterior.body.encoder(x), noise=noise)
+        (priors, _), features = self.prior.decode(encoding.features, given=latents)
         logits = crop(self.output(self.combine(features)), encoding.size)
         bound = negative_elbo([logits], labels, posteriors, priors, [1.0] * self.config.num_levels)
         if not self.training:
@@ -192,7 +194,7 @@ class HProbUNet(Segmenter):
         return Loss(total, bound.terms | {"multiplier": multiplier, "constraint": constraint.detach()})
 
     def encode(self, image: Tensor) -> Encoding:
-        """Compute the downward features (B, C_r, h_r, w_r) of every resolution."""
+        """Compute the encoder features (B, C_r, h_r, w_r) of all resolutions."""
         self.check_image(image)
         return Encoding(tuple(self.prior.body.encoder(self.pad(image))), (image.shape[-2], image.shape[-1]))
 
@@ -202,26 +204,26 @@ class HProbUNet(Segmenter):
         return self.config.num_levels
 
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
-        """Return (D, h_l, w_l) of every level."""
+        """Return (D, h_l, w_l) of each level."""
         height, width = self.padded_size(size)
         scales = [2 ** (self.prior.offset + level) for level in range(self.config.num_levels)]
         return [(self.config.latent_channels, height // scale, width // scale) for scale in scales]
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
-        """Turn noise (B, S, D, h_l, w_l) into logits (B, S, K, H, W)."""
+        """Decode noise (B, S, D, h_l, w_l) to logits (B, S, K, H, W)."""
         repeated = [repeat_samples(level, num_samples) for level in encoding.features]
-        _, features = self.prior.climb(repeated, noise=[fold_samples(level) for level in noise])
+        _, features = self.prior.decode(repeated, noise=[fold_samples(level) for level in noise])
         return unfold_samples(crop(self.output(self.combine(features)), encoding.size), num_samples)
 
 
 def draw_hard_pixels(costs: Tensor, fraction: float, noise: Tensor) -> Tensor:
-    """Draw pixels without replacement, with probabilities in proportion to their costs.
+    """Draw pixels without replacement, with probabilities proportional to their costs.
 
-    The largest of log cost + Gumbel noise are such a draw.
+    The k largest values of log cost + Gumbel noise are such a draw.
 
     Args:
         costs: (B, P) non-negative.
-        fraction: of the P pixels, rounded up to a whole number k.
+        fraction: fraction of the P pixels, rounded up to an integer k.
         noise: (B, P) standard normal.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The likelihood network p(s | z_1..z_L): a decoder that never sees the image.
+"""The likelihood network p(s | z_1..z_L): a decoder that does not see the image.
 
 Shapes: N items, K classes. Lists run fine to coarse.
 """
@@ -16,10 +16,10 @@ Upsampling = Literal["nearest", "bilinear"]
 
 
 class Likelihood(nn.Module):
-    """Turns latents into the accumulated logits of every level.
+    """Decoder from latents to the accumulated logits of all levels.
 
-    Level l writes at 2^-l of the image's resolution. The coarsest level proposes a segmentation, every finer
-    one adds a residual, so that z_l can only refine what the levels below it said.
+    Level l has 2^-l times the resolution of the image. The coarsest level predicts a segmentation, and each finer
+    level adds a residual, so that z_l refines the prediction of the coarser levels.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Likelihood(nn.Module):
         self.output = nn.ModuleList(output_layer(width, num_classes) for width in merged)
 
     def forward(self, latents: Sequence[Tensor]) -> list[Tensor]:
-        """Return the accumulated logits (N, K, H, W) of every level at full size, fine to coarse.
+        """Return the accumulated logits (N, K, H, W) of all levels at full resolution, fine to coarse.
 
         Args:
             latents: z_l (N, D, h_l, w_l), fine to coarse.

@@ -1,4 +1,4 @@
-"""A U-Net with Monte Carlo dropout (Kendall et al., Bayesian SegNet, BMVC 2017; Kendall & Gal, NeurIPS 2017).
+"""U-Net with Monte Carlo dropout (Kendall et al., Bayesian SegNet, BMVC 2017; Kendall & Gal, NeurIPS 2017).
 
 Shapes: B batch, S samples, N = B * S items, K classes, R resolution levels.
 """
@@ -29,28 +29,29 @@ class MCDropoutConfig(SegmenterConfig):
 
     name: Literal["mcdropout"] = "mcdropout"
     dropout: float = Field(default=0.5, ge=0, lt=1)
-    """Probability that an element of a feature map is set to zero, in training and in sampling."""
+    """Probability that an element of a feature map is set to zero, in training and sampling."""
     dropout_levels: int = Field(default=3, ge=1)
-    """How many resolution levels have dropout, counted from the coarsest. The paper found it best in the central
-    part of the network only: everywhere, it regularises too strongly."""
+    """Number of resolution levels with dropout, starting at the coarsest. In the paper, dropout in the central part
+    of the network was best; dropout everywhere regularised too strongly."""
 
     @model_validator(mode="after")
-    def _levels_fit(self) -> Self:
+    def _check_levels(self) -> Self:
         if self.dropout_levels > len(self.channels):
             raise ValueError(
-                f"dropout_levels = {self.dropout_levels} needs that many resolution levels, but channels names "
+                f"dropout_levels = {self.dropout_levels} needs that many resolution levels, but channels has "
                 f"{len(self.channels)}"
             )
         return self
 
 
 class MCDropout(Segmenter):
-    """The U-Net, with dropout after the blocks of its coarsest levels, on the way down and on the way up.
+    """U-Net with dropout after the blocks of its coarsest levels, in the encoder and the decoder.
 
-    A sample is one pass with one random set of dropout masks, in training as in sampling: the masks are the model's
-    only latent variable and their distribution is not learned. So the cross entropy under random masks is a bound,
-    E[-log p(s|x, masks)] >= -log E[p(s|x, masks)], and `elbo` is its negative. Dropout is element by element,
-    and what is kept is divided by 1 - p. What goes down from a level and what skips to the way up share one mask.
+    A sample is one forward pass with one random set of dropout masks, in training and sampling alike. The masks are
+    the only latent variables, and their distribution is not learned. The cross-entropy under random masks is
+    therefore a bound, E[-log p(s|x, masks)] >= -log E[p(s|x, masks)], and `elbo` is its negative. Dropout is
+    elementwise, and remaining elements are divided by 1 - p. The input of the next level and the skip connection
+    share one mask.
     """
 
     Config = MCDropoutConfig
@@ -70,7 +71,7 @@ class MCDropout(Segmenter):
         return len(self.config.channels) - self.config.dropout_levels
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
-        """Return the cross entropy under one set of masks per image; see `Segmenter.forward`."""
+        """Return the cross-entropy with one set of masks per image; see `Segmenter.forward`."""
         encoding = self.encode(image)
         noise = draw_noise(self.noise_shapes(encoding.size), len(image), 1, generator)
         logits = self.decode_samples(encoding, [tensor.to(image.device) for tensor in noise], 1)[:, 0]
@@ -78,13 +79,13 @@ class MCDropout(Segmenter):
         return Loss(loss, {"cross_entropy/0": loss.detach(), "elbo": -loss.detach()})
 
     def encode(self, image: Tensor) -> Encoding:
-        """Compute what lies before the first dropout: the encoder's levels down to the first that has it."""
+        """Compute the part before the first dropout: the encoder levels up to the first with dropout."""
         self.check_image(image)
         features = self.body.encoder(self.pad(image), self.first_dropped + 1)
         return Encoding(tuple(features), (image.shape[-2], image.shape[-1]))
 
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
-        """Return the shape of each mask, in the order of their use: down to the coarsest level and up again."""
+        """Return the shapes of the masks in order of use: encoder, then decoder."""
         height, width = self.padded_size(size)
         down = list(enumerate(self.config.channels))[self.first_dropped :]
         up = down[-2::-1]
@@ -92,11 +93,11 @@ class MCDropout(Segmenter):
 
     @property
     def takes_temperature(self) -> tuple[bool, ...]:
-        """No: the noise is compared with a threshold, so a factor changes the dropout rate, or nothing at 0.5."""
+        """False: the noise is thresholded, so a factor changes the dropout rate, or has no effect at 0.5."""
         return tuple(False for _ in self.noise_shapes((self.stride, self.stride)))
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
-        """Turn the noise of the masks, each (B, S, C, h, w), into logits (B, S, K, H, W)."""
+        """Decode the noise of the masks, each (B, S, C, h, w), to logits (B, S, K, H, W)."""
         masks = (dropout_mask(fold_samples(tensor), self.config.dropout) for tensor in noise)
         features = [repeat_samples(tensor, num_samples) for tensor in encoding.features]  # each (N, C, h, w)
         features[-1] = features[-1] * next(masks)
@@ -111,7 +112,7 @@ class MCDropout(Segmenter):
 
 
 def dropout_mask(noise: Tensor, dropout: float) -> Tensor:
-    """Turn standard normal noise into a mask: 0 with probability `dropout`, otherwise 1 / (1 - dropout).
+    """Convert standard normal noise to a mask: 0 with probability `dropout`, otherwise 1 / (1 - dropout).
 
     >>> dropout_mask(torch.tensor([-2.0, -0.7, -0.6, 2.0]), 0.25)
     tensor([0.0000, 0.0000, 1.3333, 1.3333])

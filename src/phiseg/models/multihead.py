@@ -1,4 +1,4 @@
-"""A U-Net with M heads and the oracle loss (Rupprecht et al., Learning in an Uncertain World, ICCV 2017).
+"""U-Net with M heads and the oracle loss (Rupprecht et al., Learning in an Uncertain World, ICCV 2017).
 
 Shapes: B batch, M heads, K classes.
 """
@@ -18,22 +18,22 @@ from phiseg.models.segmenter import Encoding, SegmenterConfig, crop
 
 
 class MultiHeadConfig(SegmenterConfig):
-    """Settings of the U-Net with many heads."""
+    """Settings of the multi-head U-Net."""
 
     name: Literal["multihead"] = "multihead"
     heads: int = Field(default=16, ge=2)
-    """Heads M. With too few, a head stands between several annotators; with too many, some are seldom the best for
-    any image, learn little, and are sampled as often as the others."""
+    """Number of heads M. With too few heads, one head averages several annotators. With too many, some heads are
+    rarely the best, learn little, and are still sampled as often as the others."""
     relaxation: float = Field(default=0.05, ge=0, lt=1)
-    """The share epsilon of the loss that the heads which were not the best divide among them. With 0 only the best
-    head learns, and one that is never the best stays as it was initialised."""
+    """Fraction epsilon of the loss that is shared by all heads except the best one. With 0, only the best head is
+    trained, and a head that is never the best keeps its initial weights."""
 
 
 class MultiHead(Mixture):
-    """The U-Net with M of its heads (three 1x1 blocks and the logits) on one body; a sample is the output of one.
+    """U-Net with M heads (three 1x1 blocks and the logits) on one body; a sample is the output of one head.
 
-    The heads branch off where the Probabilistic U-Net joins its latent vector: there the network first knows which
-    of the possible segmentations it is to draw.
+    The heads branch off where the Probabilistic U-Net concatenates its latent vector: from there on, networks of
+    both kinds depend on the sample.
     """
 
     Config = MultiHeadConfig
@@ -53,13 +53,13 @@ class MultiHead(Mixture):
         )
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:  # noqa: ARG002
-        """Return the relaxed oracle loss; see `Segmenter.forward`. Nothing is drawn."""
+        """Return the relaxed oracle loss; see `Segmenter.forward`. No noise is drawn."""
         (logits,), _ = self.encode(image)
         losses = torch.stack([item_cross_entropy(head, labels) for head in logits.unbind(1)], dim=1)
         return oracle_loss(losses, self.config.relaxation)
 
     def encode(self, image: Tensor) -> Encoding:
-        """Compute the logits of every head: (B, M, K, H, W)."""
+        """Compute the logits of all heads: (B, M, K, H, W)."""
         self.check_image(image)
         size = (image.shape[-2], image.shape[-1])
         features = self.body(self.pad(image))
@@ -67,15 +67,15 @@ class MultiHead(Mixture):
 
 
 def oracle_loss(losses: Tensor, relaxation: float) -> Loss:
-    """Return the loss of the best head of each image, and a little of the others'.
+    """Return the relaxed oracle loss: the loss of the best head of each image plus a small part of the others.
 
-    sum_m q_m losses_m with q = 1 - epsilon for the head with the smallest loss of the image and epsilon / (M - 1)
-    for each other, averaged over the batch. With q as the posterior of the head and all heads equally likely a
-    priori, this and KL[q || 1/M] make the negative ELBO of the mixture. That KL is a constant: it is added, as
-    `kl/0`, so that the total is a bound like the other models'; to the gradient it adds nothing.
+    sum_m q_m losses_m, averaged over the batch, with q = 1 - epsilon for the head with the smallest loss of the
+    image and epsilon / (M - 1) for all others. With q as the posterior of the head and a uniform prior, the sum of
+    this loss and KL[q || 1/M] is the negative ELBO of the mixture. The KL is constant. It is added as `kl/0`, so
+    that the total is a bound as for the other models; it does not affect the gradient.
 
     Args:
-        losses: (B, M) -log p_m(s|x), the cross entropy of each head for each image.
+        losses: (B, M) -log p_m(s|x), the cross-entropy of each head for each image.
         relaxation: epsilon.
     """
     number = losses.shape[1]

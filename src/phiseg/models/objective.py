@@ -1,6 +1,6 @@
-"""The training objective: the negative of eq. 2, with the paper's weights and deep supervision.
+"""Training objective: the negative of eq. 2, with the weights of the paper and deep supervision.
 
-Cross entropy is summed over pixels and KL over latent elements; both are averaged over the batch.
+The cross-entropy is summed over pixels and the KL over latent elements; both are averaged over the batch.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,12 @@ KLWeights = Literal["paper", "reference", "unit"] | tuple[NonNegativeFloat, ...]
 
 
 class Loss(NamedTuple):
-    """What a model returns in training.
+    """Training loss of a model.
 
     Attributes:
-        total: what is minimised, a scalar.
-        terms: its parts by name, unweighted scalars without gradient: `cross_entropy/l` and `kl/l` of each
-            level (0 is the finest), and `elbo`, the evidence lower bound on log p(s|x): no weights, no deep
-            supervision.
+        total: scalar to minimise.
+        terms: unweighted terms by name, scalars without gradient: `cross_entropy/l` and `kl/l` of each level (0 is
+            the finest), and `elbo`, the evidence lower bound on log p(s|x) without weights and deep supervision.
     """
 
     total: Tensor
@@ -33,8 +32,8 @@ class Loss(NamedTuple):
 def kl_weights(setting: KLWeights, num_levels: int) -> tuple[float, ...]:
     """Return alpha for each level, finest first.
 
-    `paper`: 2^(l-1) for l = 1..L. `reference`: 4^i for i = 0..L-1, as the authors' code has it, which gives
-    every level the weight of the finest one's number of latent elements. `unit`: the true bound.
+    `paper`: 2^(l-1) for l = 1..L. `reference`: 4^i for i = 0..L-1 as in the authors' code, which compensates for
+    the smaller number of latent elements at coarse levels. `unit`: the true bound.
 
     >>> kl_weights("paper", 3), kl_weights("reference", 3), kl_weights((1.0, 5.0), 2)
     ((1.0, 2.0, 4.0), (1.0, 4.0, 16.0), (1.0, 5.0))
@@ -47,7 +46,7 @@ def kl_weights(setting: KLWeights, num_levels: int) -> tuple[float, ...]:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return -log p(labels), summed over pixels, averaged over the batch, in float32.
+    """Return -log p(labels) in float32, summed over pixels and averaged over the batch.
 
     Args:
         logits: (B, K, H, W).
@@ -57,14 +56,14 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def item_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return -log p(labels) of each item, summed over pixels, in float32: (B,)."""
+    """Return -log p(labels) of each item in float32, summed over pixels: (B,)."""
     return pixel_cross_entropy(logits, labels).sum((1, 2))
 
 
 def pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return -log p(labels) of each pixel, in float32: (B, H, W)."""
+    """Return -log p(labels) of each pixel in float32: (B, H, W)."""
     log_probs = F.log_softmax(logits.float(), dim=1)
-    return -log_probs.gather(1, labels[:, None])[:, 0]  # unlike torch's own, deterministic on a GPU
+    return -log_probs.gather(1, labels[:, None])[:, 0]  # deterministic on GPUs, unlike F.cross_entropy
 
 
 def negative_elbo(
@@ -78,15 +77,15 @@ def negative_elbo(
 ) -> Loss:
     """Return the loss of eq. 2 with deep supervision.
 
-    sum_l CE(s-hat_l, s) + sum_l alpha_l KL[q_l || p_l], the expectations by a single sample.
+    sum_l CE(s-hat_l, s) + sum_l alpha_l KL[q_l || p_l], with expectations estimated by a single sample.
 
     Args:
-        level_logits: accumulated logits (B, K, H, W) of every level at full size, finest first.
+        level_logits: accumulated logits (B, K, H, W) of each level at full resolution, finest first.
         labels: (B, H, W) class indices.
-        posteriors: q of every level, finest first.
-        priors: p of every level, given the posterior's sample of the level below it.
-        weights: alpha of every level.
-        free_nats: what the KL of a level, averaged over the batch, may cost nothing (Kingma et al., 2016).
+        posteriors: q of each level, finest first.
+        priors: p of each level, given the posterior sample of the next coarser level.
+        weights: alpha of each level.
+        free_nats: KL of a level, averaged over the batch, that is not penalised (Kingma et al., 2016).
     """
     reconstructions = [cross_entropy(logits, labels) for logits in level_logits]
     divergences = [kl_divergence(q, p).mean() for q, p in zip(posteriors, priors, strict=True)]

@@ -1,7 +1,7 @@
-"""PHiSeg: a hierarchical conditional VAE of segmentations (Baumgartner et al., MICCAI 2019).
+"""PHiSeg: a hierarchical conditional VAE for segmentation (Baumgartner et al., MICCAI 2019).
 
 Shapes: B batch, S samples, K classes, D latent channels, L latent levels. Lists run fine to coarse: index 0
-is the paper's level 1.
+is level 1 of the paper.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,41 +27,41 @@ from phiseg.models.segmenter import (
 
 
 class PHiSegConfig(LatentConfig):
-    """Settings of PHiSeg; the defaults are the reference code's network."""
+    """Settings of PHiSeg; the defaults are the network of the reference code."""
 
     name: Literal["phiseg"] = "phiseg"
     num_levels: int = Field(default=5, ge=1)
-    """Latent levels L, at most the number of resolution levels. L = 1 is the paper's ablation."""
+    """Number of latent levels L, at most the number of resolution levels. L = 1 is the ablation of the paper."""
     latent_channels: int = Field(default=2, ge=1)
-    """Channels D of every latent variable."""
+    """Channels D of each latent variable."""
     embedding_channels: int | None = Field(default=None, ge=1)
-    """Width of what a level of the prior and the posterior makes of the latent below it; 32 for each latent channel
-    if not given (the authors' code), which in a narrow network is most of the work."""
+    """Width of the embedding of the next coarser latent in the prior and posterior. Default: 32 per latent channel,
+    as in the authors' code; in narrow networks, this is most of the computation."""
     latents_at: Literal["coarsest", "finest"] = "coarsest"
-    """Which resolution levels hold the latents: the L coarsest (the authors' code) or the L finest (the paper's
-    text: z_1 at full resolution)."""
+    """Resolution levels of the latents: the L coarsest (the authors' code) or the L finest (the text of the paper,
+    with z_1 at full resolution)."""
     kl_weights: KLWeights = "reference"
-    """alpha of eq. 2: `paper` 2^(l-1), `reference` 4^i (the authors' code), `unit`, or one number a level."""
+    """alpha of eq. 2: `paper` 2^(l-1), `reference` 4^i (the authors' code), `unit`, or one number per level."""
     free_nats: float = Field(default=0.0, ge=0)
-    """What the KL of a level, averaged over the batch, may cost nothing."""
+    """KL of a level, averaged over the batch, that is not penalised."""
     energy_weight: float = Field(default=0.0, ge=0)
     """Weight of the energy score of samples drawn from the prior, which trains the sampling path directly; 0 is the
-    paper's objective."""
+    objective of the paper."""
     energy_samples: int = Field(default=2, ge=2)
-    """Samples per image for the energy score."""
+    """Number of samples per image for the energy score."""
     shared_encoder: bool = False
-    """Let the posterior take over the prior's features of the image and add those of the labels to them, from an
-    encoder of its own with one block a level; by default it has a full encoder for both, as in the paper."""
+    """Reuse the image features of the prior in the posterior and add label features from a small encoder with one
+    block per level. By default, the posterior has a full encoder for image and labels, as in the paper."""
     residual: bool = False
-    """Add the input of each block to its output where both have the same number of channels."""
+    """Add the input of each block to its output if both have the same number of channels."""
     upsampling: Upsampling = "nearest"
-    """How the logits of coarse levels are brought to full size: `nearest` (the authors' code) or `bilinear`."""
+    """Upsampling of the logits of coarse levels: `nearest` (the authors' code) or `bilinear`."""
 
     @model_validator(mode="after")
-    def _levels_fit(self) -> Self:
+    def _check_levels(self) -> Self:
         if self.num_levels > len(self.channels):
             raise ValueError(
-                f"num_levels = {self.num_levels} needs that many resolution levels, but channels names "
+                f"num_levels = {self.num_levels} needs that many resolution levels, but channels has "
                 f"{len(self.channels)}"
             )
         if isinstance(self.kl_weights, tuple) and len(self.kl_weights) != self.num_levels:
@@ -70,10 +70,10 @@ class PHiSegConfig(LatentConfig):
 
 
 class PHiSeg(Segmenter):
-    """The prior, posterior and likelihood networks of the paper, and its objective.
+    """Prior, posterior and likelihood networks of the paper, and its objective.
 
-    Training walks the posterior, injects its latents into the prior, and compares the two level by level.
-    Sampling walks the prior. `encode`, `sample_latents` and `decode` give access to the ladder in between.
+    Training draws latents from the posterior, passes them to the prior, and compares both distributions at each
+    level. Sampling draws from the prior. `encode`, `sample_latents` and `decode` give access to the single steps.
     """
 
     Config = PHiSegConfig
@@ -137,14 +137,14 @@ class PHiSeg(Segmenter):
         return Loss(loss.total + self.config.energy_weight * energy, {**loss.terms, "energy": energy.detach()})
 
     def _encode_labels(self, x: Tensor, image_features: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the posterior's features of image and labels x (B, C + K, H, W), fine to coarse."""
+        """Return the posterior features of image and labels x (B, C + K, H, W), fine to coarse."""
         if not self.config.shared_encoder:
             return self.posterior.encode(x)
         label_features = self.posterior.encode(x[:, self.config.input_channels :])
-        return [ours + theirs for ours, theirs in zip(label_features, image_features, strict=True)]
+        return [a + b for a, b in zip(label_features, image_features, strict=True)]
 
     def encode(self, image: Tensor) -> Encoding:
-        """Run the prior's encoder: features (B, C_l, h_l, w_l) of every latent level, fine to coarse."""
+        """Run the encoder of the prior: features (B, C_l, h_l, w_l) of each latent level, fine to coarse."""
         self.check_image(image)
         return Encoding(self.prior.encode(self.pad(image)), (image.shape[-2], image.shape[-1]))
 
@@ -154,7 +154,7 @@ class PHiSeg(Segmenter):
         return self.config.num_levels
 
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
-        """Return (D, h_l, w_l) of every level, fine to coarse."""
+        """Return (D, h_l, w_l) of each level, fine to coarse."""
         height, width = self.padded_size(size)
         scales = [2 ** (level + self.offset) for level in range(self.config.num_levels)]
         return [(self.config.latent_channels, height // scale, width // scale) for scale in scales]
@@ -167,31 +167,31 @@ class PHiSeg(Segmenter):
         given: Mapping[int, Tensor] | None = None,
         temperatures: Sequence[float] | None = None,
     ) -> list[Tensor]:
-        """Walk the prior, p(z_L | x) ... p(z_1 | z_2, x) of eq. 1.
+        """Draw latents from the prior, p(z_L | x) ... p(z_1 | z_2, x) of eq. 1.
 
         Args:
-            encoding: of B images.
+            encoding: encoding of B images.
             noise: standard normal (B, S, D, h_l, w_l) for each level, fine to coarse.
-            given: latents (B, S, D, h_l, w_l) to keep as they are, by level (0 is the finest); the other levels
-                are drawn.
-            temperatures: factor on the prior's standard deviation, one a level; 1 if not given.
+            given: by level (0 is the finest), latents (B, S, D, h_l, w_l) to use instead of drawing.
+            temperatures: factor on the standard deviation of the prior for each level; default 1.
 
         Returns:
             Latents (B, S, D, h_l, w_l), fine to coarse.
 
         Raises:
-            ModelError: a level or a number of temperatures that the model does not have.
+            ModelError: unknown levels, or noise or temperatures for the wrong number of levels.
         """
         num_levels = self.config.num_levels
-        strange = sorted(set(given or {}) - set(range(num_levels)))
-        if strange or len(noise) != num_levels or (temperatures is not None and len(temperatures) != num_levels):
+        unknown = set(given or {}) - set(range(num_levels))
+        if unknown or len(noise) != num_levels or (temperatures is not None and len(temperatures) != num_levels):
             raise ModelError(
-                f"the model has {num_levels} levels, 0 to {num_levels - 1}: give noise and temperatures for each, "
-                f"and latents for no others (got noise for {len(noise)}, latents for {sorted(given or {})})"
+                f"the model has {num_levels} levels, 0 to {num_levels - 1}, but there is noise for {len(noise)} "
+                f"levels and latents for levels {sorted(given or {})}; pass noise and temperatures for each level, "
+                "and latents for these levels only"
             )
-        kept = {level: fold_samples(latent) for level, latent in (given or {}).items()}
+        fixed = {level: fold_samples(latent) for level, latent in (given or {}).items()}
         folded = [fold_samples(level) for level in noise]
-        _, latents = self.prior.draw(encoding.features, folded, given=kept, temperatures=temperatures)
+        _, latents = self.prior.draw(encoding.features, folded, given=fixed, temperatures=temperatures)
         return [unfold_samples(latent, noise[0].shape[1]) for latent in latents]
 
     def decode(self, latents: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
@@ -202,16 +202,16 @@ class PHiSeg(Segmenter):
             size: (H, W) of the image.
 
         Returns:
-            The accumulated logits (B, S, K, H, W) of every level, fine to coarse; softmax of the first is p(s|z).
+            Accumulated logits (B, S, K, H, W) of each level, fine to coarse; the softmax of the first is p(s|z).
         """
         accumulated = self.likelihood([fold_samples(latent) for latent in latents])
         return [unfold_samples(crop(logits, size), latents[0].shape[1]) for logits in accumulated]
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
-        """Turn noise (B, S, D, h_l, w_l) into logits (B, S, K, H, W)."""
+        """Decode noise (B, S, D, h_l, w_l) to logits (B, S, K, H, W)."""
         return self.sample_levels(encoding, noise, num_samples)[0]
 
     def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> list[Tensor]:
-        """Turn noise into the accumulated logits (B, S, K, H, W) of every level, fine to coarse."""
+        """Decode noise to the accumulated logits (B, S, K, H, W) of each level, fine to coarse."""
         assert all(level.shape[1] == num_samples for level in noise)
         return self.decode(self.sample_latents(encoding, noise), encoding.size)

@@ -1,8 +1,7 @@
-"""An ensemble of PHiSegs: p(s|x) = 1/M sum_m p_m(s|x), each p_m a hierarchy of latents.
+"""Ensemble of PHiSeg models: p(s|x) = 1/M sum_m p_m(s|x), where each p_m has a hierarchy of latents.
 
-What the samples of one network say about an image it has not seen is partly chance: another training would say
-something else. A sample of the ensemble comes from a member picked at random, so that the spread of the samples
-holds the doubt between trainings as well.
+The prediction of a single network for a new image depends on its training run. Each sample of the ensemble comes
+from a randomly selected member, so the samples also reflect the uncertainty between training runs.
 
 Shapes: B batch, S samples, M members, K classes, D latent channels, L latent levels.
 """
@@ -23,20 +22,20 @@ from phiseg.models.segmenter import Encoding, Segmenter
 
 
 class PHiSegEnsembleConfig(PHiSegConfig):
-    """Settings of the ensemble; all but `members` are those of each member."""
+    """Settings of the ensemble; all settings except `members` are those of each member."""
 
     name: Literal["phiseg-ensemble"] = "phiseg-ensemble"  # type: ignore[assignment]
     members: int = Field(default=4, ge=1)
-    """PHiSegs M. The ensemble has M times the parameters of one; a further sample costs the same."""
+    """Number of members M. The ensemble has M times the parameters; the cost per additional sample is the same."""
 
     @property
     def member(self) -> PHiSegConfig:
-        """The settings of one member."""
+        """Settings of one member."""
         return PHiSegConfig(**self.model_dump(exclude={"name", "members"}))
 
 
 class PHiSegEnsemble(Segmenter):
-    """M PHiSegs that share nothing. `phiseg combine` makes one of M trainings; it can also be trained as one."""
+    """M independent PHiSeg models. `phiseg combine` creates it from M runs; it can also be trained as a whole."""
 
     Config = PHiSegEnsembleConfig
     config: PHiSegEnsembleConfig
@@ -46,9 +45,9 @@ class PHiSegEnsemble(Segmenter):
         self.members = nn.ModuleList(PHiSeg(config.member) for _ in range(config.members))
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
-        """Return the mean of the members' losses and terms; see `Segmenter.forward`.
+        """Return the mean losses and terms of the members; see `Segmenter.forward`.
 
-        By Jensen's inequality the mean of the members' bounds is a lower bound on the ensemble's log p(s|x).
+        By Jensen's inequality, the mean bound of the members is a lower bound on log p(s|x) of the ensemble.
         """
         losses = [member(image, labels, generator=generator) for member in self.members]
         total = torch.stack([loss.total for loss in losses]).mean()
@@ -56,7 +55,7 @@ class PHiSegEnsemble(Segmenter):
         return Loss(total, terms)
 
     def encode(self, image: Tensor) -> Encoding:
-        """Run the encoders: M times the features (B, C_l, h_l, w_l) of every latent level, fine to coarse."""
+        """Run the M encoders: features (B, C_l, h_l, w_l) of each level, fine to coarse, member by member."""
         encodings = [member.encode(image) for member in self.members]  # type: ignore[operator]
         return Encoding(tuple(f for encoding in encodings for f in encoding.features), encodings[0].size)
 
@@ -66,32 +65,32 @@ class PHiSegEnsemble(Segmenter):
         return self.config.num_levels
 
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
-        """Return (D, h_l, w_l) of every level, fine to coarse, and (): one number that picks the member."""
+        """Return (D, h_l, w_l) of each level, fine to coarse, and (): one number that selects the member."""
         shapes: list[tuple[int, ...]] = self.members[0].noise_shapes(size)  # type: ignore[operator]
         return [*shapes, ()]
 
     @property
     def noise_names(self) -> tuple[str, ...]:
-        """What each part of the noise decides on: the latent levels, and the member."""
+        """What each part of the noise controls: the latent levels, and the choice of the member."""
         *levels, _ = super().noise_names
         return (*levels, "member")
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
-        """Turn noise (B, S, *shape) into logits (B, S, K, H, W)."""
+        """Decode noise (B, S, *shape) to logits (B, S, K, H, W)."""
         return self.sample_levels(encoding, noise, num_samples)[0]
 
     def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> list[Tensor]:
-        """Turn noise into the accumulated logits (B, S, K, H, W) of every level, fine to coarse."""
+        """Decode noise to the accumulated logits (B, S, K, H, W) of each level, fine to coarse."""
         *latent, choice = noise
         picked = pick(choice.to(encoding.features[0].device), len(self.members))  # (B, S)
         if self.training or torch.compiler.is_exporting():
-            # Batch norm's statistics want all samples, a graph wants fixed shapes: every member decodes all.
+            # Batch-norm statistics need all samples and exported graphs fixed shapes: every member decodes all.
             found = [member.sample_levels(part, latent, num_samples) for member, part in self._parts(encoding)]
             shares = one_hot(picked, len(self.members))[..., None, None, None]  # (B, S, M, 1, 1, 1)
             return [(torch.stack(level, dim=2) * shares).sum(2) for level in zip(*found, strict=True)]
         levels: list[Tensor] = []
         for number, (member, part) in enumerate(self._parts(encoding)):
-            image, sample = (picked == number).nonzero(as_tuple=True)  # whom this member was picked for
+            image, sample = (picked == number).nonzero(as_tuple=True)  # samples of this member
             if not len(image):
                 continue
             own = Encoding(tuple(feature[image] for feature in part.features), part.size)
@@ -102,7 +101,7 @@ class PHiSegEnsemble(Segmenter):
         return levels
 
     def _parts(self, encoding: Encoding) -> Iterator[tuple[PHiSeg, Encoding]]:
-        """Yield every member with its own features."""
+        """Yield each member with its features."""
         number = self.config.num_levels
         for position, member in enumerate(self.members):
             assert isinstance(member, PHiSeg)

@@ -1,7 +1,7 @@
-"""The model folder: all that prediction needs, in formats that cannot run code.
+"""Model folder: all files needed for prediction, in formats that cannot execute code.
 
-config.json (what to build), model.safetensors (its weights), preprocessing.json (how to prepare an image),
-README.md (the model card) and, after `phiseg calibrate`, calibration.json (temperatures).
+config.json (architecture), model.safetensors (weights), preprocessing.json (preprocessing of images), README.md
+(model card) and, after `phiseg calibrate`, calibration.json (temperatures).
 """
 
 import hashlib
@@ -29,14 +29,14 @@ CALIBRATION = "calibration.json"
 def save_model(
     folder: Path, model: Segmenter, *, preprocessing: dict[str, Any], provenance: dict[str, Any], card: str
 ) -> None:
-    """Write a model folder, whole or not at all; one that is there is replaced.
+    """Write a model folder atomically; an existing model folder is replaced.
 
     Args:
-        folder: where.
-        model: whose config and weights.
-        preprocessing: how to prepare an image for it.
-        provenance: where the weights come from, e.g. the recipe's name and the step.
-        card: the text of README.md.
+        folder: output folder.
+        model: model with config and weights.
+        preprocessing: preprocessing of images for this model.
+        provenance: origin of the weights, e.g. name of the recipe and step.
+        card: text of README.md.
     """
     config = {
         "format": FORMAT,
@@ -54,42 +54,44 @@ def save_model(
 
 
 def save_calibration(folder: Path, calibration: Calibration, *, fit: dict[str, Any]) -> None:
-    """Store fitted temperatures in a model folder, or the one inside a run folder.
+    """Store fitted temperatures in a model folder, or in the model folder of a run.
 
     Args:
-        folder: of the model.
-        calibration: what `load_model` will give it.
-        fit: what they were fitted on and what they changed.
+        folder: model or run folder.
+        calibration: temperatures that `load_model` applies.
+        fit: data they were fitted on, and their effect.
     """
     values = {"format": "phiseg-calibration", "version": 1, **calibration.model_dump(mode="json"), "fit": fit}
     write_json(find_model(folder) / CALIBRATION, values)
 
 
 def load_model(folder: Path, *, device: torch.device | str = "cpu", calibrated: bool = True) -> Segmenter:
-    """Read a model folder, or the one inside a run folder; the model is in evaluation mode.
+    """Load a model folder, or the model folder of a run, in eval mode.
 
     Args:
-        folder: of the model.
-        device: where to put it.
-        calibrated: take the temperatures that were fitted for it, if there are any.
+        folder: model or run folder, or name of a bundled model.
+        device: device of the model.
+        calibrated: apply fitted temperatures, if there are any.
 
     Raises:
-        ModelError: the folder is missing, incomplete, damaged or of another program.
+        ModelError: the folder is missing, incomplete, damaged or not a phiseg model.
     """
     folder = find_model(folder)
     stored = _read_json(folder / "config.json")
     if stored.get("format") != FORMAT:
-        raise ModelError(f"{folder / 'config.json'} is not a phiseg model's; give the folder that a training wrote")
+        raise ModelError(
+            f"{folder / 'config.json'} is not the config of a phiseg model; pass a folder written by `phiseg train`"
+        )
     if stored.get("version") != VERSION:
         raise ModelError(
-            f"{folder} has format version {stored.get('version')!r}, this phiseg reads {VERSION}; update phiseg"
+            f"{folder} has format version {stored.get('version')!r}, but this phiseg reads {VERSION}; update phiseg"
         )
     for section in ("model", "provenance"):
         if not isinstance(stored.get(section), dict):
             raise ModelError(f"{folder / 'config.json'} has no section '{section}'; copy the folder again")
     values = stored["model"]
     config = model_class(values.get("name")).Config.parse(values, where=str(folder / "config.json"))
-    with torch.random.fork_rng(devices=[]):  # the random weights are replaced at once: leave no trace
+    with torch.random.fork_rng(devices=[]):  # the random weights are replaced: keep the global state
         model = build_model(config)
     load_weights(model, _read_weights(folder / "model.safetensors"), where=str(folder))
     model.preprocessing = _read_json(folder / "preprocessing.json")
@@ -100,10 +102,10 @@ def load_model(folder: Path, *, device: torch.device | str = "cpu", calibrated: 
 
 
 def load_weights(model: Segmenter, weights: dict[str, torch.Tensor], *, where: str) -> None:
-    """Put `weights` into `model`, all of them or none.
+    """Load `weights` into `model`, all or none.
 
     Raises:
-        ModelError: names or shapes differ: these are the weights of another model.
+        ModelError: names or shapes differ, so the weights belong to another model.
     """
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -111,38 +113,38 @@ def load_weights(model: Segmenter, weights: dict[str, torch.Tensor], *, where: s
         different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
         name = different[0]
         raise ModelError(
-            f"{where} holds the weights of another model: {len(different)} tensors differ, e.g. {name} has shape "
-            f"{found.get(name)} instead of {expected.get(name)}; use the config it was trained with"
+            f"{where} contains the weights of another model: {len(different)} tensors differ, e.g. {name} has "
+            f"shape {found.get(name)} instead of {expected.get(name)}; use the config of its training"
         )
     model.load_state_dict(weights)
 
 
 def weights_hash(folder: Path) -> str:
-    """Return the SHA-256 of a model folder's weights."""
+    """Return the SHA-256 hash of the weights in a model folder."""
     return hashlib.sha256((find_model(folder) / "model.safetensors").read_bytes()).hexdigest()
 
 
 def find_model(folder: Path) -> Path:
-    """Return `folder`, its subfolder model/ when a run folder is given, or the bundled model of that name."""
+    """Return `folder`, its subfolder model/ for a run folder, or the bundled model with that name."""
     if not folder.is_dir():
         if (bundled := bundled_models().get(str(folder))) is not None:
             return bundled
         known = ", ".join(bundled_models()) or "none yet"
         raise ModelError(
-            f"there is no model folder {folder}; give the folder that `phiseg train` wrote, or the name of a model "
-            f"that comes with phiseg ({known})"
+            f"there is no model folder {folder}; pass a folder written by `phiseg train`, or the name of a bundled "
+            f"model ({known})"
         )
     for candidate in (folder, folder / "model"):
         if (candidate / "config.json").is_file():
             return candidate
     raise ModelError(
-        f"{folder} holds no model: there is no config.json in it or in its subfolder model/; "
-        "a run has a model after its first validation"
+        f"{folder} contains no model: there is no config.json in it or in its subfolder model/; "
+        "a run writes its model after the first validation"
     )
 
 
 def bundled_models() -> dict[str, Path]:
-    """Return the folders of the models that come with phiseg, by name."""
+    """Return the folders of the bundled models by name."""
     folders = sorted(Path(str(files("phiseg.weights"))).iterdir())
     return {folder.name: folder for folder in folders if (folder / "config.json").is_file()}
 
@@ -162,7 +164,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_calibration(path: Path, model: Segmenter) -> Calibration:
     stored = _read_json(path)
     if stored.get("format") != "phiseg-calibration" or stored.get("version") != 1:
-        raise ModelError(f"{path} is not a calibration that this phiseg reads; run `phiseg calibrate` again")
+        raise ModelError(f"{path} is not a valid calibration file; run `phiseg calibrate` again")
     try:
         calibration = Calibration.parse(
             {key: stored[key] for key in Calibration.model_fields if key in stored}, where=str(path)
@@ -172,22 +174,22 @@ def _read_calibration(path: Path, model: Segmenter) -> Calibration:
     levels = len(model.noise_shapes((model.stride, model.stride)))
     if len(calibration.noise) not in (0, levels):
         raise ModelError(
-            f"{path} has {len(calibration.noise)} noise temperatures, the model has {levels} levels; "
+            f"{path} has {len(calibration.noise)} noise temperatures, but the model has {levels} levels; "
             "run `phiseg calibrate` again"
         )
     if any(f != 1 and not takes for f, takes in zip(calibration.noise, model.takes_temperature, strict=False)):
         raise ModelError(
-            f"{path} has a noise temperature where model '{model.config.name}' takes none; "
+            f"{path} has a noise temperature that model '{model.config.name}' does not support; "
             "run `phiseg calibrate` again"
         )
     return calibration
 
 
 def calibration_fit(folder: Path) -> dict[str, Any]:
-    """Return the record of the calibration of a model folder: what it was fitted on; empty if there is none.
+    """Return the `fit` record of the calibration of a model folder; empty if there is none.
 
     Raises:
-        ModelError: it is damaged.
+        ModelError: the calibration file is damaged.
     """
     path = find_model(folder) / CALIBRATION
     fit = _read_json(path).get("fit") if path.is_file() else None

@@ -1,4 +1,4 @@
-"""The Probabilistic U-Net (Kohl et al., NeurIPS 2018), as the PHiSeg paper compares with: batch norm, same blocks.
+"""Probabilistic U-Net (Kohl et al., NeurIPS 2018), as in the PHiSeg paper: with batch norm and the same blocks.
 
 Shapes: B batch, S samples, Z latent dimensions.
 """
@@ -27,10 +27,10 @@ from phiseg.models.segmenter import (
 
 
 class VectorLatentConfig(LatentConfig):
-    """The settings of every model with one latent vector."""
+    """Settings of models with one latent vector."""
 
     latent_dimensions: int = Field(default=6, ge=1)
-    """Length Z of the one latent vector."""
+    """Length Z of the latent vector."""
     kl_weight: float = Field(default=1.0, ge=0)
     """Weight of the KL term."""
 
@@ -42,7 +42,7 @@ class ProbUNetConfig(VectorLatentConfig):
 
 
 class VectorGaussian(nn.Module):
-    """An encoder whose coarsest features are averaged to N(z | mean, std^2): (B, in, H, W) -> (B, Z) twice."""
+    """Encoder with a distribution N(z | mean, std^2) of a vector: (B, in, H, W) -> mean and std (B, Z)."""
 
     def __init__(self, in_channels: int, config: VectorLatentConfig):
         super().__init__()
@@ -52,13 +52,13 @@ class VectorGaussian(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Gaussian:
-        """Return the distribution of z: means and standard deviations are averaged over the coarsest pixels."""
+        """Return the distribution of z; mean and std are averaged over the pixels of the coarsest level."""
         mean, std = self.head(self.encoder(x)[-1])
         return Gaussian(mean.mean((2, 3)), std.mean((2, 3)))
 
 
 class ProbUNet(Segmenter):
-    """A U-Net whose last features are joined with one global latent vector."""
+    """U-Net with a global latent vector concatenated to its last features."""
 
     Config = ProbUNetConfig
     config: ProbUNetConfig
@@ -75,7 +75,7 @@ class ProbUNet(Segmenter):
         self.output = output_layer(width, config.num_classes)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
-        """Return cross entropy plus the weighted KL; see `Segmenter.forward`."""
+        """Return the cross-entropy plus the weighted KL; see `Segmenter.forward`."""
         encoding = self.encode(image)
         features, *prior = encoding.features
         noise = draw_noise(self.noise_shapes(encoding.size), len(image), 1, generator)[0][:, 0].to(image.device)
@@ -84,7 +84,7 @@ class ProbUNet(Segmenter):
         return negative_elbo([logits], labels, [posterior], [Gaussian(*prior)], [self.config.kl_weight])
 
     def encode(self, image: Tensor) -> Encoding:
-        """Compute the U-Net's features (B, C, H, W) and the prior's mean and std (B, Z)."""
+        """Compute the U-Net features (B, C, H, W) and the mean and std of the prior (B, Z)."""
         self.check_image(image)
         x = self.pad(image)
         return Encoding((self.body(x), *self.prior(x)), (image.shape[-2], image.shape[-1]))
@@ -94,7 +94,7 @@ class ProbUNet(Segmenter):
         return [(self.config.latent_dimensions,)]
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
-        """Turn noise (B, S, Z) into logits (B, S, K, H, W)."""
+        """Decode noise (B, S, Z) to logits (B, S, K, H, W)."""
         features, mean, std = encoding.features
         latent = mean[:, None] + std[:, None] * noise[0].to(mean.device)  # (B, S, Z)
         logits = crop(self._combine(repeat_samples(features, num_samples), fold_samples(latent)), encoding.size)

@@ -1,4 +1,4 @@
-"""Every model by name. To add one: a file with its class and config, and a line in each of the two lists here."""
+"""Registry of models. To add a model: a module with its class and config, and an entry in both lists below."""
 
 from typing import Annotated, Any
 
@@ -47,13 +47,13 @@ ModelConfig = Annotated[
 
 
 def build_model(config: SegmenterConfig) -> Segmenter:
-    """Return a new model with random weights from torch's global generator.
+    """Return a new model with random weights from the global generator of torch.
 
-    Its convolutions keep channels last in memory: the same numbers, and a step of a small network on a CPU takes
-    about a quarter less time. `phiseg.training.setup.lay_out` decides anew for training.
+    The model uses the channels-last memory format: results are the same, and a step of a small network on a CPU
+    takes about a quarter less time. `phiseg.training.setup.lay_out` chooses the format for training.
 
     Raises:
-        ConfigError: it does not fit into memory.
+        ConfigError: there is not enough memory for the model.
     """
     try:
         model = model_class(config.name)(config)
@@ -62,7 +62,7 @@ def build_model(config: SegmenterConfig) -> Segmenter:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         raise ConfigError(
-            f"there is not enough memory for a {config.name} of these sizes; use fewer or smaller model.channels"
+            f"not enough memory for a {config.name} of this size; use fewer or smaller model.channels"
         ) from None
 
 
@@ -70,7 +70,7 @@ def model_class(name: Any) -> type[Segmenter]:
     """Return the class registered under `name`.
 
     Raises:
-        ConfigError: there is none; the message lists the valid names.
+        ConfigError: the name is unknown; the message lists valid names.
     """
     if not isinstance(name, str) or name not in MODELS:
         raise ConfigError(f"unknown model {name!r} ({nearest(str(name), MODELS)})")

@@ -1,4 +1,4 @@
-"""What every model offers: a training loss as named terms, and samples.
+"""Interface of all models: a training loss with named terms, and samples.
 
 Shapes: B batch, S samples, K classes, C input channels, H W pixels.
 """
@@ -14,66 +14,66 @@ from torch import Tensor, nn
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ModelError
-from phiseg.models.blocks import Forgetful, Norm
+from phiseg.models.blocks import Checkpointed, Norm
 from phiseg.models.noise import Generators, draw_noise, one_per_image
 from phiseg.models.objective import Loss
 from phiseg.models.temperatures import Calibration
 
 MAX_SIZE = 4096
-"""Bound of every whole number of a model's settings; a network with more of anything does not fit anywhere."""
+"""Upper limit for all integer settings of a model; larger networks would not fit into memory."""
 
 
 class SegmenterConfig(StrictConfig):
-    """The settings that every model has."""
+    """Settings common to all models."""
 
     name: str
-    """The model's name in the registry."""
+    """Name of the model in the registry."""
     image_channels: int = Field(default=1, ge=1)
-    """Channels of an image. A training takes it from the dataset."""
+    """Channels of an image; set from the dataset in training."""
     context: int = Field(default=0, ge=0, le=8)
-    """Neighbouring slices on each side that the network sees beside the slice itself, as further channels."""
+    """Number of adjacent slices on each side that are added as input channels."""
     num_classes: int = Field(default=2, ge=2, le=255)
-    """Classes K, background included. A training takes it from the dataset."""
+    """Number of classes K, including the background; set from the dataset in training."""
     channels: tuple[PositiveInt, ...] = Field(
         default=(32, 64, 128, 192, 192, 192, 192), min_length=1, max_length=16
     )
-    """Width of each resolution level, finest first; their number is R."""
+    """Width of each of the R resolution levels, finest first."""
     blocks_per_level: int = Field(default=3, ge=1, le=64)
-    """Convolution blocks at each resolution level of an encoder or decoder."""
+    """Convolution blocks per resolution level of an encoder or decoder."""
     norm: Norm = "batch"
     """Normalisation after each convolution: batch (as in the paper), group or none."""
 
     @property
     def input_channels(self) -> int:
-        """Channels C of the network's input: those of the slice and of its neighbours."""
+        """Input channels C of the network: those of the slice and of adjacent slices."""
         return self.image_channels * (1 + 2 * self.context)
 
     @model_validator(mode="after")
-    def _can_be_built(self) -> Self:
-        """Refuse what would only end when all memory is taken."""
+    def _check_sizes(self) -> Self:
+        """Reject sizes that would exhaust the memory."""
         for key, value in self.model_dump().items():
             numbers = value if isinstance(value, tuple) else (value,)
             if any(isinstance(number, int) and number > MAX_SIZE for number in numbers):
-                raise ValueError(f"{key} may be at most {MAX_SIZE}")
+                raise ValueError(f"{key} must be at most {MAX_SIZE}")
         return self
 
 
 class LatentConfig(SegmenterConfig):
-    """The settings of every model with Gaussian latent variables."""
+    """Settings of models with Gaussian latent variables."""
 
     min_std: float = Field(default=1e-4, gt=0)
-    """Added to every standard deviation, so that no KL becomes infinite."""
+    """Added to all standard deviations to keep the KL finite."""
     head_init: float = Field(default=0.1, gt=0)
-    """Factor on the He-normal initial weights of the layers that give means and standard deviations. The authors'
-    code has 1: prior and posterior then start far apart, with some standard deviations near zero and KLs in the
-    thousands. With 0.1 all start near N(0, 0.7^2)."""
+    """Factor on the He-normal initial weights of the layers for means and standard deviations. The authors' code
+    uses 1: prior and posterior then start far apart, with some standard deviations near zero and KLs in the
+    thousands. With 0.1, all distributions start near N(0, 0.7^2)."""
 
 
 class Encoding(NamedTuple):
-    """What is computed once per image, however many samples are drawn.
+    """Result of the computation that all samples of an image share.
 
     Attributes:
-        features: the model's own tensors, each (B, ...).
+        features: model-specific tensors, each (B, ...).
         size: (H, W) of the image before padding.
     """
 
@@ -82,22 +82,22 @@ class Encoding(NamedTuple):
 
 
 class Segmenter(nn.Module, ABC):
-    """A model of p(s|x): `forward` is the training loss, `sample` draws segmentations.
+    """Base class of models of p(s|x): `forward` returns the training loss, `sample` draws segmentations.
 
-    A subclass implements `forward`, `encode`, `noise_shapes` and `decode_samples`.
+    Subclasses implement `forward`, `encode`, `noise_shapes` and `decode_samples`.
     """
 
     Config: ClassVar[type[SegmenterConfig]]
     config: SegmenterConfig
     preprocessing: dict[str, Any]
-    """How images must be prepared, as stored in the model folder; empty for a new model."""
+    """Preprocessing of images, as stored in the model folder; empty for a new model."""
     provenance: dict[str, Any]
-    """Where the weights come from, as stored in the model folder; empty for a new model."""
+    """Origin of the weights, as stored in the model folder; empty for a new model."""
     predict: Callable[..., Any]
     """Samples of a volume, `phiseg.inference.volumes.predict_volume`; `phiseg.load` puts it here, because models
     know nothing of volumes."""
     calibration: Calibration
-    """The temperatures that `sample` uses, as stored in the model folder; those of a new model change nothing."""
+    """Temperatures used by `sample`, as stored in the model folder; the default has no effect."""
 
     def __init__(self, config: SegmenterConfig):
         super().__init__()
@@ -113,16 +113,16 @@ class Segmenter(nn.Module, ABC):
         Args:
             image: (B, C, H, W).
             labels: (B, H, W) class indices of one annotator per image.
-            generator: where the noise comes from; one, or one per image.
+            generator: one generator for the noise, or one per image.
         """
 
     @abstractmethod
     def encode(self, image: Tensor) -> Encoding:
-        """Compute what all samples of an image share."""
+        """Compute the features shared by all samples of an image."""
 
     @abstractmethod
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
-        """Return the shapes of the standard normal noise that one sample of one (H, W) image needs."""
+        """Return the shapes of the standard normal noise of one sample of one (H, W) image."""
 
     @property
     def num_levels(self) -> int:
@@ -131,20 +131,20 @@ class Segmenter(nn.Module, ABC):
 
     @property
     def noise_names(self) -> tuple[str, ...]:
-        """What each part of the noise decides on: latent levels, numbered as in the paper (1 is the finest)."""
+        """What each part of the noise controls: latent levels, numbered as in the paper (1 is the finest)."""
         shapes = self.noise_shapes((self.stride, self.stride))
         return tuple(f"level {number}" for number in range(1, len(shapes) + 1))
 
     @property
     def takes_temperature(self) -> tuple[bool, ...]:
-        """Whether a factor on each part of the noise spreads samples out; a lone number picks a member instead."""
+        """For each part of the noise, whether it can be scaled; a single number selects a member and cannot."""
         return tuple(shape != () for shape in self.noise_shapes((self.stride, self.stride)))
 
     @abstractmethod
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
-        """Turn noise, each (B, S, *shape), into logits (B, S, K, H, W).
+        """Decode noise, each (B, S, *shape), to logits (B, S, K, H, W).
 
-        `num_samples` is S, for models that need no noise.
+        `num_samples` is S, for models without noise.
         """
 
     def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> list[Tensor]:
@@ -156,7 +156,7 @@ class Segmenter(nn.Module, ABC):
 
     @property
     def stride(self) -> int:
-        """What H and W are padded to a multiple of."""
+        """H and W are padded to a multiple of this number."""
         return int(2 ** (len(self.config.channels) - 1))
 
     @torch.no_grad()
@@ -166,10 +166,10 @@ class Segmenter(nn.Module, ABC):
         """Draw segmentations of each image, without gradients.
 
         Args:
-            image: (B, C, H, W), any H and W. A model with context also takes slices without neighbours.
+            image: (B, C, H, W), any H and W. A model with context also accepts slices without adjacent slices.
             num_samples: S.
-            generator: one, or one per image; with one per image, an image's samples depend on nothing else.
-            chunk_size: how many samples of each image are decoded at once; bounds memory, changes nothing.
+            generator: one generator, or one per image. With one per image, samples do not depend on other images.
+            chunk_size: number of samples per image decoded at once; affects memory use only, not results.
 
         Returns:
             Logits (B, S, K, H, W).
@@ -182,11 +182,11 @@ class Segmenter(nn.Module, ABC):
     def sample_chunks(
         self, image: Tensor, num_samples: int, *, generator: Generators, chunk_size: int | None = None
     ) -> Iterator[Tensor]:
-        """Yield what `sample` returns in pieces (B, <= chunk_size, K, H, W); the image is encoded once."""
+        """Yield the result of `sample` in chunks (B, <= chunk_size, K, H, W); the image is encoded once."""
         step = num_samples if chunk_size is None else chunk_size
         for name, value in (("num_samples", num_samples), ("chunk_size", step)):
             if value < 1:
-                raise ModelError(f"{name} is {value}; give at least 1")
+                raise ModelError(f"{name} is {value}; pass at least 1")
         encoding = self.encode(self.fill_context(image))
         shapes = self.noise_shapes(encoding.size)
         generators = one_per_image(generator, len(image))
@@ -196,27 +196,27 @@ class Segmenter(nn.Module, ABC):
             yield self.decode_samples(encoding, self.temper(noise), number) / self.calibration.logits
 
     def checkpoint_activations(self, enabled: bool) -> None:
-        """Set whether training forgets most activations and computes them anew for the gradient, to save memory."""
+        """Enable activation checkpointing: recompute most activations in the backward pass to save memory."""
         for module in self.modules():
-            if isinstance(module, Forgetful):
-                module.forgets = enabled
+            if isinstance(module, Checkpointed):
+                module.use_checkpoint = enabled
 
     def temper(self, noise: Sequence[Tensor]) -> list[Tensor]:
-        """Return standard normal noise, one tensor a level, times the calibrated temperatures."""
+        """Return standard normal noise, one tensor per level, times the calibrated temperatures."""
         factors = self.calibration.noise or [1.0] * len(noise)
         return [factor * level for factor, level in zip(factors, noise, strict=True)]
 
     def check_image(self, image: Tensor) -> None:
-        """Refuse an image that the model was not built for."""
+        """Raise a ModelError if the image does not match the input of the model."""
         if image.ndim != 4 or image.shape[1] != self.config.input_channels:
-            around = f", {self.config.context} slices on each side included" if self.config.context else ""
+            around = f", including {self.config.context} slices on each side" if self.config.context else ""
             raise ModelError(
-                f"the model takes images (batch, {self.config.input_channels}, height, width){around}, "
-                f"got {tuple(image.shape)}; give that number of channels or train a model for this data"
+                f"the model expects images (batch, {self.config.input_channels}, height, width){around}, "
+                f"got {tuple(image.shape)}; pass that number of channels or train a model for this data"
             )
 
     def fill_context(self, image: Tensor) -> Tensor:
-        """Let slices without neighbours (B, image_channels, H, W) stand in for their neighbours, as in training."""
+        """Repeat slices without adjacent slices (B, image_channels, H, W) in place of these, as in training."""
         alone = image.ndim == 4 and image.shape[1] == self.config.image_channels
         return image.repeat(1, 1 + 2 * self.config.context, 1, 1) if alone and self.config.context else image
 
@@ -226,7 +226,7 @@ class Segmenter(nn.Module, ABC):
         return height, width
 
     def pad(self, image: Tensor) -> Tensor:
-        """Extend (B, C, H, W) at the bottom and the right to a multiple of the stride, repeating the border."""
+        """Pad (B, C, H, W) at the bottom and right to a multiple of the stride by replicating the border."""
         height, width = image.shape[-2:]
         padded_height, padded_width = self.padded_size((height, width))
         if (padded_height, padded_width) == (height, width):
@@ -235,7 +235,7 @@ class Segmenter(nn.Module, ABC):
 
 
 def with_labels(image: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Return a posterior's input (B, C + K, H, W): the image, and the labels (B, H, W) as one-hot minus 0.5."""
+    """Return the input of a posterior (B, C + K, H, W): the image and the labels (B, H, W), one-hot minus 0.5."""
     one_hot = F.one_hot(labels, num_classes).movedim(-1, 1)
     return torch.cat([image, one_hot - 0.5], dim=1)
 
@@ -256,5 +256,5 @@ def unfold_samples(tensor: Tensor, num_samples: int) -> Tensor:
 
 
 def repeat_samples(tensor: Tensor, num_samples: int) -> Tensor:
-    """(B, *shape) -> (B * S, *shape), each image S times in a row."""
+    """(B, *shape) -> (B * S, *shape), each image repeated S times."""
     return tensor if num_samples == 1 else tensor.repeat_interleave(num_samples, dim=0)

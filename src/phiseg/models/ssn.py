@@ -1,16 +1,16 @@
-"""Stochastic Segmentation Networks (Monteiro et al., NeurIPS 2020): one Gaussian over the logits of all pixels.
+"""Stochastic Segmentation Networks (Monteiro et al., NeurIPS 2020): a Gaussian over the logits of all pixels.
 
 eta | x ~ N(mean(x), F(x) F(x)^T + diag(std(x))^2), with F of low rank; p(s|x) = E_eta prod_i softmax(eta_i)[s_i].
 
-Conventions, and where they leave the authors' code:
+Conventions, and differences from the authors' code:
 
-* A sample is mean + F e1 + std e2: the covariance is never built or inverted, so their fallback to independent
-  normals, for a covariance that is not invertible, is not needed.
-* std = softplus(raw) + min_std, as everywhere here; theirs is sqrt(exp(raw) + 1e-5).
-* No mask limits the covariance to a region of interest: our images have none.
-* The Monte Carlo samples come in mirrored pairs, mean +- deviation, as in their code.
-* The log likelihood is summed over pixels and averaged over the batch, as theirs is and as the cross entropy of
-  every other model here, so that a learning rate means the same.
+* A sample is mean + F e1 + std e2. The covariance is never computed or inverted, so the authors' fallback to
+  independent normals for a singular covariance is not needed.
+* std = softplus(raw) + min_std, as in all models here; the authors use sqrt(exp(raw) + 1e-5).
+* The covariance is not restricted to a region of interest.
+* Monte Carlo samples are antithetic pairs, mean +- deviation, as in the authors' code.
+* The log-likelihood is summed over pixels and averaged over the batch, as in the authors' code and as the
+  cross-entropy of all other models here, so that learning rates are comparable.
 
 Shapes: B batch, S samples, K classes, Q rank, M Monte Carlo samples.
 """
@@ -39,17 +39,17 @@ from phiseg.models.segmenter import (
 
 
 class SSNConfig(LatentConfig):
-    """Settings of the Stochastic Segmentation Network; `min_std` and `head_init` are those of the logits."""
+    """Settings of the Stochastic Segmentation Network; `min_std` and `head_init` apply to the logits."""
 
     name: Literal["ssn"] = "ssn"
     rank: int = Field(default=10, ge=1)
-    """Columns Q of the factor F of the covariance."""
+    """Rank Q of the covariance: number of columns of the factor F."""
     monte_carlo: int = Field(default=20, ge=2, multiple_of=2)
-    """Samples M of the logits that the training loss averages the likelihood over; half of them mirror the rest."""
+    """Number of Monte Carlo samples M of the likelihood in the training loss, in antithetic pairs."""
 
 
 class SSN(Segmenter):
-    """A U-Net whose last features give the mean, the diagonal and the factor of the logits' distribution."""
+    """U-Net that predicts the mean, the diagonal and the factor of the distribution of the logits."""
 
     Config = SSNConfig
     config: SSNConfig
@@ -65,9 +65,9 @@ class SSN(Segmenter):
         self.factor = output_layer(width, config.rank * config.num_classes, init_scale=config.head_init)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
-        """Return -log of the mean over M draws of p(labels | eta); see `Segmenter.forward`.
+        """Return -log of the mean of p(labels | eta) over M samples; see `Segmenter.forward`.
 
-        Its expectation is an upper bound of -log p(labels | image), by Jensen's inequality: `elbo` is its negative.
+        By Jensen's inequality, its expectation is an upper bound of -log p(labels | image); `elbo` is its negative.
         """
         encoding = self.encode(image)
         number = self.config.monte_carlo
@@ -79,7 +79,7 @@ class SSN(Segmenter):
         return Loss(loss, {"cross_entropy/0": loss.detach(), "elbo": -loss.detach()})
 
     def encode(self, image: Tensor) -> Encoding:
-        """Compute mean and std (B, K, H, W) and the factor (B, Q, K, H, W), in float32."""
+        """Compute mean and std (B, K, H, W) and the factor (B, Q, K, H, W) in float32."""
         self.check_image(image)
         size = (image.shape[-2], image.shape[-1])
         features = self.combine(self.body(self.pad(image)))
@@ -91,7 +91,7 @@ class SSN(Segmenter):
         return [(self.config.rank,), (self.config.num_classes, *size)]
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:  # noqa: ARG002
-        """Turn noise (B, S, Q) and (B, S, K, H, W) into logits (B, S, K, H, W)."""
+        """Decode noise (B, S, Q) and (B, S, K, H, W) to logits (B, S, K, H, W)."""
         mean, std, factor = encoding.features
         shared, single = (tensor.to(mean.device) for tensor in noise)
         with torch.autocast(mean.device.type, enabled=False):

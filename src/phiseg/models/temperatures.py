@@ -1,4 +1,4 @@
-"""Temperatures that are fitted after training, and what `Segmenter.sample` does with them."""
+"""Temperatures that are fitted after training and applied by `Segmenter.sample`."""
 
 from pydantic import PositiveFloat
 
@@ -6,10 +6,10 @@ from phiseg.core.config import StrictConfig
 
 
 class Calibration(StrictConfig):
-    """How a trained model's samples are spread out or drawn together; the defaults change nothing."""
+    """Temperatures of a trained model; the defaults have no effect."""
 
     noise: tuple[PositiveFloat, ...] = ()
-    """Factor on the noise of each latent level, fine to coarse: above 1, samples differ more. None given: 1."""
+    """Factor on the noise of each latent level, fine to coarse; values above 1 increase diversity. Empty: 1."""
     logits: PositiveFloat = 1.0
-    """What the logits are divided by: above 1, probabilities are less sure. Labels of single samples do not
-    depend on it; the label of their mean does."""
+    """Divisor of the logits; values above 1 make probabilities less confident. It affects the label of the mean
+    prediction, but not the labels of single samples."""

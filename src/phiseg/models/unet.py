@@ -1,4 +1,4 @@
-"""The deterministic U-Net: the Probabilistic U-Net's architecture without its stochastic parts."""
+"""Deterministic U-Net: the architecture of the Probabilistic U-Net without its stochastic parts."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -18,7 +18,7 @@ class UNetConfig(SegmenterConfig):
 
 
 class UNet(Segmenter):
-    """The baseline without stochastic parts. All its samples are equal."""
+    """Deterministic baseline. All samples are equal."""
 
     Config = UNetConfig
     config: UNetConfig
@@ -32,19 +32,19 @@ class UNet(Segmenter):
         self.output = output_layer(config.channels[0], config.num_classes)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:  # noqa: ARG002
-        """Return the cross entropy; see `Segmenter.forward`. Nothing is drawn."""
+        """Return the cross-entropy; see `Segmenter.forward`. No noise is drawn."""
         (logits,), _ = self.encode(image)
         loss = cross_entropy(logits, labels)
         return Loss(loss, {"cross_entropy/0": loss.detach(), "elbo": -loss.detach()})
 
     def encode(self, image: Tensor) -> Encoding:
-        """Compute the logits (B, K, H, W): there is nothing else."""
+        """Compute the logits (B, K, H, W)."""
         self.check_image(image)
         size = (image.shape[-2], image.shape[-1])
         return Encoding((crop(self.output(self.combine(self.body(self.pad(image)))), size),), size)
 
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:  # noqa: ARG002
-        """Return nothing: the model draws no noise."""
+        """Return an empty list: the model uses no noise."""
         return []
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:  # noqa: ARG002
