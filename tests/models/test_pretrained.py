@@ -141,7 +141,7 @@ def test_load_model_rejects_invalid_json(folder, name, content):
     [
         ({"format": "nnunet"}, "is not the config of a phiseg model"),
         ({"format": None}, "is not the config of a phiseg model"),
-        ({"version": 2}, "has format version 2, this phiseg reads 1; update phiseg"),
+        ({"version": 2}, "has format version 2, but this phiseg reads 1; update phiseg"),
         ({"version": None}, "has format version None"),
         ({"model": None}, "has no section 'model'"),
         ({"model": ["phiseg"]}, "has no section 'model'"),
