@@ -1,4 +1,4 @@
-"""The moving average of the weights: its formula, and that it is what a run validates, saves and resumes."""
+"""Moving average of the weights: formula, validation, saving and resuming."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from phiseg.training.averaging import WeightAverage
 from phiseg.training.loop import train
 
 
-def test_the_average_is_that_of_the_formula(make_recipe):
+def test_weight_average_matches_formula(make_recipe):
     model = build_model(make_recipe("unet").model)
     average = WeightAverage(model, 0.9)
     expected = [parameter.detach().double().clone() for parameter in model.parameters()]
@@ -27,7 +27,7 @@ def test_the_average_is_that_of_the_formula(make_recipe):
         torch.testing.assert_close(parameter.double(), value, rtol=1e-4, atol=1e-4)
 
 
-def test_without_a_decay_the_average_is_the_model(make_recipe):
+def test_weight_average_without_decay_is_the_model(make_recipe):
     model = build_model(make_recipe("unet").model)
     assert WeightAverage(model, 0).model is model
 
@@ -39,7 +39,7 @@ def averaged(make_recipe, lesions, tmp_path_factory):
     return out
 
 
-def test_the_average_is_saved_and_training_itself_is_not_changed(averaged, trained):
+def test_averaging_saves_average_without_changing_training(averaged, trained):
     plain, run = state(trained("phiseg")), state(averaged)
     saved = load_file(averaged / "model" / "model.safetensors")
     name = next(name for name in saved if name.endswith("weight"))
@@ -48,7 +48,7 @@ def test_the_average_is_saved_and_training_itself_is_not_changed(averaged, train
     assert plain.average == {}
 
 
-def test_a_resumed_run_has_the_same_average(averaged, make_recipe, lesions, tmp_path, monkeypatch):
+def test_averaging_resumes_exactly(averaged, make_recipe, lesions, tmp_path, monkeypatch):
     original = loop._Training._optimise
 
     def stops(self, batch):

@@ -1,4 +1,4 @@
-"""state/last.pt: it comes back bit for bit, survives a failed write, and nothing in it is ever executed."""
+"""state/last.pt: exact round trips, failed writes, and no code execution."""
 
 import errno
 import os
@@ -47,19 +47,19 @@ def path(tmp_path):
     return tmp_path / "state" / "last.pt"
 
 
-def test_a_state_comes_back_bit_for_bit(path):
+def test_save_and_load_state_round_trip(path):
     state = make_state()
     save_state(path, state)
     assert_equal(vars(load_state(path)), vars(state))
 
 
-def test_a_state_without_a_best_score_comes_back(path):
+def test_load_state_without_best_score(path):
     save_state(path, TrainingState("fingerprint", {}, {}))
     assert load_state(path).best is None
 
 
 @pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
-def test_a_full_disk_leaves_the_previous_state(moment, path, monkeypatch):
+def test_save_state_keeps_previous_state_on_full_disk(moment, path, monkeypatch):
     save_state(path, make_state(5))
 
     def full(*_):
@@ -100,7 +100,7 @@ class Bomb:
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("archive", [True, False])
-def test_a_malicious_pickle_is_refused_and_not_executed(archive, path, tmp_path):
+def test_load_state_never_executes_pickles(archive, path, tmp_path):
     path.parent.mkdir()
     bomb = {"format": "phiseg-state", "step": 1, "weights": Bomb(tmp_path / "executed")}
     if archive:
@@ -110,12 +110,12 @@ def test_a_malicious_pickle_is_refused_and_not_executed(archive, path, tmp_path)
     with pytest.raises(TrainingError, match="damaged or not a training state"):
         load_state(path)
     assert not (tmp_path / "executed").exists()
-    with suppress(RuntimeError):  # the bomb is live: anything but the safe loader sets it off
+    with suppress(RuntimeError):  # the pickle is functional: any other loader executes it
         torch.load(path, weights_only=False)
     assert (tmp_path / "executed").exists()
 
 
-def test_a_truncated_state_is_refused(path):
+def test_load_state_rejects_truncated_file(path):
     save_state(path, make_state())
     whole = path.read_bytes()
     for length in range(0, len(whole), len(whole) // 25):
@@ -125,7 +125,7 @@ def test_a_truncated_state_is_refused(path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_damaged_state_is_refused_or_read_but_never_a_crash(path):
+def test_load_state_survives_random_damage(path):
     save_state(path, make_state())
     whole, rng = path.read_bytes(), random.Random(0)
     refused = 0
@@ -142,7 +142,7 @@ def test_a_damaged_state_is_refused_or_read_but_never_a_crash(path):
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"weights": {}}, {"format": "phiseg-model"}, torch.zeros(2)])
-def test_another_programs_file_is_refused(content, path):
+def test_load_state_rejects_other_files(content, path):
     path.parent.mkdir()
     torch.save(content, path)
     with pytest.raises(TrainingError, match="is not a phiseg training state"):
@@ -150,7 +150,7 @@ def test_another_programs_file_is_refused(content, path):
 
 
 @pytest.mark.parametrize("change", [{"step": -1}, {"step": 2.5}, {"skipped": "none"}, {"best": torch.ones(2)}])
-def test_a_state_whose_numbers_make_no_sense_is_refused(change, path):
+def test_load_state_rejects_invalid_numbers(change, path):
     path.parent.mkdir()
     torch.save({"format": "phiseg-state", **vars(make_state()), **change}, path)
     with pytest.raises(TrainingError, match="is damaged; restore the file"):
@@ -158,7 +158,7 @@ def test_a_state_whose_numbers_make_no_sense_is_refused(change, path):
 
 
 @pytest.mark.parametrize("change", [{"epoch": 3}, {"weights": None}])
-def test_a_state_of_another_version_is_refused(change, path):
+def test_load_state_rejects_other_version(change, path):
     stored = {"format": "phiseg-state", **vars(make_state()), **change}
     if change.get("weights", 0) is None:
         del stored["weights"]
@@ -168,7 +168,7 @@ def test_a_state_of_another_version_is_refused(change, path):
         load_state(path)
 
 
-def test_a_foreign_pickle_is_refused_without_a_warning(tmp_path, recwarn):
+def test_load_state_rejects_other_pickles_without_warning(tmp_path, recwarn):
     path = tmp_path / "last.pt"
     for protocol in range(6):
         path.write_bytes(pickle.dumps({"format": "phiseg-state"}, protocol=protocol))
@@ -177,7 +177,7 @@ def test_a_foreign_pickle_is_refused_without_a_warning(tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_equal_states_have_equal_bytes_whatever_they_share(tmp_path):
+def test_save_state_bytes_do_not_depend_on_sharing(tmp_path):
     state = make_state()
     save_state(tmp_path / "first.pt", state)
     save_state(tmp_path / "again.pt", load_state(tmp_path / "first.pt"))

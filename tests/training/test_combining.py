@@ -1,4 +1,4 @@
-"""`phiseg combine`: several trainings as one model."""
+"""`phiseg combine`: an ensemble of several runs."""
 
 import json
 
@@ -15,7 +15,7 @@ SIZE = (16, 16)
 
 @pytest.fixture
 def runs(trained, tmp_path):
-    """Return two model folders of one recipe and dataset: a training, and the same with other weights."""
+    """Return two model folders of the same recipe and dataset with different weights."""
     first = load_model(trained("phiseg"))
     folders = [tmp_path / "first", tmp_path / "second"]
     for position, folder in enumerate(folders):
@@ -33,7 +33,7 @@ def edit(folder, name, change):
 
 
 def members_alone(folders, image):
-    """Return what each model draws from the noise that the ensemble gets, and which one the noise picks."""
+    """Return the samples of each model for the noise of the ensemble, and the selected members."""
     members = [load_model(folder) for folder in folders]
     shapes = [*members[0].noise_shapes(SIZE), ()]
     *noise, choice = draw_noise(shapes, 1, 12, seeded_generator(3))
@@ -42,7 +42,7 @@ def members_alone(folders, image):
 
 
 @torch.no_grad()
-def test_the_combined_model_samples_from_each(runs, cli, tmp_path):
+def test_combine_samples_from_all_members(runs, cli, tmp_path):
     done = cli("combine", *runs, "--out", tmp_path / "both")
     assert (done.code, done.err) == (0, "")
     assert "2 members" in done.out
@@ -59,7 +59,7 @@ def test_the_combined_model_samples_from_each(runs, cli, tmp_path):
 
 
 @torch.no_grad()
-def test_half_halves_the_file_and_hardly_moves_the_samples(runs, cli, tmp_path):
+def test_combine_half_reduces_size_and_keeps_samples(runs, cli, tmp_path):
     for folder, options in (("whole", ()), ("half", ("--half",))):
         assert cli("combine", *runs, "--out", tmp_path / folder, *options).code == 0
     sizes = [(tmp_path / folder / "model.safetensors").stat().st_size for folder in ("whole", "half")]
@@ -73,32 +73,32 @@ def test_half_halves_the_file_and_hardly_moves_the_samples(runs, cli, tmp_path):
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
 
 
-def test_what_does_not_go_together_is_refused(runs, cli, trained, copy, tmp_path):
+def test_combine_rejects_incompatible_models(runs, cli, trained, copy, tmp_path):
     out = tmp_path / "out"
 
-    def refusal(*folders):
+    def error_message(*folders):
         done = cli("combine", *folders, "--out", out)
         assert (done.code, done.out, out.exists()) == (2, "", False)
         return done.err
 
-    assert "two members or more" in refusal(runs[0])
-    assert f"{runs[0]} has the weights of {runs[0]}; give it once" in refusal(runs[0], runs[0])
+    assert "at least two members" in error_message(runs[0])
+    assert f"{runs[0]} has the same weights as {runs[0]}; pass it once" in error_message(runs[0], runs[0])
     unet = trained("unet")
-    assert f"{unet} is a model 'unet'" in refusal(runs[0], unet)
+    assert f"{unet} is a model 'unet'" in error_message(runs[0], unet)
     other = copy(runs[1], "other")
     edit(other, "preprocessing.json", lambda values: values.update(plane="coronal"))
-    assert f"{other} and {runs[0]} were trained on other data" in refusal(runs[0], other)
+    assert f"{other} and {runs[0]} were trained on different data" in error_message(runs[0], other)
     weighted = copy(runs[1], "weighted")
     edit(weighted, "config.json", lambda values: values["model"].update(kl_weights="unit"))
-    assert "kl_weights = unit" in refusal(runs[0], weighted)
+    assert "kl_weights = unit" in error_message(runs[0], weighted)
 
 
-def test_a_setting_at_its_default_may_be_missing_in_preprocessing_json(runs, cli, tmp_path):
+def test_combine_accepts_preprocessing_without_default_settings(runs, cli, tmp_path):
     edit(runs[1], "preprocessing.json", lambda values: values.pop("volume_check"))
     assert cli("combine", *runs, "--out", tmp_path / "both").code == 0
 
 
-def test_an_existing_model_is_kept_unless_told(runs, cli, tmp_path):
+def test_combine_needs_overwrite_to_replace(runs, cli, tmp_path):
     out = tmp_path / "both"
     assert cli("combine", *runs, "--out", out).code == 0
     before = (out / "model.safetensors").read_bytes()

@@ -265,7 +265,7 @@ def test_a_folder_that_vanishes_before_the_last_state_is_not_begun_anew(monkeypa
         folder.parent.rename(tmp_path / "gone")
 
     monkeypatch.setattr("phiseg.training.loop.save_model", save_and_lose)
-    with pytest.raises(OutputError, match="has vanished; put the folder back"):
+    with pytest.raises(OutputError, match="no longer exists; restore the folder"):
         run(steps=2, validate_every=2, checkpoint_every=2)
     assert not (tmp_path / "run").exists()
 

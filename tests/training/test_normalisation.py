@@ -1,4 +1,4 @@
-"""Batch norm's statistics: whose path they are taken from, checked against the layers' own inputs."""
+"""Batch-norm statistics: which path they come from, compared with the inputs of the layers."""
 
 import copy
 
@@ -36,7 +36,7 @@ def norm_layers(model):
 
 
 def inputs_of(model, run):
-    """Return the mean and unbiased variance of what each batch norm of a copy of the model sees during `run`."""
+    """Return mean and unbiased variance of the inputs of each batch norm of a copy of the model during `run`."""
     twin = copy.deepcopy(model).train()
     seen = {}
 
@@ -84,7 +84,7 @@ def is_close(layer, statistics):
 
 
 @pytest.mark.parametrize("model", ["phiseg", "probunet"], indirect=True)
-def test_the_posterior_is_averaged_on_the_training_path_and_all_else_on_the_sampling_path(model, batches):
+def test_recalibrate_uses_training_path_for_posterior_only(model, batches):
     in_training, in_sampling = inputs_of(model, training_path(batches)), inputs_of(model, sampling_path(batches))
     recalibrate(model, iter(batches), seed=SEED)
     layers = norm_layers(model)
@@ -96,19 +96,19 @@ def test_the_posterior_is_averaged_on_the_training_path_and_all_else_on_the_samp
         assert len(statistics) == len(batches)
         assert is_close(layer, statistics), name
         assert layer.num_batches_tracked == len(batches)
-    # the two paths are not the same, or this test could not fail
+    # the two paths differ; otherwise the test could not fail
     decoder = "likelihood." if any(name.startswith("likelihood.") for name in layers) else "combine."
     assert not any(is_close(layer, in_training[n]) for n, layer in layers.items() if n.startswith(decoder))
 
 
 @pytest.mark.parametrize("model", ["unet", "ensemble", "mcdropout", "multihead"], indirect=True)
-def test_a_model_with_a_single_path_is_averaged_on_it(model, batches):
+def test_recalibrate_model_with_single_path(model, batches):
     expected = inputs_of(model, sampling_path(batches))
     recalibrate(model, batches, seed=SEED)
     assert all(is_close(layer, expected[name]) for name, layer in norm_layers(model).items())
 
 
-def test_recalibration_forgets_what_was_there(model, batches):
+def test_recalibrate_discards_previous_statistics(model, batches):
     twin = copy.deepcopy(model)
     for layer in norm_layers(twin).values():
         layer.running_mean.fill_(1e6)
@@ -120,7 +120,7 @@ def test_recalibration_forgets_what_was_there(model, batches):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_recalibration_leaves_everything_but_the_statistics_alone(model, batches, training):
+def test_recalibrate_changes_statistics_only(model, batches, training):
     model.train(training)
     weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
     momenta = {name: layer.momentum for name, layer in norm_layers(model).items()}
@@ -133,14 +133,14 @@ def test_recalibration_leaves_everything_but_the_statistics_alone(model, batches
 
 
 @pytest.mark.parametrize("norm", ["group", "none"])
-def test_a_model_without_batch_norm_is_left_alone(norm, make_recipe, batches):
+def test_recalibrate_without_batch_norm_has_no_effect(norm, make_recipe, batches):
     model = build_model(make_recipe(settings={"norm": norm}).model)
     before = copy.deepcopy(model.state_dict())
     recalibrate(model, batches, seed=SEED)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_following_the_sampling_path_moves_what_sampling_uses_and_nothing_else(model, batches):
+def test_follow_sampling_path_updates_sampling_layers_only(model, batches):
     model.train()
     before = copy.deepcopy(model.state_dict())
     follow_sampling_path(model, batches[0], seed=SEED, step=0)
@@ -165,12 +165,12 @@ def after_one_step(make_recipe, lesions, tmp_path):
     return run
 
 
-def test_running_statistics_are_those_of_the_training_path(after_one_step, make_recipe, batches):
+def test_norm_statistics_running_uses_training_path(after_one_step, make_recipe, batches):
     weights = after_one_step("running")
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(SEED, "weights"))
         model = build_model(make_recipe().model)
-    first = batches[0]  # the stream of the run: same seed, same batch
+    first = batches[0]  # same seed and batch as the run
     generators = [seeded_generator(SEED, "noise", 0, row) for row in range(4)]
     seen = inputs_of(model, lambda twin: twin(first.image, first.labels, generator=generators))
     for name in norm_layers(model):
@@ -181,7 +181,7 @@ def test_running_statistics_are_those_of_the_training_path(after_one_step, make_
             torch.testing.assert_close(found, torch.as_tensor(value).double(), rtol=1e-5, atol=1e-6)
 
 
-def test_in_mode_both_a_step_adds_the_sampling_path_of_its_batch(after_one_step, make_recipe, batches):
+def test_norm_statistics_both_adds_sampling_path(after_one_step, make_recipe, batches):
     running, both = after_one_step("running"), after_one_step("both")
     model = build_model(make_recipe().model)
     model.load_state_dict(running)
@@ -198,9 +198,7 @@ def test_in_mode_both_a_step_adds_the_sampling_path_of_its_batch(after_one_step,
         assert torch.equal(running[name], both[name]), "statistics must not change the weights"
 
 
-def test_the_saved_state_of_a_recalibrated_run_holds_the_statistics_of_images_as_they_are(
-    after_one_step, make_recipe, lesions
-):
+def test_norm_statistics_recalibrated_uses_images_without_augmentation(after_one_step, make_recipe, lesions):
     weights = after_one_step("recalibrated")
     model = build_model(make_recipe().model)
     model.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""`--profile` tells where the time goes, writes a trace that viewers can open, and changes nothing."""
+"""`--profile` prints a table and writes a trace without changing results."""
 
 import gzip
 import json
@@ -13,14 +13,14 @@ from phiseg.training.loop import train
 from phiseg.training.profiling import PARTS, table
 
 
-def test_a_profiled_training_gives_the_same_run_and_a_trace(make_recipe, lesions, trained, tmp_path, capfd):
+def test_profile_writes_trace_and_keeps_results(make_recipe, lesions, trained, tmp_path, capfd):
     train(make_recipe(), lesions, tmp_path / "run", progress=False, profile=True)
     printed = capfd.readouterr().out
     for part in PARTS:
         assert part in printed
     assert "convolution" in printed
     (path,) = (tmp_path / "run" / "profile").iterdir()
-    assert path.name == "trace-3.json.gz"  # two of the six steps warm up
+    assert path.name == "trace-3.json.gz"  # two of the six steps are warm-up
     with gzip.open(path) as file:
         names = [event.get("name") for event in json.load(file)["traceEvents"]]
     assert [names.count(part) for part in PARTS] == [4, 4, 4, 4, 1]  # the validation after the third step
@@ -42,7 +42,7 @@ def event(key, device=DeviceType.CPU, *, cpu=0, own_cpu=0, own_device=0):
     )
 
 
-def test_a_gpus_events_do_not_hide_the_cpus_and_operators_are_shares_of_its_time():
+def test_profile_table_with_gpu_events():
     events = [
         event("forward", cpu=3000),
         event("backward", cpu=1000),
@@ -60,31 +60,29 @@ def test_a_gpus_events_do_not_hide_the_cpus_and_operators_are_shares_of_its_time
     ]
 
 
-def test_a_table_of_nothing_has_no_shares():
+def test_profile_table_without_events():
     assert len(table([], 1).splitlines()) == 1
     assert "0.0%" in table([event("forward")], 1)
 
 
-def test_a_trace_that_cannot_be_written_does_not_stop_the_training(make_recipe, lesions, tmp_path, capfd):
+def test_profile_continues_if_trace_cannot_be_written(make_recipe, lesions, tmp_path, capfd):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "profile").write_text("no folder")
     train(make_recipe(), lesions, tmp_path / "run", progress=False, profile=True)
     printed = capfd.readouterr()
-    assert "where the time of a step goes" in printed.out
+    assert "time per step" in printed.out
     assert "phiseg: no trace: cannot write" in printed.err
     assert (tmp_path / "run" / "model").is_dir()
 
 
-@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")  # a single step has none before it
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")  # a single step has no warm-up
 @pytest.mark.parametrize(("steps", "recorded"), [(1, 1), (3, 1)])
-def test_a_short_training_is_recorded_as_far_as_it_goes(steps, recorded, make_recipe, lesions, tmp_path, capfd):
+def test_profile_of_short_training(steps, recorded, make_recipe, lesions, tmp_path, capfd):
     train(make_recipe(steps=steps), lesions, tmp_path / "run", progress=False, profile=True)
     assert f"mean of {recorded} steps" in capfd.readouterr().out
 
 
-def test_a_run_that_forgets_its_activations_is_the_same_and_may_be_resumed_without(
-    make_recipe, lesions, trained, tmp_path
-):
+def test_checkpoint_activations_keeps_results_and_may_change_on_resume(make_recipe, lesions, trained, tmp_path):
     train(make_recipe(checkpoint_activations=True, steps=3), lesions, tmp_path / "run", progress=False)
     train(make_recipe(), lesions, tmp_path / "run", resume=True, progress=False)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == (trained() / "metrics.jsonl").read_text()

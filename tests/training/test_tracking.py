@@ -1,4 +1,4 @@
-"""metrics.jsonl: what is appended is read back, and a resumed run continues where its state stands."""
+"""metrics.jsonl: writing, reading and resuming."""
 
 import builtins
 import json
@@ -16,7 +16,7 @@ def write(folder, steps, *, start=0, **options):
     return tracker.path
 
 
-def test_every_line_is_a_json_object_with_step_and_kind(tmp_path):
+def test_tracker_writes_json_lines(tmp_path):
     path = write(tmp_path, [1, 2])
     Tracker(tmp_path, start=2).write(2, "val", {"loss": 0.1, "s_ncc": None})
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -29,19 +29,19 @@ def test_every_line_is_a_json_object_with_step_and_kind(tmp_path):
 
 
 @pytest.mark.parametrize("start", [1, 3, 5])
-def test_lines_after_the_last_state_are_cut_off(start, tmp_path):
+def test_tracker_removes_lines_after_last_state(start, tmp_path):
     whole = write(tmp_path, range(1, 6)).read_text()
     path = write(tmp_path, range(start + 1, 6), start=start)
     assert path.read_text() == whole
 
 
-def test_a_run_that_starts_anew_starts_with_an_empty_file(tmp_path):
+def test_tracker_starts_new_run_with_empty_file(tmp_path):
     write(tmp_path, [1, 2, 3])
     assert write(tmp_path, []).read_text() == ""
 
 
 @pytest.mark.parametrize("cut", range(1, 50, 7))
-def test_a_last_line_that_a_kill_cut_short_is_left_out(cut, tmp_path):
+def test_read_metrics_skips_incomplete_last_line(cut, tmp_path):
     path = write(tmp_path, [1, 2, 3])
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
@@ -50,17 +50,17 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out(cut, tmp_path):
 
 
 @pytest.mark.parametrize("junk", [b"\xff\xfe\x00", b"{", b"[]", b"7", b'{"kind": "train"}', b'{"step": "3"}'])
-def test_what_follows_a_damaged_line_is_not_believed(junk, tmp_path):
+def test_read_metrics_stops_at_damaged_line(junk, tmp_path):
     path = write(tmp_path, [1, 2])
     path.write_bytes(path.read_bytes() + junk + b'\n{"step": 3, "kind": "train"}\n')
     assert [line["step"] for line in read_metrics(path)] == [1, 2]
 
 
-def test_a_missing_file_has_no_lines(tmp_path):
+def test_read_metrics_of_missing_file(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
 
 
-def test_a_line_that_cannot_be_written_is_an_output_error(tmp_path):
+def test_tracker_reports_write_errors(tmp_path):
     tracker = Tracker(tmp_path, start=0)
     tracker.path.unlink()
     tracker.path.mkdir()
@@ -68,7 +68,7 @@ def test_a_line_that_cannot_be_written_is_an_output_error(tmp_path):
         tracker.write(1, "train", {"loss": 1.0})
 
 
-def test_tensorboard_gets_the_same_numbers(tmp_path):
+def test_tracker_writes_tensorboard(tmp_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     write(tmp_path, [1, 2, 4], tensorboard=True)
     Tracker(tmp_path, start=4, tensorboard=True).write(4, "val", {"ged": 0.25, "dice": None})
@@ -78,7 +78,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     assert "val/dice" not in events.Tags()["scalars"]
 
 
-def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
+def test_tracker_names_missing_tensorboard_extra(tmp_path, monkeypatch):
     original = builtins.__import__
 
     def refuse(name, *args, **kwargs):
@@ -91,14 +91,14 @@ def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
         Tracker(tmp_path, start=0, tensorboard=True)
 
 
-def test_a_folder_that_vanished_is_told_and_not_begun_anew(tmp_path):
+def test_tracker_reports_missing_folder(tmp_path):
     run = tmp_path / "run"
     tracker = Tracker(run, start=0)
     tracker.write(1, "train", {"loss": 1.0})
     tracker.path.unlink()
-    with pytest.raises(OutputError, match=r"metrics\.jsonl has vanished; put the folder back and --resume"):
+    with pytest.raises(OutputError, match=r"metrics\.jsonl no longer exists; restore the folder and use --resume"):
         tracker.write(2, "train", {"loss": 1.0})
     assert not tracker.path.exists(), "half of the lines would pass for all of them"
     run.rmdir()
-    with pytest.raises(OutputError, match="has vanished"):
+    with pytest.raises(OutputError, match="no longer exists"):
         tracker.write(2, "train", {"loss": 1.0})

@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights: what stochastic steps scatter around."""
+"""Exponential moving average of the weights of a model."""
 
 from copy import deepcopy
 
@@ -8,14 +8,14 @@ from phiseg.models import Segmenter
 
 
 class WeightAverage:
-    """A copy of a model whose weights follow the model's.
+    """Copy of a model with averaged weights.
 
-    After step t, counted from 1, the copy moves by 1 - min(decay, (1 + t) / (10 + t)) of the way towards the model,
-    so that it soon forgets the random start. Buffers, batch norm's statistics among them, are the model's own.
+    After step t (starting at 1), the decay is min(decay, (1 + t) / (10 + t)), so that the influence of the random
+    initial weights vanishes quickly. Buffers, such as batch-norm statistics, are copied from the model.
 
     Args:
-        model: what to follow.
-        decay: of the average; with 0 there is no copy, and the average is the model itself.
+        model: model to average.
+        decay: decay of the average; 0 disables averaging, and the average is the model itself.
     """
 
     def __init__(self, model: Segmenter, decay: float) -> None:
@@ -24,10 +24,10 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: Segmenter, step: int) -> None:
-        """Follow `model` after its step number `step`."""
+        """Update the average with the weights of `model` after step `step`."""
         if self.decay:
             weight = 1 - min(self.decay, (1 + step) / (10 + step))
             for average, value in zip(self.model.parameters(), model.parameters(), strict=True):
                 average.lerp_(value, weight)
-            for own, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
-                own.copy_(theirs)
+            for target, source in zip(self.model.buffers(), model.buffers(), strict=True):
+                target.copy_(source)

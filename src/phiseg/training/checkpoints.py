@@ -1,6 +1,6 @@
-"""state/last.pt: all that a killed run needs to go on bit for bit.
+"""state/last.pt: the state from which a run resumes with bitwise identical results.
 
-Randomness is a function of the seed and the step, so the state is short: weights, optimiser, step, best score.
+Random numbers depend only on the seed and the step, so the state is small: weights, optimiser, step and best score.
 """
 
 import io
@@ -20,27 +20,27 @@ FORMAT = "phiseg-state"
 
 @dataclass
 class TrainingState:
-    """Where a training stands after `step` steps."""
+    """State of a training run after `step` steps."""
 
     fingerprint: str
-    """Of the dataset and its split."""
+    """Hash of the dataset and its split."""
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any]
     step: int = 0
     best: float | None = None
-    """The best value of the selection criterion so far."""
+    """Best value of the selection criterion so far."""
     skipped: int = 0
-    """Steps skipped so far because something was not finite."""
+    """Number of steps skipped because of a non-finite loss or gradient."""
     average: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The moving average of the weights; empty where there is none."""
+    """Moving average of the weights; empty without averaging."""
     scaler: dict[str, Any] = field(default_factory=dict)
-    """The loss scaler of precision 16-mixed; empty for the others."""
+    """Loss scaler of precision 16-mixed; empty for other precisions."""
     validation_due: bool = False
-    """Whether the validation of this step is still to be done."""
+    """Whether the validation of this step is pending."""
 
 
 def save_state(path: Path, state: TrainingState) -> None:
-    """Write the state atomically: the previous one stays until the new one is complete on disk."""
+    """Write the state atomically: the previous state is kept until the new one is complete."""
     buffer = io.BytesIO()
     torch.save(_unshared({"format": FORMAT, **vars(state)}), buffer)
     with atomic_file(path) as file:
@@ -48,9 +48,9 @@ def save_state(path: Path, state: TrainingState) -> None:
 
 
 def _unshared(value: Any) -> Any:
-    """Return nested containers of which no two places are one object, but equal texts always are.
+    """Return a copy of nested containers without shared objects, except equal strings, which are interned.
 
-    A pickle tells the same object from an equal one. So a resumed run writes the bytes of one that never stopped.
+    Pickle distinguishes shared objects from equal ones. Without this, a resumed run would write different bytes.
     """
     if isinstance(value, dict):
         return type(value)((_unshared(key), _unshared(inner)) for key, inner in value.items())
@@ -60,15 +60,15 @@ def _unshared(value: Any) -> Any:
 
 
 def load_state(path: Path) -> TrainingState:
-    """Read a state; nothing in the file is executed.
+    """Read a state without executing code from the file.
 
     Raises:
-        TrainingError: the file is damaged or something else.
+        TrainingError: the file is damaged or not a training state.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # about foreign pickles, which are refused below
+        with warnings.catch_warnings(action="ignore"):  # about other pickles, which are rejected below
             stored = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and its unpickler raise nearly anything when the bytes are not theirs
+    except Exception as error:  # torch.load raises all kinds of exceptions for invalid files
         reason = str(error).partition("\n")[0]
         raise TrainingError(
             f"cannot read {path}: damaged or not a training state ({reason}); "
@@ -79,7 +79,7 @@ def load_state(path: Path) -> TrainingState:
     try:
         state = TrainingState(**stored)
     except TypeError:
-        raise TrainingError(f"{path} is of another version of phiseg; train into a new folder") from None
+        raise TrainingError(f"{path} was written by another version of phiseg; train into a new folder") from None
     if not (_is_count(state.step) and _is_count(state.skipped) and isinstance(state.best, float | None)):
         raise TrainingError(f"{path} is damaged; restore the file, or train into a new folder")
     return state

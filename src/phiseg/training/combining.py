@@ -1,4 +1,4 @@
-"""Several trained PHiSegs as one model: the members of an ensemble that were trained apart."""
+"""Combine separately trained PHiSeg models into an ensemble."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,38 +14,37 @@ from phiseg.models.pretrained import weights_hash
 
 
 def combine(folders: Sequence[Path], out: Path, *, half: bool = False, overwrite: bool = False) -> PHiSegEnsemble:
-    """Write a model folder whose samples come from each of the models in equal parts.
+    """Write an ensemble of several models as a model folder; each sample comes from one member, chosen uniformly.
 
-    Temperatures that were fitted for a member are left behind: fit those of the ensemble with `phiseg calibrate`.
+    Fitted temperatures of the members are discarded; calibrate the ensemble with `phiseg calibrate`.
 
     Args:
-        folders: model folders, or the run folders around them, of PHiSegs with the same settings that were trained
-            on the same data.
-        out: the folder to write.
-        half: store the weights, but not the statistics of batch norm, in 16 bits. They are read as 32 bits again.
-        overwrite: replace a model folder that is there.
+        folders: model or run folders of PHiSeg models with the same settings, trained on the same data.
+        out: output folder.
+        half: store weights in 16 bits, but not batch-norm statistics. They are converted to 32 bits on loading.
+        overwrite: replace an existing model folder.
 
     Raises:
-        ConfigError: fewer than two models, or one of them twice.
-        ModelError: they do not go together.
+        ConfigError: there are fewer than two models, or one of them twice.
+        ModelError: the models are not compatible.
         OutputError: the folder exists, or cannot be written.
     """
     check_replaceable(out, overwrite=overwrite, marker="config.json")
     if len(folders) < 2:
-        raise ConfigError("an ensemble has two members or more; give their model folders")
+        raise ConfigError("an ensemble needs at least two members; pass their model folders")
     members = [load_model(folder, calibrated=False) for folder in folders]
     hashes = [weights_hash(folder) for folder in folders]
     for position, folder in enumerate(folders):
         _check_member(members[position], members[0], folder, folders[0])
         if hashes[position] in hashes[:position]:
             raise ConfigError(
-                f"{folder} has the weights of {folders[hashes.index(hashes[position])]}; give it once"
+                f"{folder} has the same weights as {folders[hashes.index(hashes[position])]}; pass it once"
             )
     settings = members[0].config.model_dump(exclude={"name"})
     ensemble = build_model(PHiSegEnsembleConfig(**settings, members=len(members)))
     assert isinstance(ensemble, PHiSegEnsemble)
-    for own, member in zip(ensemble.members, members, strict=True):
-        own.load_state_dict(member.state_dict())
+    for target, member in zip(ensemble.members, members, strict=True):
+        target.load_state_dict(member.state_dict())
     if half:
         for parameter in ensemble.parameters():
             parameter.data = parameter.data.half()
@@ -58,28 +57,28 @@ def combine(folders: Sequence[Path], out: Path, *, half: bool = False, overwrite
 
 def _check_member(model: Segmenter, first: Segmenter, folder: Path, first_folder: Path) -> None:
     if not isinstance(model, PHiSeg):
-        raise ModelError(f"{folder} is a model '{model.config.name}'; the members of this ensemble are of 'phiseg'")
-    ours, theirs = model.config.model_dump(), first.config.model_dump()
-    if different := [key for key in ours if ours[key] != theirs.get(key)]:
+        raise ModelError(f"{folder} is a model '{model.config.name}'; all members must be models 'phiseg'")
+    settings, expected = model.config.model_dump(), first.config.model_dump()
+    if different := [key for key in settings if settings[key] != expected.get(key)]:
         key = different[0]
         raise ModelError(
-            f"{folder} has model.{key} = {ours[key]}, {first_folder} has {theirs.get(key)}; "
-            "combine models of one recipe"
+            f"{folder} has model.{key} = {settings[key]}, but {first_folder} has {expected.get(key)}; "
+            "combine models of the same recipe"
         )
     if model.provenance.get("patient_salt") != first.provenance.get("patient_salt"):
         raise ModelError(
-            f"{folder} and {first_folder} record their patients in different ways, since an older phiseg trained "
-            "one of them; combine models that one version trained"
+            f"{folder} and {first_folder} record their patients in different ways, because one of them was trained "
+            "with an older phiseg; combine models trained with the same version"
         )
     if Preprocessing.find(model) != Preprocessing.find(first):
         raise ModelError(
-            f"{folder} and {first_folder} were trained on other data, or on data prepared in another way; "
-            "combine models of one dataset"
+            f"{folder} and {first_folder} were trained on different data, or on data with different preprocessing; "
+            "combine models of the same dataset"
         )
 
 
 def _provenance(members: Sequence[Segmenter], hashes: Sequence[str]) -> dict[str, Any]:
-    """Return what all members have in common, whom any of them was trained on, and where each comes from."""
+    """Return the common provenance, the patients of all members, and the origin of each member."""
     annotators = [member.provenance.get("annotator") for member in members]
     salt = members[0].provenance.get("patient_salt")
     patients = {
@@ -108,17 +107,18 @@ library_name: phiseg
 tags: [medical-image-segmentation, uncertainty]
 ---
 
-# An ensemble of {len(members)} PHiSegs
+# Ensemble of {len(members)} PHiSeg models
 
-`phiseg.load(FOLDER).sample(image, num_samples, generator=...)` draws segmentations; each comes from one of the
-members, picked at random.
+This model samples plausible segmentations of an image:
+`phiseg.load(FOLDER).sample(image, num_samples, generator=...)`. Each sample comes from one member, chosen at
+random.
 
 | member | recipe | weights of step |
 |---|---|---|
 {rows}
 
-## Limits
+## Limitations
 
-Research software, not a medical device. The model knows the kind of image it was trained on and nothing else; its
-samples show how the training annotators and the members differ, not every way in which a segmentation can be wrong.
+Research software, not a medical device. The model is valid only for images like its training images. Its samples
+show how the training annotators and the members differ, not every way in which a segmentation can be wrong.
 """

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: a trace to look at, and a table."""
+"""Profiling of training steps: a trace file and a table."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,26 +14,26 @@ from phiseg.core.errors import OutputError
 from phiseg.core.files import atomic_file
 
 PARTS = ("load the batch", "forward", "backward", "optimise", "validate")
-"""What steps, and validations between them, consist of, as `record_function` calls it in the training loop."""
+"""Parts of steps and validations, by their `record_function` names in the training loop."""
 NUM_STEPS = 4
-"""Steps that are recorded, after two that are not."""
+"""Number of recorded steps, after two warm-up steps."""
 
 
 @contextmanager
 def profiled(folder: Path, *, first_step: int, last_step: int) -> Iterator[Callable[[], None]]:
-    """Record a few steps as `folder`/trace-N.json.gz, N the first of them, and print a table.
+    """Record a few steps as `folder`/trace-N.json.gz, where N is the first step, and print a table.
 
-    The trace opens in https://ui.perfetto.dev or chrome://tracing. Nothing that is computed changes, and a trace
-    that cannot be written does not stop the training.
+    Open the trace in https://ui.perfetto.dev or chrome://tracing. Results do not change, and an error while writing
+    the trace does not stop the training.
 
     Args:
-        folder: is made.
-        first_step: the step that comes next, counted from 0.
-        last_step: one after the last one of the training, and after `first_step`; a short training is recorded as
-            far as it goes.
+        folder: output folder, created if needed.
+        first_step: index of the next step, starting at 0.
+        last_step: number of steps of the training, larger than `first_step`; a short training is recorded up to its
+            end.
 
     Yields:
-        What to call after each step.
+        Function to call after each step.
     """
     waiting = min(2, last_step - first_step - 1)
     number = min(NUM_STEPS, last_step - first_step - waiting)
@@ -56,12 +56,14 @@ def profiled(folder: Path, *, first_step: int, last_step: int) -> Iterator[Calla
 
 
 def table(events: Any, num_steps: int, *, num_operators: int = 12) -> str:
-    """Return the parts of a step and the operators that take most time themselves, in milliseconds a step.
+    """Return a table of the parts of a step and the slowest operators (self time), in milliseconds per step.
 
-    The time of a part is the CPU's, which may run ahead of a GPU; that of an operator is the GPU's if there is one.
-    Percentages are of all parts, and of all operators.
+    Parts are measured on the CPU, which may run ahead of a GPU; operators on the GPU if there is one. Percentages
+    are relative to all parts and to all operators.
     """
-    by_name = {event.key: event for event in events if event.device_type.name == "CPU"}  # a GPU has its own twins
+    by_name = {
+        event.key: event for event in events if event.device_type.name == "CPU"
+    }  # GPU events have the same names
     parts = {name: by_name[name].cpu_time_total for name in PARTS if name in by_name}
     operators = {name: event for name, event in by_name.items() if name.startswith("aten::")}
     on_device = any(event.self_device_time_total for event in operators.values())
@@ -75,4 +77,4 @@ def table(events: Any, num_steps: int, *, num_operators: int = 12) -> str:
         for times, names in ((parts, parts), (own, longest))
         for name in names
     ]
-    return "\n".join([f"where the time of a step goes (mean of {num_steps} steps)", *lines])
+    return "\n".join([f"time per step (mean of {num_steps} steps)", *lines])

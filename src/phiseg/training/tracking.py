@@ -1,6 +1,6 @@
-"""metrics.jsonl: one JSON object a line, `{"step": ..., "kind": "train" | "val", name: number, ...}`.
+"""metrics.jsonl: one JSON object per line, `{"step": ..., "kind": "train" | "val", name: number, ...}`.
 
-The file holds no time and no place, so that a run that was killed and resumed writes the same bytes.
+The file contains no times or paths, so that a killed and resumed run writes the same bytes.
 """
 
 import json
@@ -14,37 +14,37 @@ from phiseg.core.files import write_text
 
 
 class Tracker:
-    """Appends to metrics.jsonl, and to TensorBoard's files if asked to.
+    """Writer of metrics.jsonl and, optionally, TensorBoard files.
 
     Args:
-        folder: the run's folder.
-        start: the step the run continues from; later lines of an earlier attempt are cut off.
-        validation_due: whether that step is to be validated; if so, an earlier attempt's line of it is cut off.
-        tensorboard: whether to write TensorBoard files too.
+        folder: run folder.
+        start: step from which the run continues; lines of later steps are removed.
+        validation_due: whether the validation of that step is pending; if so, its validation line is removed.
+        tensorboard: also write TensorBoard files.
     """
 
     def __init__(self, folder: Path, *, start: int, validation_due: bool = False, tensorboard: bool = False):
         self.path = folder / "metrics.jsonl"
         self._board: Any = _open_board(folder / "tensorboard", start) if tensorboard else None
-        kept = [line for line in read_metrics(self.path) if line["step"] <= start] if start else []
+        lines = [line for line in read_metrics(self.path) if line["step"] <= start] if start else []
         if validation_due:
-            kept = [line for line in kept if (line["step"], line["kind"]) != (start, "val")]
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+            lines = [line for line in lines if (line["step"], line["kind"]) != (start, "val")]
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
     def check(self) -> None:
-        """Raise an OutputError if the folder has vanished: what is written into it next would begin it anew."""
+        """Raise an OutputError if metrics.jsonl no longer exists; the next write would start a new file."""
         if not self.path.is_file():
-            raise OutputError(f"{self.path} has vanished; put the folder back and --resume")
+            raise OutputError(f"{self.path} no longer exists; restore the folder and use --resume")
 
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
         """Append one line."""
         self.check()
         try:
-            with self.path.open("r+", encoding="utf-8") as file:  # which makes no new file where ours has vanished
+            with self.path.open("r+", encoding="utf-8") as file:  # fails if the file no longer exists
                 file.seek(0, SEEK_END)
                 file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
         except OSError as error:
-            raise OutputError(f"cannot write {self.path}: {error.strerror}; free space and --resume") from error
+            raise OutputError(f"cannot write {self.path}: {error.strerror}; free space and use --resume") from error
         if self._board is not None:
             for name, value in values.items():
                 if value is not None:
@@ -53,7 +53,7 @@ class Tracker:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a metrics.jsonl; a last line that a kill cut short is left out."""
+    """Return the complete lines of a metrics.jsonl; an incomplete last line is skipped."""
     lines = []
     if path.is_file():
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
