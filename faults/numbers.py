@@ -128,7 +128,7 @@ def _cases(good: Specimens, work: Path, rng: np.random.Generator) -> list[Case]:
         Case("values of 1e300, prepared", source("farther", image.astype(np.float64) * 1e300, labels)),
         Case("labels 0 and 3, prepared", source("gaps", image, gaps), "label"),
         Case("label -7, prepared", source("negative", image, strange), "labels are 0, -7, 1"),
-        Case("label 0.5, prepared", source("fraction", image, fractions), "no class index", code=0),
+        Case("label 0.5, prepared", source("fraction", image, fractions), "not a class index", code=0),
         Case("NaN pixels in arrays", crops("nan", lambda images: np.where(images > 0.99, np.nan, images)), "NaN"),
         Case("constant images in arrays", crops("constant", lambda images: 0 * images + 3)),
         Case("images of 1e38 in arrays", crops("far", lambda images: (images + 0.5) * np.float32(1e38))),

@@ -234,7 +234,7 @@ def test_a_bad_scan_stops_nothing_and_can_be_mended(predict, model, tmp_path):
 BAD_SCANS = {
     "tilted": "contains a tilted scan",
     "gap": "seems to lack 1 slice",
-    "doubled": "both lie at",
+    "doubled": "are both at",
     "mixed": "contains 2 series",
     "radiograph": "contains no slices with a position in space",
     "blank": "has no pixel data",

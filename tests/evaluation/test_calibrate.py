@@ -251,10 +251,10 @@ def evaluated(cli, run, data, out, *words):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"noise": [1.0]}, "1 noise temperatures, the model has 2 levels"),
+        ({"noise": [1.0]}, "1 noise temperatures, but the model has 2 levels"),
         ({"logits": 0}, "logits"),
         ({"noise": [1.0, -2.0]}, "noise"),
-        ({"version": 2}, "not a calibration that this phiseg reads"),
+        ({"version": 2}, "not a valid calibration file"),
     ],
 )
 def test_a_foreign_calibration_is_refused(cli, trained, lesions, copy, tmp_path, values, says):

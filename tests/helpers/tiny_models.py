@@ -74,6 +74,6 @@ def record_phiseg(model):
 
 
 def naive_pick(noise, number):
-    """Return the first of `number` equal intervals of [0, 1] whose end lies beyond the share below `noise`."""
+    """Return the index of the interval of [0, 1], split into `number` equal parts, that contains CDF(noise)."""
     share = (1 + erf(noise / sqrt(2))) / 2
     return next(index for index in range(number) if share < (index + 1) / number or index == number - 1)
