@@ -405,7 +405,7 @@ def test_a_sample_is_saved_as_it_is_shown(page, address, model, scan, tmp_path):
     numbers = json.loads(save("JSON").read_text())
     assert numbers["classes"]["lesion"]["volume_ml"] == shown
     page.get_by_role("button", name="DICOM SEG").click()
-    page.get_by_text("refers to a DICOM series").wait_for()
+    page.get_by_text("DICOM SEG needs a DICOM series").wait_for()
     page.get_by_role("button", name="Dismiss").click()
     assert page.locator(".message").count() == 0
     page.complaints.clear()  # the browser notes the refusal

@@ -14,7 +14,10 @@ def test_this_machine_is_let_in_by_all_its_names(served, host):
 @pytest.mark.parametrize("host", ["example.org", "localhost.example.org:80", "192.168.0.1", "[::1", "", "a@b:c"])
 def test_other_names_for_our_address_are_refused(served, host):
     answer = served.client.get("/api/session", headers={"host": host})
-    assert (answer.status_code, answer.json()["message"]) == (421, "this server answers to localhost only")
+    assert (answer.status_code, answer.json()["message"]) == (
+        421,
+        "this server only accepts requests for localhost",
+    )
 
 
 @pytest.mark.parametrize("origin", ["http://example.org", "null", "http://localhost:1234", "http://localhost.evil"])
@@ -61,7 +64,7 @@ def test_a_token_is_asked_of_everybody_and_kept_in_a_cookie(serve):
 )
 def test_no_file_but_those_of_the_page_can_be_reached(served, path):
     answer = served.client.get(path)
-    assert (answer.status_code, answer.json()) == (404, {"message": "there is no such page"})
+    assert (answer.status_code, answer.json()) == (404, {"message": "page not found"})
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_a_long_request_that_is_no_upload_is_refused(served, chunked):
     headers = {"content-type": "application/json"}
     answer = served.client.post("/api/predictions", content=content, headers=headers)
     assert answer.status_code == 413
-    assert "more than 64 KB cannot be sent" in answer.json()["message"]
+    assert "uploads are limited to 64 KB" in answer.json()["message"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_a_request_that_makes_no_sense_is_told_why(served, change, cause):
     request = {"scan": "example", "point": [0, 0, 0]} | change
     answer = served.client.post("/api/predictions", json=request)
     assert answer.status_code == 422
-    assert answer.json()["message"].startswith("the request makes no sense: body.")
+    assert answer.json()["message"].startswith("invalid request: body.")
     assert cause in answer.json()["message"]
 
 
@@ -127,7 +130,7 @@ def test_a_bug_is_one_line_for_the_client_and_leaves_the_server_alive(serve, mon
     monkeypatch.setattr(served.viewer.scans, "get", broken)
     answer = served.client.get("/api/scans/example")
     assert answer.status_code == 500
-    assert "something unexpected went wrong (RuntimeError)" in answer.json()["message"]
+    assert "unexpected error (RuntimeError)" in answer.json()["message"]
     assert "secret" not in answer.text
     assert "content-security-policy" in answer.headers
     (failed,) = served.messages(

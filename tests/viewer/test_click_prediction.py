@@ -154,7 +154,7 @@ def test_a_held_member_draws_all_samples(scan):
 
 def test_a_member_has_no_temperature(serve):
     (failed,) = serve(make_model(members=3)).click(levels=[{}, {"temperature": 2}, {"temperature": 0.5}])
-    assert failed["message"] == "which member draws has no temperature; hold or redraw it"
+    assert failed["message"] == "the member of an ensemble has no temperature; hold or redraw it"
 
 
 def test_samples_without_any_noise_are_all_the_same(scan):
@@ -292,16 +292,16 @@ def test_scans_have_no_scores(scan):
 def test_a_point_outside_of_the_scan_is_a_message(scan, point):
     served, _, name = scan()
     (failed,) = served.click(name, point)
-    assert failed == {"type": "error", "message": "the point lies outside of the scan; click inside of it"}
+    assert failed == {"type": "error", "message": "the point is outside the scan; click inside the scan"}
 
 
 @pytest.mark.parametrize(("members", "names"), [(None, "level 1, level 2"), (3, "level 1, level 2, member")])
 def test_settings_of_other_levels_and_of_an_unknown_scan_are_messages(serve, members, names):
     served = serve(make_model(members=members))
     (failed,) = served.click(levels=[{}])
-    assert failed["message"] == f"the model takes settings for {names}, not 1; reload the page"
+    assert failed["message"] == f"the model has settings for {names}, not 1; reload the page"
     (failed,) = served.click("drop-1234", [0, 0, 0])
-    assert "there is no such scan any more" in failed["message"]
+    assert "this scan is no longer open" in failed["message"]
 
 
 def test_a_model_without_a_hierarchy_has_no_levels(serve, lesions, trained):

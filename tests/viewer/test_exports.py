@@ -65,7 +65,10 @@ def test_dicom_seg_lies_on_the_series(serve, dicom_files):
     answer = exported(served, done["id"], what="mean", kind="seg")
     assert highdicom.seg.segread(io.BytesIO(answer.content)).SegmentationType == "FRACTIONAL"
     answer = exported(served, done["id"], what="gamma", kind="seg")
-    assert (answer.status_code, answer.json()["message"]) == (400, "a gamma map is no segmentation; take NIfTI")
+    assert (answer.status_code, answer.json()["message"]) == (
+        400,
+        "a gamma map is not a segmentation; save it as NIfTI",
+    )
 
 
 def test_numbers_tell_how_to_draw_them_again(serve):
@@ -84,12 +87,12 @@ def test_numbers_tell_how_to_draw_them_again(serve):
 @pytest.mark.parametrize(
     ("query", "status", "cause"),
     [
-        ({"what": "sample", "kind": "nifti", "index": 3}, 400, "there is no sample 4; 3 were drawn"),
-        ({"what": "labels", "kind": "seg"}, 400, "this scan is none; take NIfTI"),
-        ({"what": "gamma", "kind": "json"}, 400, "numbers are written as JSON"),
-        ({"what": "numbers", "kind": "nifti"}, 400, "numbers are written as JSON"),
-        ({"what": "everything", "kind": "nifti"}, 422, "the request makes no sense: query.what"),
-        ({"what": "sample", "kind": "nifti", "index": -1}, 422, "the request makes no sense: query.index"),
+        ({"what": "sample", "kind": "nifti", "index": 3}, 400, "sample 4 does not exist; 3 samples were drawn"),
+        ({"what": "labels", "kind": "seg"}, 400, "this scan is not one; save it as NIfTI"),
+        ({"what": "gamma", "kind": "json"}, 400, "measurements can only be saved as JSON"),
+        ({"what": "numbers", "kind": "nifti"}, 400, "measurements can only be saved as JSON"),
+        ({"what": "everything", "kind": "nifti"}, 422, "invalid request: query.what"),
+        ({"what": "sample", "kind": "nifti", "index": -1}, 422, "invalid request: query.index"),
     ],
 )
 def test_what_cannot_be_exported_says_why(serve, query, status, cause):

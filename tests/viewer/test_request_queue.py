@@ -107,7 +107,7 @@ def test_too_many_are_told_to_come_back(running, slow):
         assert begun.wait(20)
         status, content = click(port)
         assert status == 503
-        assert "too many are waiting" in json.loads(content)["message"]
+        assert "too many requests are waiting" in json.loads(content)["message"]
         slow[1].set()
         assert first.result()[0] == 200
 
@@ -185,4 +185,4 @@ def test_uploads_beyond_the_first_two_are_told_to_come_back(running):
 
 @pytest.mark.parametrize("path", ["/../server.py", "/static/../../server.py", "//etc/passwd", "/%2e%2e/server.py"])
 def test_paths_that_no_browser_would_send_reach_nothing(running, path):
-    assert ask(running[1], "GET", path) == (404, b'{"message":"there is no such page"}')
+    assert ask(running[1], "GET", path) == (404, b'{"message":"page not found"}')

@@ -140,7 +140,7 @@ HOSTILE = {
     "bomb": (
         "scan.nii.gz",
         gzip.compress(header(SCAN, dim=[3, 500, 500, 120, 1, 1, 1, 1]) + bytes(1 << 27), 9),
-        "its voxels need more than the 64 MB there are; start the viewer on the file itself",
+        "its voxels need more than the available 64 MB; pass the file to the command instead",
     ),
     "goes on for long": ("scan.nii.gz", gzip.compress(SCAN + bytes(1 << 27), 9), "unpacks to more than 64 MB"),
     "cut off": ("scan.nii.gz", gzip.compress(SCAN)[:-40], "scan.nii.gz is damaged"),
@@ -151,7 +151,7 @@ HOSTILE = {
     "all the same": ("scan.nii", SCAN[:352] + bytes(len(SCAN) - 352), "every voxel is 0"),
     "no png": ("a.png", b"\x89PNG\r\n\x1a\n nonsense", "a.png cannot be read as PNG"),
     "png bomb": ("a.png", png_of(60_000), "a.png cannot be read as PNG"),
-    "large png": ("a.png", png_of(9_000), "a.png: its voxels need more than the 64 MB"),
+    "large png": ("a.png", png_of(9_000), "a.png: its voxels need more than the available 64 MB"),
     "no dicom": ("notes.txt", b"some text", "notes.txt is not a DICOM file"),
     "no name": ("/", b"", "unnamed"),
 }
@@ -192,11 +192,11 @@ def test_values_that_do_not_fit_into_32_bits_are_refused(serve):
 def test_several_scans_and_none_are_refused(serve):
     served = serve()
     answer = served.drop(("a.nii", SCAN), ("b.nii", SCAN))
-    assert answer.json()["message"] == "these are 2 scans; drop a single NIfTI, PNG or DICOM series"
+    assert answer.json()["message"] == "the files contain 2 scans; drop one scan only"
     answer = served.client.post("/api/scans", data={"a": "b"}, files={})
     assert answer.status_code == 400
     answer = served.client.post("/api/scans", files={"field": (None, "value")})
-    assert "nothing was dropped" in answer.json()["message"]
+    assert "no files were dropped" in answer.json()["message"]
 
 
 def test_a_series_of_another_modality_is_refused(serve, dicom_files):
@@ -231,21 +231,21 @@ def test_the_limit_holds_whatever_the_length_says(serve, temporary, monkeypatch,
     kind = {"content-type": "multipart/form-data; boundary=x"}
     answer = served.client.post("/api/scans", content=body(), headers=kind | headers)
     assert answer.status_code == 413
-    assert "cannot be sent" in answer.json()["message"]
+    assert "uploads are limited to" in answer.json()["message"]
     assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize(
     ("kind", "body", "cause"),
     [
-        ("application/json", b"{}", "no form with files"),
-        ("multipart/form-data", b"{}", "no form with files"),
+        ("application/json", b"{}", "not a form with files"),
+        ("multipart/form-data", b"{}", "not a form with files"),
         ("multipart/form-data; boundary=x", b"nonsense", "cannot be read"),
         ("multipart/form-data; boundary=" + "x" * 500, b"", "cannot be read"),
         (
             "multipart/form-data; boundary=x",
             b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.nii"\r\n\r\nabc',
-            "ended too early",
+            "the upload is incomplete",
         ),
         ("multipart/form-data; boundary=x", b"--x\r\nA: " + b"b" * 20_000, "cannot be read"),
     ],

@@ -18,7 +18,7 @@ export type Point = PredictionRequest["point"];
 
 export interface Annotations {
   annotators: string[];
-  /** (A, height, width), of the only slice of a case. */
+  /** (A, height, width) of the only slice of a case. */
   labels: Uint8Array;
 }
 
@@ -48,7 +48,7 @@ export async function sendScan(files: File[]): Promise<ScanInfo> {
   return (await request("api/scans", { method: "POST", body: form })).json();
 }
 
-/** Ask for samples, and yield what comes line by line. */
+/** Request samples and yield the messages line by line. */
 export async function* predict(wish: PredictionRequest, signal: AbortSignal): AsyncGenerator<StreamedMessage> {
   const response = await request("api/predictions", {
     method: "POST",

@@ -1,4 +1,4 @@
-/** What all parts of the page share: the session, the open scan, what was drawn, and how to change it. */
+/** State shared by all parts of the page: the session, the open scan, its prediction, and the actions that change them. */
 
 import type { Annotations, ModelInfo, Pair, Point, ScanInfo, SessionInfo } from "./api";
 import * as api from "./api";
@@ -7,7 +7,7 @@ import { Slices } from "./slices";
 import type { State } from "./state";
 import { AS_IT_IS, INITIAL, Store, VIEWS, fromHash, isAsItIs } from "./state";
 
-/** A pixel under the cursor. */
+/** The pixel under the cursor. */
 export interface Place {
   row: number;
   column: number;
@@ -21,9 +21,9 @@ export class App {
   annotations: Annotations | null = null;
   result: Result | null = null;
   hover: Place | null = null;
-  /** What is being done, for the status line; empty when nothing is. */
+  /** The current activity for the status line; empty if idle. */
   busy = "";
-  /** How much of it is done, 0 to 1. */
+  /** Progress of the activity, 0 to 1. */
   progress = 0;
   private running: AbortController | null = null;
   private timer = 0;
@@ -47,7 +47,7 @@ export class App {
     return this.store.get();
   }
 
-  /** The views that this model has. */
+  /** The views available for this model. */
   get views(): (typeof VIEWS)[number][] {
     return VIEWS.filter((view) => view !== "levels" || this.model.num_levels > 0);
   }
@@ -60,7 +60,7 @@ export class App {
     this.onError(error instanceof Error ? error.message : String(error));
   }
 
-  /** Restore what a link says. */
+  /** Restore the view state of a link. */
   async restore(hash: string): Promise<void> {
     const wish = fromHash(hash);
     if (wish.model && wish.model !== this.model.name) {
@@ -73,13 +73,13 @@ export class App {
     if (!this.scan && first && first !== scan) await this.open(first);
   }
 
-  /** Open a scan; `wish` says what to look at. */
+  /** Open a scan with the view state in `wish`. */
   async open(id: string, wish: Partial<State> = {}): Promise<void> {
     const known = this.session.scans.find((scan) => scan.id === id);
     await this.attempt("Opening the scan", () => this.show(known ?? api.getScan(id), wish));
   }
 
-  /** Send files to the server, as one scan. */
+  /** Upload files as one scan. */
   async send(files: File[]): Promise<void> {
     const size = files.reduce((sum, file) => sum + file.size, 0);
     if (size > this.session.max_upload_bytes) {
@@ -100,7 +100,7 @@ export class App {
     void this.draw();
   }
 
-  /** Change how samples are drawn, and draw again after a moment without further changes. */
+  /** Change the sampling settings; draw again after a short delay without further changes. */
   redraw(change: Partial<State>): void {
     this.store.set(change);
     if (!this.state.point) return;
@@ -124,7 +124,7 @@ export class App {
     return this.session.model.noise_names.map(() => AS_IT_IS);
   }
 
-  /** Show a scan when it is there, unless another one was asked for since. */
+  /** Show a scan once it has loaded, unless another one was requested since. */
   private async show(wanted: ScanInfo | Promise<ScanInfo>, wish: Partial<State>): Promise<void> {
     const turn = (this.turn += 1);
     const scan = await wanted;
@@ -194,7 +194,7 @@ export class App {
   }
 }
 
-/** Say what is being waited for, and how much is done. */
+/** Return the current activity and its progress. */
 function stepOf(result: Result): [string, number] {
   const [here, all] = [result.samples.length, result.request.num_samples];
   if (here < all) return [`${here} of ${all} samples`, 0.05 + (0.45 * here) / all];

@@ -1,8 +1,8 @@
-/** Colours on the image; they are the same in dark and light, since the image is. */
+/** Colours of the overlays; the same in the dark and the light theme. */
 
 type Colour = readonly [number, number, number];
 
-/** Of the classes after the background. Blue, then hues that stay apart for colour-blind eyes. */
+/** Colours of the foreground classes, distinguishable with colour blindness. */
 const CLASS_COLOURS: readonly Colour[] = [
   [86, 180, 255],
   [240, 121, 190],
@@ -11,7 +11,7 @@ const CLASS_COLOURS: readonly Colour[] = [
 ];
 export const ANNOTATOR = "rgb(255 176 66)";
 
-/** From 0 to 1: dark to bright, told apart also without colour. */
+/** Colour map from 0 to 1: dark to bright, readable without colour. */
 const RAMPS = {
   mean: [[38, 70, 150], [35, 130, 165], [60, 180, 140], [160, 215, 90], [250, 235, 90]],
   gamma: [[70, 20, 110], [150, 40, 110], [220, 70, 70], [250, 140, 40], [252, 230, 130]],
@@ -22,7 +22,7 @@ export function classColour(label: number, alpha = 1): string {
   return `rgb(${CLASS_COLOURS[(label - 1) % CLASS_COLOURS.length]!.join(" ")} / ${alpha})`;
 }
 
-/** Return 256 colours as RGBA, clear at 0 and opaque enough to be read from a fifth on. */
+/** Return 256 RGBA colours: transparent at 0, and opaque enough to read from a fifth of the range. */
 export function rampTable(ramp: Ramp): Uint8ClampedArray {
   const table = new Uint8ClampedArray(256 * 4);
   for (let value = 0; value < 256; value++) {

@@ -5,15 +5,15 @@ import type { Patch } from "./result";
 /**
  * Return the outline of a label as closed lines in pixels of the slice: x to the right, y down, pixel centres at .5.
  *
- * Marching squares on the mask, halfway between pixels inside and outside; where two pixels touch at a corner only,
- * they are kept apart.
+ * Marching squares on the mask, halfway between pixels inside and outside; pixels that touch
+ * only at a corner are separated.
  */
 export function outline({ box, values }: Patch, label: number): Path2D {
   const { width, height } = box;
   const inside = (row: number, column: number): number =>
     row >= 0 && column >= 0 && row < height && column < width && values[row * width + column] === label ? 1 : 0;
   const stride = 2 * width + 4;
-  const key = (row: number, column: number): number => (row + 2) * stride + (column + 2); // of half pixels
+  const key = (row: number, column: number): number => (row + 2) * stride + (column + 2); // in half pixels
   const next = new Map<number, number>();
   for (let row = -1; row < height; row++) {
     for (let column = -1; column < width; column++) {
@@ -43,7 +43,7 @@ export function outline({ box, values }: Patch, label: number): Path2D {
   return path;
 }
 
-/** Add a closed line whose corners are rounded: it runs through the middle of every piece. */
+/** Add a closed line with rounded corners, through the midpoint of every segment. */
 function addRounded(path: Path2D, line: [number, number][]): void {
   const last = line[line.length - 1]!;
   path.moveTo((last[0] + line[0]![0]) / 2, (last[1] + line[0]![1]) / 2);
@@ -54,7 +54,7 @@ function addRounded(path: Path2D, line: [number, number][]): void {
   path.closePath();
 }
 
-/** By corners inside (1 top left, 2 top right, 4 bottom right, 8 bottom left): from side to side, inside on the right. */
+/** Segments by the corners inside the mask (1 top left, 2 top right, 4 bottom right, 8 bottom left), with the inside on the right. */
 const SEGMENTS: [number, number][][] = (() => {
   const [top, right, bottom, left] = [0, 1, 2, 3];
   return [

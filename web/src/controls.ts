@@ -1,4 +1,4 @@
-/** The left side: scans, window, samples; and the views above the picture. */
+/** The left panel (scans, window, samples) and the view buttons above the image. */
 
 import type { App } from "./app";
 import type { Pair } from "./api";
@@ -99,7 +99,7 @@ export class Controls {
   }
 }
 
-/** Return named windows; those of CT only where values look like Hounsfield units. */
+/** Return the window presets; CT presets only if the values look like Hounsfield units. */
 export function presets(app: App): [string, () => Pair][] {
   const own: [string, () => Pair] = ["Model", () => app.model.window ?? app.scan?.window ?? [0, 1]];
   const range: [string, () => Pair] = ["Full", () => app.scan?.value_range ?? [0, 1]];
@@ -113,7 +113,7 @@ function setUnlessEdited(id: string, value: string): void {
   if (document.activeElement !== field) field.value = value;
 }
 
-/** Let files be chosen, or dropped anywhere on the page. */
+/** Open files that are chosen, or dropped anywhere on the page. */
 function acceptFiles(app: App): void {
   for (const kind of ["file", "folder"]) {
     const input = get<HTMLInputElement>(`choose-${kind}`);

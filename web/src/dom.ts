@@ -1,8 +1,8 @@
-/** Small helpers to build the page; styles are classes, since the server's policy allows no inline ones. */
+/** Helpers to build the page. Use CSS classes for styles: the content security policy forbids inline styles. */
 
 type Attributes = Record<string, string | number | boolean | ((event: Event) => void)>;
 
-/** Make an element: functions listen to events, everything else is an attribute. */
+/** Create an element: functions become event listeners, other values become attributes. */
 export function make<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   attributes: Attributes = {},

@@ -1,4 +1,4 @@
-/** Saves what one sees. */
+/** Saves the current result. */
 
 import type { App } from "./app";
 import type { ExportKind, ExportWhat } from "./api";

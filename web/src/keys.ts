@@ -1,4 +1,4 @@
-/** What the keys do; the help of the page is made of the same list. */
+/** Keyboard shortcuts; the help dialog is built from the same list. */
 
 import type { App } from "./app";
 import { presets } from "./controls";
@@ -58,7 +58,7 @@ export function listenToKeys(app: App, stage: Stage): void {
   });
 }
 
-/** Fields, lists and sliders keep their own keys. */
+/** Return whether the event belongs to a field, list or slider, which have their own keys. */
 function isTyping(event: KeyboardEvent): boolean {
   return event.target instanceof HTMLElement && event.target.matches("input, select, textarea");
 }

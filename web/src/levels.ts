@@ -1,5 +1,5 @@
-/** What causes the differences between samples: an ensemble's member, and the latent levels, coarse to fine. One row each,
- *  with what it decides, what came of it, and its controls. */
+/** The causes of differences between samples: the member of an ensemble, and the latent levels, coarse to fine. Each has one
+ *  row with a description, its output, and its controls. */
 
 import type { App } from "./app";
 import type { LevelControl, ModelInfo } from "./api";
@@ -13,7 +13,7 @@ const WORDS = ["presence and size", "overall shape", "larger details", "smaller 
 const THUMBNAIL = 48;
 
 interface Row {
-  /** The place of its name in `noise_names`. */
+  /** Its index in `noise_names`. */
   cause: number;
   element: HTMLElement;
   picture: HTMLCanvasElement;
@@ -24,12 +24,12 @@ interface Row {
   value: HTMLOutputElement;
 }
 
-/** Return the places in `noise_names` in the order of the decisions: the member, then the levels. */
+/** Return the indices in `noise_names` in sampling order: the member, then the levels, coarse to fine. */
 export function coarseToFine(model: ModelInfo): number[] {
   return model.noise_names.map((_, cause) => cause).reverse();
 }
 
-/** Say what a part of the noise decides. */
+/** Describe what a part of the noise determines. */
 export function causeName(model: ModelInfo, cause: number, withWords = true): string {
   const [name, number] = [model.noise_names[cause]!, model.num_levels];
   if (cause >= number) return withWords ? `${name}: which network is used` : name;
@@ -76,7 +76,7 @@ export class LevelPanel {
     this.paint();
   }
 
-  /** Paint the first sample after each level, when there is a new one. */
+  /** Paint the first sample after each level, if it has changed. */
   private paint(): void {
     const { result, state, scan } = this.app;
     const window = state.window.join(" ");

@@ -1,4 +1,4 @@
-/** Puts the page together: one change, one frame, every part brought up to date. */
+/** Assembles the page. Each change updates all parts in one animation frame. */
 
 import "./style.css";
 import { type ScanInfo, getSession } from "./api";
@@ -36,7 +36,7 @@ async function start(): Promise<void> {
   update = () => {
     const clicked = `${app.state.scan} ${app.state.point}`;
     if (app.result && app.state.zoom === 1 && !app.state.centre && zoomedFor !== clicked) {
-      zoomedFor = clicked; // a small lesion in a large slice: come nearer once
+      zoomedFor = clicked; // a small lesion in a large slice: zoom in once
       if (stage.painter.focus().width < app.scan!.width / 3) stage.fitLesion();
     }
     stage.paint();
@@ -71,7 +71,7 @@ function about({ name, width, height, num_slices: slices, spacing_mm: [between, 
 
 let linkTimer = 0;
 
-/** Keep the address up to date, not more often than browsers like it. */
+/** Update the address, at the rate that browsers allow. */
 function writeLink(app: App): void {
   window.clearTimeout(linkTimer);
   linkTimer = window.setTimeout(() => {

@@ -1,4 +1,4 @@
-/** What the samples say in numbers, with a histogram of the volumes. */
+/** Measurements of the samples, with a histogram of the volumes. */
 
 import type { App } from "./app";
 import type { ClassNumbers, Spread } from "./api";
@@ -68,9 +68,9 @@ export class NumbersPanel {
     const row = (name: string, value: number | null | undefined, meaning: string): Node =>
       make("div", { class: "score", title: meaning }, make("dt", {}, name), make("dd", {}, value == null ? "–" : value.toFixed(3)));
     get("scores").replaceChildren(
-      row("GED²", scores?.ged, "Distance between samples and annotators; lower is better"),
-      row("its floor", scores?.ged_floor, "Expected GED of samples from the annotators' own distribution, if annotators are independent given the image"),
-      row("S-NCC", scores?.s_ncc, "Correlation of the γ map with the errors; 1 is best"),
+      row("GED", scores?.ged, "Distance between the distributions of samples and annotations; lower is better"),
+      row("GED floor", scores?.ged_floor, "Expected GED of samples from the annotators' own distribution, if annotators are independent given the image"),
+      row("S_NCC", scores?.s_ncc, "Correlation of the γ map with the errors; 1 is best"),
       row("Dice", scores?.dice, "Overlap of the consensus with the annotators; higher is better"),
     );
   }
@@ -80,7 +80,7 @@ function figure(name: string, value: string, below: string): Node {
   return make("div", { class: "figure" }, make("span", { class: "name" }, name), make("strong", {}, value), make("span", { class: "below" }, below));
 }
 
-/** Draw how often which volume was drawn, with the median, the 90 % interval and the chosen sample. */
+/** Draw a histogram of the volumes with the median, the 90 % interval and the selected sample. */
 function histogram({ samples, median, low, high }: Spread, chosen: number): Node {
   const [smallest, largest] = [Math.min(...samples), Math.max(...samples)];
   const spare = Math.max((largest - smallest) * 0.04, largest * 0.02, 1e-6);
@@ -116,7 +116,7 @@ function percent(share: number): string {
   return `${Math.round(100 * share)} %`;
 }
 
-/** Write a volume in ml with three digits that say something. */
+/** Format a volume in ml with three significant digits. */
 function digits(value: number): string {
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value >= 1 ? value.toFixed(2) : value.toFixed(3);
 }

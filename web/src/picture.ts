@@ -1,4 +1,4 @@
-/** Paints a part of a slice into a rectangle of a canvas, with whatever lies over it. */
+/** Paints a part of a slice and its overlays into a rectangle of a canvas. */
 
 import type { App } from "./app";
 import type { Box, ScanInfo } from "./api";
@@ -6,7 +6,7 @@ import { ANNOTATOR, type Ramp, classColour, rampColour, rampTable } from "./colo
 import { outline } from "./contours";
 import { type Patch, type Result } from "./result";
 
-/** A rectangle of the canvas, the place of the slice at its corner, and screen pixels per image pixel. */
+/** A rectangle of the canvas, the slice position at its corner, and screen pixels per image pixel. */
 export interface Frame {
   x: number;
   y: number;
@@ -25,7 +25,7 @@ export type Overlay =
   | { kind: "annotator"; annotator: number }
   | { kind: "map"; patch: Patch | null; ramp: Ramp };
 
-/** How much room is left around what was drawn. */
+/** The margin around the segmentations. */
 type Distance = "close" | "around";
 
 const TABLES = { mean: rampTable("mean"), gamma: rampTable("gamma") };
@@ -62,7 +62,7 @@ export class Painter {
     context.restore();
   }
 
-  /** Return a square of the slice around everything that was drawn. */
+  /** Return a square of the slice around all segmentations. */
   focus(distance: Distance = "around"): Box {
     const { result } = this.app;
     const scan = this.app.scan!;
@@ -75,7 +75,7 @@ export class Painter {
     return this.focusBoxes[distance];
   }
 
-  /** Return how to show a box of the slice as large as possible inside a rectangle. */
+  /** Return the frame that shows a box of the slice as large as possible in a rectangle. */
   fit(box: Box, x: number, y: number, width: number, height: number): Frame {
     const [, down, right] = this.app.scan!.spacing_mm;
     const scale = Math.min(width / (box.width * right), height / (box.height * down));
@@ -162,7 +162,7 @@ export class Painter {
   }
 }
 
-/** Paint the scale of a map: what its colours mean. */
+/** Paint the colour scale of a map. */
 export function paintLegend(
   context: CanvasRenderingContext2D,
   x: number,
@@ -185,7 +185,7 @@ export function paintLegend(
   context.restore();
 }
 
-/** Paint a dark plate that text can be read on. */
+/** Paint a dark background for text. */
 export function panel(context: CanvasRenderingContext2D, x: number, y: number, width: number, height: number): void {
   context.fillStyle = "rgb(10 12 15 / 0.72)";
   context.beginPath();
@@ -235,7 +235,7 @@ function stroke(
   context.stroke(onScreen);
 }
 
-/** Find the box that holds whatever any sample or annotator drew; where there is nothing, the one that was looked at. */
+/** Return the box around all samples and annotations; if they are empty, the box of the prediction. */
 function drawnBox({ scan, result, annotations }: App): Box {
   const whole = { row: 0, column: 0, height: scan!.height, width: scan!.width };
   let [top, left, bottom, right] = [Infinity, Infinity, -Infinity, -Infinity];
@@ -259,7 +259,7 @@ function drawnBox({ scan, result, annotations }: App): Box {
   return { row: top, column: left, height: bottom - top, width: right - left };
 }
 
-/** Return a square, in mm, around a box: `factor` times as long, and inside of the slice. */
+/** Return a square (in mm) around a box: `factor` times as long, and inside the slice. */
 function squareAround(box: Box, scan: ScanInfo, factor: number): Box {
   const [, down, right] = scan.spacing_mm;
   const side = factor * Math.max(box.height * down, box.width * right, 10 * Math.min(down, right));

@@ -1,4 +1,4 @@
-/** What came of one click so far. S samples, K classes, L levels, N parts of the noise; masks lie in a box of a slice. */
+/** The result of a click so far. S samples, K classes, L levels, N parts of the noise; masks cover a box of a slice. */
 
 import type { Box, CaseScores, StreamedMessage, Numbers, PredictionRequest } from "./api";
 import { unpack } from "./api";
@@ -36,7 +36,7 @@ interface Lesion {
 
 export class Result {
   readonly request: PredictionRequest;
-  /** Changes with everything that arrives. */
+  /** Changes with every message. */
   version = 0;
   /** Samples of the clicked slice, (h, w) each. */
   samples: Uint8Array[] = [];
@@ -45,7 +45,7 @@ export class Result {
   numbers: Numbers | null = null;
   lesion: Lesion | null = null;
   scores: CaseScores | null = null;
-  /** Known when everything has arrived. */
+  /** Set when the result is complete. */
   id: string | null = null;
 
   private drawn: number[] = [];
@@ -59,13 +59,13 @@ export class Result {
     return this.request.point[0];
   }
 
-  /** The slices in which there is something to show. */
+  /** The slices with a result. */
   get slices(): number[] {
     if (!this.lesion) return [this.slice];
     return Array.from({ length: this.lesion.number }, (_, place) => this.lesion!.first + place);
   }
 
-  /** The slices in which any sample drew something; the clicked one where there is none. */
+  /** The slices in which a sample is not empty; the clicked slice if there is none. */
   drawnSlices(): number[] {
     if (this.drawnAt !== this.version) {
       const isDrawn = (slice: number): boolean => this.samples.some((_, sample) => this.labelsAt(sample, slice)?.values.some(Boolean));
@@ -75,7 +75,7 @@ export class Result {
     return this.drawn;
   }
 
-  /** Take in a message of the server. */
+  /** Process a message of the server. */
   async add(message: StreamedMessage): Promise<void> {
     if (message.type === "samples") {
       const all = await unpack(message.labels);
@@ -124,7 +124,7 @@ export class Result {
     return values.length ? { box, values } : null;
   }
 
-  /** Return the mean probability of a class, 1 the first after the background. */
+  /** Return the mean probability of a class; 1 is the first foreground class. */
   meanAt(slice: number, label: number): Patch | null {
     const place = this.placeOf(slice);
     if (slice !== this.slice && place !== null && this.lesion) {
@@ -140,7 +140,7 @@ export class Result {
     return slice === this.slice && this.summary ? { box: this.summary.box, values: this.summary.gamma } : null;
   }
 
-  /** Return the probability of any foreground after a level of the first sample; null for a member, which has no picture. */
+  /** Return the probability of any foreground after a level of the first sample; null for a member, which has no image. */
   outputOf(level: number): Patch | null {
     return this.summary?.outputs ? this.summaryPatch(this.summary.outputs, level) : null;
   }
@@ -167,7 +167,7 @@ export class Result {
   }
 }
 
-/** Return the value at a pixel of the slice, or null outside of the box. */
+/** Return the value at a pixel of the slice, or null outside the box. */
 export function valueAt(patch: Patch | null, row: number, column: number): number | null {
   if (!patch) return null;
   const [down, right] = [row - patch.box.row, column - patch.box.column];

@@ -1,10 +1,10 @@
-/** Slices of a scan: fetched when needed, and turned into grey pictures. */
+/** Slices of a scan, loaded on demand and converted to grey images. */
 
 import type { Pair, ScanInfo } from "./api";
 import { getSlice } from "./api";
 
 const KEPT = 128;
-const AHEAD = 3; // and as many behind
+const AHEAD = 3; // and the same number behind
 
 export class Slices {
   readonly scan: ScanInfo;
@@ -21,12 +21,12 @@ export class Slices {
     this.onError = onError;
   }
 
-  /** Keep at least so many that are shown at once, and their neighbours: one that is dropped would be asked for again. */
+  /** Set the minimum cache size: the slices shown at once and their neighbours, which would otherwise be loaded again. */
   reserve(number: number): void {
     this.kept = Math.max(this.kept, Math.min(number * (1 + 2 * AHEAD), this.scan.num_slices));
   }
 
-  /** Return a slice as a grey picture, or null while it is on its way. */
+  /** Return a slice as a grey image, or null while it is loading. */
   picture(number: number, window: Pair): HTMLCanvasElement | null {
     const values = this.get(number);
     if (!values) return null;
@@ -44,7 +44,7 @@ export class Slices {
     return this.values.get(number)?.[row * this.scan.width + column] ?? null;
   }
 
-  /** Ask for a slice and, once it is there, for its neighbours. */
+  /** Load a slice, then its neighbours. */
   private get(number: number): Float32Array | null {
     const found = this.values.get(number);
     if (!found) void this.fetch(number);
@@ -63,7 +63,7 @@ export class Slices {
         await Promise.all([this.fetch(number + step, 0), this.fetch(number - step, 0)]);
       }
     } catch (error) {
-      this.onError(error); // the slice stays asked for, so that one failure is told once
+      this.onError(error); // the slice stays requested, so that a failure is reported once
     }
   }
 }

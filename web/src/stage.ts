@@ -1,4 +1,4 @@
-/** The picture in the middle: what it shows in every view, and what mouse and wheel do to it. */
+/** The image area: its content in every view, and its mouse and wheel actions. */
 
 import type { App, Place } from "./app";
 import type { Box, Pair } from "./api";
@@ -7,10 +7,10 @@ import { causeName, coarseToFine } from "./levels";
 import { type Frame, type Overlay, Painter, paintLegend, panel, write } from "./picture";
 import { type Patch, valueAt } from "./result";
 
-/** A picture among several. */
+/** One image of several. */
 interface Tile {
   title: string;
-  /** The title of a picture too small for the whole one. */
+  /** The title for a tile that is too small for the full title. */
   short: string;
   slice: number;
   overlay: Overlay;
@@ -47,7 +47,7 @@ export class Stage {
     canvas.addEventListener("contextmenu", (event) => event.preventDefault());
   }
 
-  /** Zoom by a factor around a place of the canvas, by default its middle. */
+  /** Zoom by a factor around a point of the canvas, by default its centre. */
   zoomBy(factor: number, x = this.width / 2, y = this.height / 2): void {
     if (!this.app.scan || this.isMontage) return;
     const before = this.frame();
@@ -59,12 +59,12 @@ export class Stage {
     this.app.store.set({ zoom, centre });
   }
 
-  /** Show a whole slice. */
+  /** Fit the whole slice. */
   fitSlice(): void {
     this.app.store.set({ zoom: 1, centre: null });
   }
 
-  /** Show what was drawn, as large as it gets. */
+  /** Fit the segmentations. */
   fitLesion(): void {
     if (!this.app.scan || !this.app.result) return;
     const box = this.painter.focus();
@@ -81,7 +81,7 @@ export class Stage {
     this.app.store.set({ centre: [row + down / scaleY, column + right / scaleX] });
   }
 
-  /** Draw samples at the middle of the view, for those who use no mouse; in the grid, open the chosen sample. */
+  /** Draw samples at the centre of the view (keyboard use); in the grid, open the selected sample. */
   sampleInTheMiddle(): void {
     if (this.isMontage) return this.tiles.find(({ tile }) => tile.chosen)?.tile.onClick?.();
     const place = this.placeAt(this.width / 2, this.height / 2);
@@ -127,7 +127,7 @@ export class Stage {
     }
   }
 
-  /** Say which colour is what. */
+  /** Paint the legend of the outlines. */
   private paintKey(samples: string): void {
     const { app, context } = this;
     const classes = app.model.classes.slice(1);
@@ -191,7 +191,7 @@ export class Stage {
     return [...theirs, ...ours];
   }
 
-  /** The first sample after each level, coarse to fine, and below it the uncertainty that comes from the level, or the member. */
+  /** The first sample after each level, coarse to fine, and below it the uncertainty caused by the level or the member. */
   private levelTiles(): Tile[] {
     const { result, model } = this.app;
     const tile = (title: string, cause: number, patch: Patch | null, ramp: Ramp): Tile => {
@@ -210,7 +210,7 @@ export class Stage {
     const box = this.painter.focus("close");
     const [, down, right] = this.app.scan!.spacing_mm;
     const bottom = isLevels ? 84 : 0;
-    const room = this.width - (this.app.scan!.num_slices > 1 ? 28 : 0); // beside the slider of the slices
+    const room = this.width - (this.app.scan!.num_slices > 1 ? 28 : 0); // next to the slice slider
     const { columns, width, height } = arrange(tiles.length, room, this.height - bottom, (box.width * right) / (box.height * down), isLevels ? tiles.length / 2 : 0);
     const rows = Math.ceil(tiles.length / columns);
     const left = (room - columns * (width + GAP) + GAP) / 2;
@@ -261,7 +261,7 @@ export class Stage {
     return { row: 0, column: 0, height, width };
   }
 
-  /** Return which part of the slice is seen. */
+  /** Return the visible part of the slice. */
   private frame(): Frame {
     const { zoom, centre } = this.app.state;
     const { height, width } = this.app.scan!;
@@ -334,7 +334,7 @@ export class Stage {
     if (place) this.app.sampleAt([this.app.state.slice, place.row, place.column]);
   }
 
-  /** To the right: less contrast; down: brighter, as radiologists are used to. */
+  /** Drag right for less contrast and down for a brighter image, as in radiology viewers. */
   private dragWindow(right: number, down: number): void {
     const [low, high] = this.app.state.window;
     const [darkest, brightest] = this.app.scan!.value_range;
@@ -354,7 +354,7 @@ export class Stage {
   }
 }
 
-/** Say what is under the cursor. */
+/** Describe the pixel under the cursor. */
 export function readout(app: App): string {
   const { hover, result, scan, state } = app;
   if (!hover || !scan) return "";
@@ -375,7 +375,7 @@ export function readout(app: App): string {
   return words.join("  ·  ");
 }
 
-/** Return the share of each part of the noise in the uncertainty under the cursor, where there is any. */
+/** Return the share of each part of the noise in the uncertainty under the cursor, if any. */
 export function sharesUnderCursor(app: App): number[] | null {
   const { hover, result, state, model } = app;
   if (!hover || !result?.summary?.shares || state.slice !== result.slice) return null;
@@ -391,7 +391,7 @@ function mainCause(app: App): { number: number; share: number } | null {
   return { number: shares.indexOf(share), share };
 }
 
-/** Return the number of columns that makes pictures of an aspect ratio largest, and their size. */
+/** Return the number of columns for which tiles of an aspect ratio are largest, and their size. */
 function arrange(number: number, width: number, height: number, aspect: number, fixed: number): { columns: number; width: number; height: number } {
   let best = { columns: 1, width: 0, height: 0 };
   for (let columns = fixed || 1; columns <= (fixed || Math.max(number, 1)); columns++) {

@@ -1,4 +1,4 @@
-/** What is looked at and how: one store, kept in the address so that a link restores it. */
+/** The view state: one store, saved in the URL so that a link restores it. */
 
 import type { LevelControl, Pair, Point } from "./api";
 
@@ -15,15 +15,15 @@ export interface State {
   /** One for each of the model's `noise_names`. */
   levels: LevelControl[];
   view: ViewName;
-  /** The chosen sample, from 0. */
+  /** The selected sample, from 0. */
   sample: number;
   window: Pair;
-  /** 1: the whole slice fits. */
+  /** 1 fits the whole slice. */
   zoom: number;
-  /** Row and column in the middle of the view; null: the middle of the slice. */
+  /** Row and column at the centre of the view; null for the centre of the slice. */
   centre: Pair | null;
   annotators: boolean;
-  /** The class whose numbers and mean are shown, 1 the first after the background. */
+  /** The class whose measurements and mean are shown; 1 is the first foreground class. */
   label: number;
 }
 
@@ -74,7 +74,7 @@ export class Store {
   }
 }
 
-/** Write what differs from the beginning as `key=value&...`. */
+/** Serialise the state as `key=value&...`, without defaults. */
 export function toHash(state: State): string {
   const words: [string, string][] = [["model", state.model]];
   if (state.scan !== null) words.push(["scan", state.scan], ["slice", String(state.slice)]);
@@ -93,7 +93,7 @@ export function toHash(state: State): string {
   return words.map(([key, value]) => `${key}=${encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3B", ";")}`).join("&");
 }
 
-/** Read what `toHash` wrote; what cannot be read is left out. */
+/** Parse the output of `toHash`; invalid parts are ignored. */
 export function fromHash(hash: string): Partial<State> {
   const words = new URLSearchParams(hash.replace(/^#/, ""));
   const found: Partial<State> = {};

@@ -1,4 +1,4 @@
-/** What tests may read of the page, as `window.phiseg`; nothing can be changed through it. */
+/** Read-only state of the page for tests, as `window.phiseg`. */
 
 import type { App } from "./app";
 

@@ -1,4 +1,4 @@
-/** Dark or light: what the system says, until one chooses. */
+/** The dark or light theme: that of the system, until the user chooses. */
 
 import { get } from "./dom";
 

@@ -85,14 +85,14 @@ class AccessControl:
         """Return the status and the reason for which a request is refused, or None."""
         host = request.headers.get("host", "")
         if self.token is None and not is_loopback(_name(host)):
-            return 421, "this server answers to localhost only"
+            return 421, "this server only accepts requests for localhost"
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
-            return 403, "requests of other pages are refused"
+            return 403, "requests from other pages are rejected"
         if self.token is not None:
             given = request.query_params.get("token") or request.cookies.get(_cookie(request.scope)) or ""
             if not secrets.compare_digest(given.encode(), self.token.encode()):
-                return 401, "a token is needed; use the link that the viewer printed"
+                return 401, "an access token is required; open the link that the viewer printed"
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > len(str(limit)) or int(length) > limit:
             return 413, _too_large(limit)
@@ -124,7 +124,7 @@ def _limited(receive: Receive, limit: int) -> Receive:
 
 def _too_large(limit: int) -> str:
     size = f"{limit >> 20} MB" if limit >> 20 else f"{limit >> 10} KB"
-    return f"more than {size} cannot be sent; start the viewer on the file itself: phiseg view MODEL SCAN"
+    return f"uploads are limited to {size}; pass the file to the command instead: phiseg view MODEL SCAN"
 
 
 def _name(host: str) -> str:

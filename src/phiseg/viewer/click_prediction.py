@@ -76,9 +76,9 @@ def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
     names = noise_names(model)
     if len(request.levels) not in (0, len(names)):
         wanted = ", ".join(names) or "no levels"
-        raise DataError(f"the model takes settings for {wanted}, not {len(request.levels)}; reload the page")
+        raise DataError(f"the model has settings for {wanted}, not {len(request.levels)}; reload the page")
     if any(choice.temperature != 1 for choice in request.levels[model.num_levels :]):
-        raise DataError("which member draws has no temperature; hold or redraw it")
+        raise DataError("the member of an ensemble has no temperature; hold or redraw it")
     levels = tuple(Level(level.seed, level.hold, level.temperature) for level in request.levels)
     return Sampling(
         num_samples=request.num_samples,
@@ -103,7 +103,7 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
     number, row, column = request.point
     depth, height, width = scan.stack.stack.grid
     if not (0 <= number < depth and 0 <= row < height and 0 <= column < width):
-        raise DataError("the point lies outside of the scan; click inside of it")
+        raise DataError("the point is outside the scan; click inside the scan")
     centred = scan.stack.preprocessing.centred_on is not None
     sampling = _affordable(sampling_of(request, model), scan, centred=centred)
     here = replace(sampling, reach_mm=0.0) if centred else sampling
@@ -171,7 +171,7 @@ def _affordable(sampling: Sampling, scan: OpenScan, *, centred: bool) -> Samplin
     if values > MAX_VALUES:
         raise DataError(
             f"{scan.name}: slices of {grid[1]} x {grid[2]} pixels of {spacing[1]:.3g} x {spacing[2]:.3g} mm are "
-            f"too large for {sampling.num_samples} samples; draw fewer, or cut the scan to what matters"
+            f"too large for {sampling.num_samples} samples; draw fewer samples or crop the scan"
         )
     far = (MAX_VALUES // values - 1) // 2  # slices to each side of the point
     crop_mm = max(n * by * mm for n, by, mm in zip(preprocessing.size, step, spacing[1:], strict=True)) / 2

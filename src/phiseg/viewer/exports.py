@@ -33,11 +33,11 @@ def export_file(drawn: Drawn, *, model: str, what: What, kind: Kind, index: int 
         DataError: there is no such sample, or no such file of it.
     """
     if (what == "numbers") != (kind == "json"):
-        raise DataError("numbers are written as JSON, and everything else as NIfTI or DICOM SEG")
+        raise DataError("measurements can only be saved as JSON, and images only as NIfTI or DICOM SEG")
     if what == "numbers":
         return json.dumps(_numbers(drawn, model), indent=2).encode(), "numbers.json"
     if what == "sample" and index >= len(drawn.prediction.labels):
-        raise DataError(f"there is no sample {index + 1}; {len(drawn.prediction.labels)} were drawn")
+        raise DataError(f"sample {index + 1} does not exist; {len(drawn.prediction.labels)} samples were drawn")
     volume = _volume(drawn.prediction, what, index)
     title = f"sample-{index + 1}" if what == "sample" else what
     with tempfile.TemporaryDirectory() as folder:
@@ -62,9 +62,9 @@ def _volume(prediction: Prediction, what: What, index: int) -> Volume:
 def _write_seg(file: Path, drawn: Drawn, volume: Volume, what: What, title: str) -> None:
     series = drawn.scan.series
     if series is None:
-        raise DataError("a DICOM SEG refers to a DICOM series, and this scan is none; take NIfTI")
+        raise DataError("DICOM SEG needs a DICOM series, and this scan is not one; save it as NIfTI")
     if what == "gamma":
-        raise DataError("a gamma map is no segmentation; take NIfTI")
+        raise DataError("a gamma map is not a segmentation; save it as NIfTI")
     fractional = what == "mean"
     values = volume.values[..., None] if fractional and volume.values.ndim == 3 else volume.values
     write_seg(

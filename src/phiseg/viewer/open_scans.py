@@ -96,7 +96,9 @@ class ScanCollection:
         """
         if (path / "dataset.json").is_file():
             if self.dataset is not None:
-                raise DataError(f"{path} is a second dataset beside {self.dataset.path}; open one at a time")
+                raise DataError(
+                    f"{path} is a second dataset besides {self.dataset.path}; open one dataset at a time"
+                )
             self.dataset = Dataset.open(path)
             return []
         scans, notes = find_scans([path])
@@ -143,7 +145,7 @@ class ScanCollection:
             DataError: they are no scan, hold more than one, or more than can be kept in memory.
         """
         if not uploads:
-            raise DataError("nothing was dropped; drop a NIfTI file, a PNG or the files of one DICOM series")
+            raise DataError("no files were dropped; drop a NIfTI file, a PNG file or the files of one DICOM series")
         folder = uploads[0].path.parent
         title = uploads[0].name if len(uploads) == 1 else f"{len(uploads)} DICOM files"
         try:
@@ -151,7 +153,7 @@ class ScanCollection:
                 check_affordable(uploads, max_bytes=self.max_bytes)
                 found, _ = find_scans([folder])
                 if len(found) > 1:
-                    raise DataError(f"these are {len(found)} scans; drop a single NIfTI, PNG or DICOM series")
+                    raise DataError(f"the files contain {len(found)} scans; drop one scan only")
                 scan = self._read_file(f"drop-{_hash_of(uploads)}", replace(found[0], name=title))
                 warnings = tuple(_renamed(warning, uploads, folder) for warning in scan.warnings)
                 return self._keep(replace(scan, warnings=warnings))
@@ -185,7 +187,7 @@ class ScanCollection:
             return OpenScan(scan_id, self.names()[EXAMPLE], stack, start=start)
         if self.dataset and kind == "case" and number in map(str, range(self.dataset.num_cases)):
             return self._read_case(self.dataset, int(number))
-        raise DataError("there is no such scan any more; open it again, or drop it on the page again")
+        raise DataError("this scan is no longer open; open it again, or drop it on the page again")
 
     @property
     def _plane(self) -> Plane | None:

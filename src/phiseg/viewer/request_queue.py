@@ -124,5 +124,5 @@ def _without_errors(answer: Iterator[Message]) -> Iterator[Message]:
 def unexpected(error: Exception) -> str:
     """Return what a client is told of a bug of ours, or of a machine that is too small."""
     if isinstance(error, MemoryError):
-        return "there is not enough memory for this; ask for fewer samples or a smaller scan"
-    return f"something unexpected went wrong ({type(error).__name__}); the terminal of `phiseg view` says more"
+        return "not enough memory; draw fewer samples or use a smaller scan"
+    return f"unexpected error ({type(error).__name__}); see the terminal of `phiseg view` for details"

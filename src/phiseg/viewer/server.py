@@ -176,7 +176,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
         """Return the first channel of a slice, float32 (height, width), little-endian."""
         values = viewer.scans.get(scan_id).stack.stack.values[..., 0]
         if not 0 <= number < len(values):
-            raise HTTPException(404, f"there is no slice {number}")
+            raise HTTPException(404, f"slice {number} does not exist")
         content = np.ascontiguousarray(values[number], dtype="<f4").tobytes()
         return Response(content, media_type="application/octet-stream")
 
@@ -192,7 +192,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
     async def drop(request: Request) -> ScanInfo:
         """Take in the files of one scan, as multipart form data."""
         if viewer.num_uploads >= MAX_UPLOADS:
-            raise HTTPException(503, "others are dropping files; try again in a moment")
+            raise HTTPException(503, "other uploads are in progress; try again in a moment")
         viewer.num_uploads += 1
         try:
             return (await _take_in(viewer.scans, request)).info
@@ -203,7 +203,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
     async def predict(request: Request, wanted: PredictionRequest) -> StreamingResponse:
         """Draw samples: lines of JSON, as they come."""
         if viewer.queue.is_full:
-            raise HTTPException(503, "too many are waiting; try again in a moment")
+            raise HTTPException(503, "too many requests are waiting; try again in a moment")
         return StreamingResponse(viewer.stream(wanted, request.is_disconnected), media_type="application/x-ndjson")
 
     @app.get("/api/predictions/{name}/export")
@@ -211,7 +211,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
         """Return what is seen as a file."""
         drawn = viewer.prediction(name)
         if drawn is None:
-            raise HTTPException(404, "this prediction is gone; click again")
+            raise HTTPException(404, "this prediction is no longer available; click again")
         with viewer.exporting:  # one at a time: a whole volume is in memory
             content, filename = export_file(drawn, model=viewer.name, what=what, kind=kind, index=index)
         headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
@@ -222,7 +222,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
         """Return a file of the page; every one of them is known beforehand."""
         file = pages.get(path or "index.html")
         if file is None:
-            raise HTTPException(404, "there is no such page")
+            raise HTTPException(404, "page not found")
         return FileResponse(file)
 
     return app
@@ -257,4 +257,4 @@ def _explain_errors(app: FastAPI) -> None:
     async def wrong_request(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        return JSONResponse({"message": f"the request makes no sense: {where}: {first['msg']}"}, 422)
+        return JSONResponse({"message": f"invalid request: {where}: {first['msg']}"}, 422)

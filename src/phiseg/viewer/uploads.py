@@ -23,7 +23,7 @@ from phiseg.core.errors import DataError
 from phiseg.imaging.nifti import read_nifti_header
 
 _SUFFIXES = (".nii.gz", ".nii", ".png")
-_CURE = "start the viewer on the file itself: phiseg view MODEL SCAN"
+_ADVICE = "pass the file to the command instead: phiseg view MODEL SCAN"
 _CHUNK = 1 << 20
 
 
@@ -52,7 +52,7 @@ async def save_uploads(
     """
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        raise DataError("the upload is no form with files; drop a file on the page")
+        raise DataError("the upload is not a form with files; drop a file on the page")
     form = _Form(folder, max_files)
     try:
         parser = MultipartParser(
@@ -76,7 +76,7 @@ async def save_uploads(
     finally:
         form.close()
     if not form.complete:
-        raise DataError("the upload ended too early; drop the files again")
+        raise DataError("the upload is incomplete; drop the files again")
     return form.uploads
 
 
@@ -109,7 +109,7 @@ class _Form:
         if b"filename" not in options:
             return  # a field, which we have no use for
         if len(self.uploads) == self.max_files:
-            raise DataError(f"more than {self.max_files} files; {_CURE}")
+            raise DataError(f"more than {self.max_files} files; {_ADVICE}")
         name = _shown(options[b"filename"].decode(errors="replace"))
         suffix = next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), ".dcm")
         path = self.folder / f"{len(self.uploads):05d}{suffix}"
@@ -148,7 +148,9 @@ def check_affordable(uploads: Sequence[Upload], *, max_bytes: int) -> None:
         else:
             total += _dicom_bytes(upload)
         if total > max_bytes:
-            raise DataError(f"{upload.name}: its voxels need more than the {max_bytes >> 20} MB there are; {_CURE}")
+            raise DataError(
+                f"{upload.name}: its voxels need more than the available {max_bytes >> 20} MB; {_ADVICE}"
+            )
 
 
 def _check_unpacked(upload: Upload, max_bytes: int) -> None:
@@ -159,7 +161,7 @@ def _check_unpacked(upload: Upload, max_bytes: int) -> None:
             while chunk := stream.read(_CHUNK):
                 size += len(chunk)
                 if size > max_bytes + _CHUNK:
-                    raise DataError(f"{upload.name} unpacks to more than {max_bytes >> 20} MB; {_CURE}")
+                    raise DataError(f"{upload.name} unpacks to more than {max_bytes >> 20} MB; {_ADVICE}")
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{upload.name} is damaged ({error}); copy it again") from None
 
@@ -176,7 +178,7 @@ def _dicom_bytes(upload: Upload) -> int:
     """Return the memory that a slice needs as float32; 0 for a file that is no DICOM."""
     try:
         if read_file_meta_info(upload.path).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
-            raise DataError(f"{upload.name} is a deflated DICOM file; {_CURE}")
+            raise DataError(f"{upload.name} is a deflated DICOM file; {_ADVICE}")
         names = ["Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"]
         data = pydicom.dcmread(upload.path, stop_before_pixels=True, specific_tags=list(names))
         counts = [int(data.get(name) or 1) for name in names]
