@@ -8,8 +8,8 @@ import torch
 from helpers.tiny_models import batch, record, record_phiseg, tiny_phiseg, trained
 from phiseg.core.errors import ConfigError
 from phiseg.models.gaussian import Gaussian
-from phiseg.models.noise import draw_noise, one_per_image, seeded_generator
-from phiseg.models.objective import cross_entropy, energy_score, kl_weights, negative_elbo
+from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.objective import cross_entropy, kl_weights, negative_elbo
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.probunet import ProbUNetConfig
 from phiseg.models.unet import UNetConfig
@@ -179,86 +179,3 @@ def test_kl_weights_reject_invalid_values(value, message):
     with pytest.raises(ConfigError) as caught:
         PHiSegConfig.parse({"num_levels": 3, "kl_weights": value}, where="recipe")
     assert message in str(caught.value)
-
-
-def hard_logits(labels, num_classes):
-    """Logits whose softmax is the one-hot encoding of labels (..., H, W): (..., K, H, W)."""
-    return 200.0 * torch.nn.functional.one_hot(labels, num_classes).movedim(-1, -3).float()
-
-
-def naive_energy_score(samples, annotation, num_classes):
-    """E d(s, y) - 1/2 E d(s, s') of hard labels, with sets of pixels; one pixel is added to both areas."""
-
-    def distance(a, b):
-        indices = []
-        for label in range(1, num_classes):
-            first, second = (set((mask == label).flatten().nonzero()[:, 0].tolist()) for mask in (a, b))
-            indices.append((len(first & second) + 1) / (len(first | second) + 1))
-        return 1 - sum(indices) / len(indices)
-
-    number = len(samples)
-    to_annotation = sum(distance(sample, annotation) for sample in samples) / number
-    pairs = [distance(samples[i], samples[j]) for i in range(number) for j in range(number) if i != j]
-    return to_annotation - sum(pairs) / len(pairs) / 2
-
-
-@pytest.mark.parametrize("num_classes", [2, 4])
-def test_energy_score_of_hard_samples_equals_naive_computation(num_classes):
-    generator = torch.Generator().manual_seed(0)
-    samples = torch.randint(num_classes, (3, 5, 4, 6), generator=generator)
-    samples[0, :2] = 0  # two empty samples
-    labels = torch.randint(num_classes, (3, 4, 6), generator=generator)
-    labels[1] = 0
-    expected = sum(naive_energy_score(samples[b], labels[b], num_classes) for b in range(3)) / 3
-    assert energy_score(hard_logits(samples, num_classes), labels).item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_energy_score_is_smallest_for_the_share_of_empty_annotations():
-    """Three of ten annotators draw nothing. Samplers that leave out the lesion at any other rate score worse."""
-    lesion = torch.zeros(6, 6, dtype=torch.long)
-    lesion[1:4, 2:5] = 1
-    annotations = torch.stack([lesion * (number >= 3) for number in range(10)])
-
-    def expected_score(num_empty):
-        samples = torch.stack([lesion * (number >= num_empty) for number in range(100)])
-        logits = hard_logits(samples, 2).expand(10, -1, -1, -1, -1)
-        return energy_score(logits, annotations).item()
-
-    scores = {num_empty: expected_score(num_empty) for num_empty in range(0, 101, 10)}
-    assert min(scores, key=scores.get) == 30
-    assert scores[100] > scores[50] > scores[30]
-
-
-def test_phiseg_energy_term_scores_samples_of_the_prior():
-    model = tiny_phiseg(energy_weight=7.0, energy_samples=3)
-    image, labels = batch(model.config, SIZE)
-    loss = model(image, labels, generator=seeded_generator(5))
-    plain = tiny_phiseg(steps=0)
-    plain.load_state_dict(model.state_dict())
-    without = plain(image, labels, generator=seeded_generator(5))
-    generators = one_per_image(seeded_generator(5), len(image))
-    draw_noise(model.noise_shapes(SIZE), len(image), 1, generators)  # the posterior's
-    samples = model.sample(image, 3, generator=generators)
-    assert loss.terms["energy"].item() == pytest.approx(energy_score(samples, labels).item(), rel=1e-4)
-    assert loss.total.item() == pytest.approx(without.total.item() + 7 * loss.terms["energy"].item(), rel=1e-5)
-
-
-def test_phiseg_energy_term_trains_prior_and_likelihood_only():
-    model = tiny_phiseg(energy_weight=1.0)
-    image, labels = batch(model.config, SIZE)
-    total = model(image, labels, generator=seeded_generator(5)).total
-    plain = tiny_phiseg(steps=0)
-    plain.load_state_dict(model.state_dict())
-    without = plain(image, labels, generator=seeded_generator(5)).total
-    gradients = []
-    for network, value in ((model, total), (plain, without)):
-        network.zero_grad()
-        value.backward()
-        gradients.append({name: parameter.grad for name, parameter in network.named_parameters()})
-    with_energy, without_energy = gradients
-    changed = {
-        name.split(".")[0]
-        for name, gradient in with_energy.items()
-        if not torch.allclose(gradient, without_energy[name], rtol=1e-3, atol=1e-4 * gradient.abs().max().item())
-    }
-    assert changed == {"prior", "likelihood"}

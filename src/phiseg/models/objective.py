@@ -96,34 +96,3 @@ def negative_elbo(
     terms |= {f"kl/{level}": value.detach() for level, value in enumerate(divergences)}
     terms["elbo"] = -(reconstructions[0] + sum(divergences)).detach()
     return Loss(total, terms)
-
-
-def energy_score(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the energy score of samples against one annotation, averaged over the batch, in float32.
-
-    E d(s, y) - 1/2 E d(s, s'), an unbiased estimate from S >= 2 samples. Its expectation over annotations y is
-    smallest when samples and annotations have the same distribution, and half of the squared GED above that
-    minimum otherwise. d is one minus the weighted Jaccard index of the probabilities, averaged over the foreground
-    classes: for hard labels, the distance of the GED.
-
-    Args:
-        logits: (B, S, K, H, W).
-        labels: (B, H, W) class indices.
-    """
-    num_samples, num_classes = logits.shape[1], logits.shape[2]
-    probs = logits.float().softmax(2)[:, :, 1:].flatten(3)  # (B, S, K - 1, H * W)
-    annotation = F.one_hot(labels, num_classes)[..., 1:].movedim(-1, 1).flatten(2)  # (B, K - 1, H * W)
-    to_annotation = _jaccard_distance(probs, annotation[:, None].to(probs)).mean(1)  # (B,)
-    first, second = torch.triu_indices(num_samples, num_samples, offset=1, device=probs.device)
-    between_samples = _jaccard_distance(probs[:, first], probs[:, second]).mean(1)  # (B,)
-    return (to_annotation - between_samples / 2).mean()
-
-
-def _jaccard_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return 1 - sum min(a, b) / sum max(a, b) over pixels, averaged over classes: (..., K, P) -> (...).
-
-    One pixel is added to both sums, so that two nearly empty segmentations are close.
-    """
-    both = torch.minimum(a, b).sum(-1)
-    either = torch.maximum(a, b).sum(-1)
-    return 1 - ((both + 1) / (either + 1)).mean(-1)

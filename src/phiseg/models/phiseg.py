@@ -13,8 +13,8 @@ from torch import Tensor
 from phiseg.core.errors import ModelError
 from phiseg.models.hierarchy import LatentHierarchy
 from phiseg.models.likelihood import Likelihood, Upsampling
-from phiseg.models.noise import Generators, draw_noise, one_per_image
-from phiseg.models.objective import KLWeights, Loss, energy_score, kl_weights, negative_elbo
+from phiseg.models.noise import Generators, draw_noise
+from phiseg.models.objective import KLWeights, Loss, kl_weights, negative_elbo
 from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
@@ -44,11 +44,6 @@ class PHiSegConfig(LatentConfig):
     """alpha of eq. 2: `paper` 2^(l-1), `reference` 4^i (the authors' code), `unit`, or one number per level."""
     free_nats: float = Field(default=0.0, ge=0)
     """KL of a level, averaged over the batch, that is not penalised."""
-    energy_weight: float = Field(default=0.0, ge=0)
-    """Weight of the energy score of samples drawn from the prior, which trains the sampling path directly; 0 is the
-    objective of the paper."""
-    energy_samples: int = Field(default=2, ge=2)
-    """Number of samples per image for the energy score."""
     shared_encoder: bool = False
     """Reuse the image features of the prior in the posterior and add label features from a small encoder with one
     block per level. By default, the posterior has a full encoder for image and labels, as in the paper."""
@@ -118,23 +113,15 @@ class PHiSeg(Segmenter):
         """Return the negative of eq. 2 with deep supervision; see `Segmenter.forward`."""
         self.check_image(image)
         size = (image.shape[-2], image.shape[-1])
-        generators = one_per_image(generator, len(image))
-        noise = [fold_samples(level) for level in draw_noise(self.noise_shapes(size), len(image), 1, generators)]
+        noise = [fold_samples(level) for level in draw_noise(self.noise_shapes(size), len(image), 1, generator)]
         x = self.pad(with_labels(image, labels, self.config.num_classes))
         image_features = self.prior.encode(x[:, : self.config.input_channels])
         posteriors, latents = self.posterior.draw(self._encode_labels(x, image_features), noise)
         priors, _ = self.prior.draw(image_features, None, given=dict(enumerate(latents)))
         level_logits = [crop(logits, size) for logits in self.likelihood(latents)]
-        loss = negative_elbo(
+        return negative_elbo(
             level_logits, labels, posteriors, priors, self.kl_weights, free_nats=self.config.free_nats
         )
-        if not self.config.energy_weight:
-            return loss
-        num_samples = self.config.energy_samples
-        sampling_noise = draw_noise(self.noise_shapes(size), len(image), num_samples, generators)
-        samples = self.sample_levels(Encoding(image_features, size), sampling_noise, num_samples)[0]
-        energy = energy_score(samples, labels)
-        return Loss(loss.total + self.config.energy_weight * energy, {**loss.terms, "energy": energy.detach()})
 
     def _encode_labels(self, x: Tensor, image_features: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the posterior features of image and labels x (B, C + K, H, W), fine to coarse."""
