@@ -74,6 +74,7 @@ def negative_elbo(
     weights: Sequence[float],
     *,
     free_nats: float = 0.0,
+    item_weights: Tensor | None = None,
 ) -> Loss:
     """Return the loss of eq. 2 with deep supervision.
 
@@ -86,9 +87,14 @@ def negative_elbo(
         priors: p of each level, given the posterior sample of the next coarser level.
         weights: alpha of each level.
         free_nats: KL of a level, averaged over the batch, that is not penalised (Kingma et al., 2016).
+        item_weights: factor (B,) on the terms of each item; 1 if not given.
     """
-    reconstructions = [cross_entropy(logits, labels) for logits in level_logits]
-    divergences = [kl_divergence(q, p).mean() for q, p in zip(posteriors, priors, strict=True)]
+
+    def mean(values: Tensor) -> Tensor:
+        return (values if item_weights is None else item_weights * values).mean()
+
+    reconstructions = [mean(item_cross_entropy(logits, labels)) for logits in level_logits]
+    divergences = [mean(kl_divergence(q, p)) for q, p in zip(posteriors, priors, strict=True)]
     total = torch.stack(reconstructions).sum()
     for weight, divergence in zip(weights, divergences, strict=True):
         total = total + weight * divergence.clamp(min=free_nats)

@@ -15,6 +15,7 @@ from phiseg.models.hierarchy import LatentHierarchy
 from phiseg.models.likelihood import Likelihood, Upsampling
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import KLWeights, Loss, kl_weights, negative_elbo
+from phiseg.models.presence import PresenceNetwork, erase_absent, is_present, presence_loss
 from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
@@ -44,6 +45,8 @@ class PHiSegConfig(LatentConfig):
     """alpha of eq. 2: `paper` 2^(l-1), `reference` 4^i (the authors' code), `unit`, or one number per level."""
     free_nats: float = Field(default=0.0, ge=0)
     """KL of a level, averaged over the batch, that is not penalised."""
+    presence: bool = False
+    """Use a classifier to decide whether a sample is empty, so that the latents only describe the others."""
     shared_encoder: bool = False
     """Reuse the image features of the prior in the posterior and add label features from a small encoder with one
     block per level. By default, the posterior has a full encoder for image and labels, as in the paper."""
@@ -107,21 +110,41 @@ class PHiSeg(Segmenter):
             residual=config.residual,
             upsampling=config.upsampling,
         )
+        self.presence = (
+            PresenceNetwork(config.input_channels, config.channels, norm=config.norm) if config.presence else None
+        )
         self.kl_weights = kl_weights(config.kl_weights, config.num_levels)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
-        """Return the negative of eq. 2 with deep supervision; see `Segmenter.forward`."""
+        """Return the negative of eq. 2 with deep supervision; see `Segmenter.forward`.
+
+        With `presence`, log p(s|x) is log p(v|x) for an empty annotation and log p(v|x) + log p(s|v,x) for any
+        other. Eq. 2 then bounds the second term.
+        """
         self.check_image(image)
         size = (image.shape[-2], image.shape[-1])
-        noise = [fold_samples(level) for level in draw_noise(self.noise_shapes(size), len(image), 1, generator)]
+        noise = [fold_samples(level) for level in draw_noise(self._latent_shapes(size), len(image), 1, generator)]
         x = self.pad(with_labels(image, labels, self.config.num_classes))
-        image_features = self.prior.encode(x[:, : self.config.input_channels])
+        padded_image = x[:, : self.config.input_channels]
+        image_features = self.prior.encode(padded_image)
         posteriors, latents = self.posterior.draw(self._encode_labels(x, image_features), noise)
         priors, _ = self.prior.draw(image_features, None, given=dict(enumerate(latents)))
         level_logits = [crop(logits, size) for logits in self.likelihood(latents)]
-        return negative_elbo(
-            level_logits, labels, posteriors, priors, self.kl_weights, free_nats=self.config.free_nats
+        present = None if self.presence is None else is_present(labels)
+        loss = negative_elbo(
+            level_logits,
+            labels,
+            posteriors,
+            priors,
+            self.kl_weights,
+            free_nats=self.config.free_nats,
+            item_weights=present,
         )
+        if self.presence is None or present is None:
+            return loss
+        classified = presence_loss(self.presence(padded_image), present)
+        terms = {**loss.terms, "presence": classified.detach(), "elbo": loss.terms["elbo"] - classified.detach()}
+        return Loss(loss.total + classified, terms)
 
     def _encode_labels(self, x: Tensor, image_features: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the posterior features of image and labels x (B, C + K, H, W), fine to coarse."""
@@ -131,9 +154,16 @@ class PHiSeg(Segmenter):
         return [a + b for a, b in zip(label_features, image_features, strict=True)]
 
     def encode(self, image: Tensor) -> Encoding:
-        """Run the encoder of the prior: features (B, C_l, h_l, w_l) of each latent level, fine to coarse."""
+        """Run the encoder of the prior: features (B, C_l, h_l, w_l) of each latent level, fine to coarse.
+
+        With `presence`, the logits (B,) of p(v = 1 | x) follow.
+        """
         self.check_image(image)
-        return Encoding(self.prior.encode(self.pad(image)), (image.shape[-2], image.shape[-1]))
+        padded = self.pad(image)
+        features = self.prior.encode(padded)
+        if self.presence is not None:
+            features = (*features, self.presence(padded))
+        return Encoding(features, (image.shape[-2], image.shape[-1]))
 
     @property
     def num_levels(self) -> int:
@@ -141,7 +171,16 @@ class PHiSeg(Segmenter):
         return self.config.num_levels
 
     def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
-        """Return (D, h_l, w_l) of each level, fine to coarse."""
+        """Return (D, h_l, w_l) of each level, fine to coarse; with `presence`, () follows: one number."""
+        return self._latent_shapes(size) + ([()] if self.config.presence else [])
+
+    @property
+    def noise_names(self) -> tuple[str, ...]:
+        """What each part of the noise controls: the latent levels, and whether anything is present."""
+        levels = tuple(f"level {number}" for number in range(1, self.config.num_levels + 1))
+        return (*levels, "presence") if self.config.presence else levels
+
+    def _latent_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
         height, width = self.padded_size(size)
         scales = [2 ** (level + self.offset) for level in range(self.config.num_levels)]
         return [(self.config.latent_channels, height // scale, width // scale) for scale in scales]
@@ -178,7 +217,8 @@ class PHiSeg(Segmenter):
             )
         fixed = {level: fold_samples(latent) for level, latent in (given or {}).items()}
         folded = [fold_samples(level) for level in noise]
-        _, latents = self.prior.draw(encoding.features, folded, given=fixed, temperatures=temperatures)
+        features = encoding.features[:num_levels]
+        _, latents = self.prior.draw(features, folded, given=fixed, temperatures=temperatures)
         return [unfold_samples(latent, noise[0].shape[1]) for latent in latents]
 
     def decode(self, latents: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
@@ -201,4 +241,9 @@ class PHiSeg(Segmenter):
     def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> list[Tensor]:
         """Decode noise to the accumulated logits (B, S, K, H, W) of each level, fine to coarse."""
         assert all(level.shape[1] == num_samples for level in noise)
-        return self.decode(self.sample_latents(encoding, noise), encoding.size)
+        num_levels = self.config.num_levels
+        levels = self.decode(self.sample_latents(encoding, noise[:num_levels]), encoding.size)
+        if self.presence is None:
+            return levels
+        logits = encoding.features[num_levels]
+        return [erase_absent(samples, logits, noise[num_levels].to(logits.device)) for samples in levels]

@@ -72,8 +72,8 @@ class PHiSegEnsemble(Segmenter):
     @property
     def noise_names(self) -> tuple[str, ...]:
         """What each part of the noise controls: the latent levels, and the choice of the member."""
-        *levels, _ = super().noise_names
-        return (*levels, "member")
+        names: tuple[str, ...] = self.members[0].noise_names  # type: ignore[assignment]
+        return (*names, "member")
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Decode noise (B, S, *shape) to logits (B, S, K, H, W)."""
@@ -102,7 +102,7 @@ class PHiSegEnsemble(Segmenter):
 
     def _parts(self, encoding: Encoding) -> Iterator[tuple[PHiSeg, Encoding]]:
         """Yield each member with its features."""
-        number = self.config.num_levels
+        number = len(encoding.features) // len(self.members)
         for position, member in enumerate(self.members):
             assert isinstance(member, PHiSeg)
             yield member, Encoding(encoding.features[number * position : number * (position + 1)], encoding.size)

@@ -1,0 +1,60 @@
+"""Whether there is anything to segment at all: p(v | x), with v = 0 for an empty segmentation.
+
+v is a function of the segmentation s, so p(s | x) = p(v | x) p(s | v, x) holds exactly. A classifier for p(v | x)
+leaves p(s | v = 1, x) to the latent variables, whose Gaussians describe outlines well but decisions badly.
+
+Shapes: B batch, S samples, K classes, C input channels, H W pixels.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phiseg.models.blocks import Encoder, Norm, output_layer
+
+ABSENT_LOGIT = 5.0
+"""Logit of the background in an empty sample, and minus that of every other class."""
+
+
+class PresenceNetwork(nn.Module):
+    """A small classifier for p(v = 1 | x): one block per resolution, the mean over pixels, and a linear layer."""
+
+    def __init__(self, in_channels: int, channels: Sequence[int], *, norm: Norm):
+        super().__init__()
+        self.encoder = Encoder(in_channels, channels, num_blocks=1, norm=norm)
+        self.output = output_layer(channels[-1], 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the logits (B,) of p(v = 1 | x) for images (B, C, H, W)."""
+        *_, coarsest = self.encoder(image)
+        logits: Tensor = self.output(coarsest.mean((2, 3), keepdim=True)).float()
+        return logits.flatten()
+
+
+def is_present(labels: Tensor) -> Tensor:
+    """Return v of each segmentation (B, H, W), as float (B,): 1 where any pixel is not background."""
+    return (labels > 0).flatten(1).any(1).float()
+
+
+def presence_loss(logits: Tensor, present: Tensor) -> Tensor:
+    """Return -log p(v | x), averaged over the batch, for logits (B,) and v (B,)."""
+    return F.binary_cross_entropy_with_logits(logits, present)
+
+
+def erase_absent(samples: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
+    """Replace the samples in which nothing is present by empty ones.
+
+    Sample s of image b is present if Phi(noise[b, s]) is below p(v = 1 | x_b), so the same noise in neighbouring
+    slices gives one annotator's threshold.
+
+    Args:
+        samples: (B, S, K, H, W) logits.
+        logits: (B,) of p(v = 1 | x).
+        noise: (B, S) standard normal.
+    """
+    present = torch.special.ndtr(noise) < logits.sigmoid()[:, None]  # (B, S)
+    empty = torch.full_like(samples[:1, :1], -ABSENT_LOGIT)
+    empty[:, :, 0] = ABSENT_LOGIT
+    return torch.where(present[:, :, None, None, None], samples, empty)

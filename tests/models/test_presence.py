@@ -1,0 +1,74 @@
+"""The classifier that decides whether a sample is empty, and what it changes in the loss."""
+
+import math
+
+import pytest
+import torch
+
+from helpers.tiny_models import batch, tiny_phiseg
+from phiseg.models.noise import seeded_generator
+from phiseg.models.presence import erase_absent, is_present
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.3, 0.9])
+def test_erase_absent_keeps_the_predicted_share_of_samples(probability):
+    samples = torch.randn(2, 4000, 3, 2, 2, generator=seeded_generator(0))
+    noise = torch.randn(2, 4000, generator=seeded_generator(1))
+    logits = torch.full((2,), math.log(probability / (1 - probability)))
+    result = erase_absent(samples, logits, noise)
+    kept = (result == samples).flatten(2).all(2)
+    assert kept.double().mean().item() == pytest.approx(probability, abs=0.02)
+    assert (result[~kept].argmax(1) == 0).all()
+    assert (result[~kept].softmax(1)[:, 0] > 0.999).all()
+
+
+def test_erase_absent_keeps_more_samples_where_presence_is_more_likely():
+    """The same noise in two slices: a sample that is present in the less likely one is present in the other."""
+    samples = torch.randn(2, 500, 2, 2, 2, generator=seeded_generator(0))
+    noise = torch.randn(1, 500, generator=seeded_generator(1)).expand(2, -1)
+    result = erase_absent(samples, torch.tensor([-1.0, 1.0]), noise)
+    unlikely, likely = (result == samples).flatten(2).all(2)
+    assert unlikely.any()
+    assert not likely.all()
+    assert (likely | ~unlikely).all()
+
+
+def test_is_present_is_zero_for_background_only():
+    labels = torch.zeros(3, 4, 5, dtype=torch.long)
+    labels[1, 2, 3] = 2
+    assert is_present(labels).tolist() == [0, 1, 0]
+
+
+def test_loss_of_empty_annotations_is_that_of_the_classifier():
+    """-log p(v|x) for each item; the bound of eq. 2 counts for annotations that are not empty, and for no other."""
+    model = tiny_phiseg(presence=True)
+    image, labels = batch(model.config, number=2)
+    labels[0] = 0
+    loss = model(image, labels, generator=[seeded_generator(1), seeded_generator(2)])
+    with torch.no_grad():
+        probabilities = model.encode(image).features[-1].double().sigmoid()
+    classified = -(math.log(1 - probabilities[0]) + math.log(probabilities[1])) / 2
+    plain = tiny_phiseg(steps=0)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    outlined = plain(image[1:], labels[1:], generator=[seeded_generator(2)])
+    assert loss.terms["presence"].item() == pytest.approx(classified, rel=1e-4)
+    assert loss.total.item() == pytest.approx(classified + outlined.total.item() / 2, rel=1e-4)
+    assert loss.terms["elbo"].item() == pytest.approx(outlined.terms["elbo"].item() / 2 - classified, rel=1e-4)
+
+
+def test_classifier_learns_which_images_are_empty():
+    """Bright images have lesions, dark ones have none: samples follow."""
+    torch.manual_seed(0)
+    model = tiny_phiseg(presence=True, steps=0).train()
+    bright = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    image = 2 * bright[:, None, None, None] - 1 + 0.1 * torch.randn(4, 1, 8, 8)
+    labels = torch.zeros(4, 8, 8, dtype=torch.long)
+    labels[bright == 1, 2:6, 2:6] = 1
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for step in range(40):
+        optimizer.zero_grad()
+        model(image, labels, generator=seeded_generator(step)).total.backward()
+        optimizer.step()
+    drawn = model.sample(image, 50, generator=seeded_generator(0)).argmax(2).flatten(2).any(2).double().mean(1)
+    assert (drawn[bright == 0] < 0.2).all()
+    assert (drawn[bright == 1] > 0.8).all()
