@@ -364,7 +364,7 @@ def test_loss_is_float32_and_finite_under_autocast(name, training):
 def test_model_exposes_its_config(name):
     model = build(name)
     assert type(model.config) is config_class(name)
-    assert MODELS[name].Config.parse(model.config.model_dump(mode="json"), where="x") == model.config
+    assert config_class(name).parse(model.config.model_dump(mode="json"), where="x") == model.config
     assert model.preprocessing == model.provenance == {}
 
 
