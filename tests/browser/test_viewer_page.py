@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.known_models import KnownModel, noisy
 from phiseg.data.intensity import Intensity
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.nifti import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
+from phiseg.inference.plausibility import UsualValues
 from phiseg.inference.slice_noise import Level
 from phiseg.inference.volumes import Sampling, level_outputs, predict_volume
 from phiseg.models.phiseg import PHiSegConfig
@@ -308,6 +310,23 @@ def test_a_model_shows_the_levels_that_it_has(browser, config, num_rows, num_vie
         assert page.locator("#levels li").count() == page.locator("#levels input").count() == num_rows
         assert page.locator("#hierarchy").is_visible() == (num_rows > 0)
         assert page.locator("#views button").count() == num_views
+        page.close()
+
+
+def test_doubts_and_numbers_among_samples_with_a_lesion_are_shown(browser, tmp_path):
+    values = np.full((40, 28, 5), -100, np.float32)
+    values[18:22, 12:16] = 0  # some samples have it
+    write_nifti(tmp_path / "faint.nii.gz", Volume(values, np.diag([-1, -1, 1, 1])))
+    usual = UsualValues.of([np.linspace(0.3, 0.5, 256, dtype=np.float32).reshape(1, 16, 16)] * 60)
+    model = KnownModel(noisy, centred_on="lesion", usual_values=usual.model_dump(mode="json"))
+    with serving(model, tmp_path / "faint.nii.gz") as address:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        open_page(page, address)
+        found = click(page, 0, 0)["numbers"]["classes"]["lesion"]
+        assert 0 < found["present"] < 1
+        assert "does not look like the model's training images" in page.locator("#numbers .warning").inner_text()
+        volume = f"{found['volume_ml_if_present']['median']:.3f} ml"
+        assert f"Among samples with lesion: volume {volume}" in page.locator("#numbers").inner_text()
         page.close()
 
 

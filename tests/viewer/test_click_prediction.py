@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.known_models import KnownModel, noisy
 from helpers.small_viewer import (
     AFFINE,
     box_shape,
@@ -18,8 +19,9 @@ from helpers.small_viewer import (
 from phiseg.data.intensity import Intensity
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.imaging.volume import to_slices
+from phiseg.imaging.volume import Volume, to_slices
 from phiseg.inference.measures import measure
+from phiseg.inference.plausibility import UsualValues
 from phiseg.inference.slice_noise import Level
 from phiseg.inference.volumes import Sampling, level_outputs, predict_prepared, predict_volume
 from phiseg.metrics import EPSILON
@@ -206,6 +208,41 @@ def test_a_case_of_a_dataset_is_scored_against_its_annotators(serve, gaps, train
     assert {key: scores[key] for key in ("ged", "ged_floor", "s_ncc", "dice")} == pytest.approx(
         {key: expected[key] for key in ("ged", "ged_floor", "s_ncc", "dice")}
     )
+
+
+def test_numbers_are_also_given_among_samples_with_the_class(serve):
+    values = np.full((20, 22, 5), -100, np.float32)
+    values[8:11, 9:12, 1:3] = 0  # 18 voxels, which a sample has or has not
+    served = serve(KnownModel(noisy, centred_on="lesion"))
+    name = served.drop(("scan.nii", nifti_bytes(Volume(values, AFFINE)))).json()["id"]
+    ((row, column),) = np.argwhere(served.viewer.scans.get(name).stack.stack.values[2, ..., 0] == 0)[4:5]
+    (numbers,) = of_type(served.click(name, [2, int(row), int(column)], num_samples=12), "numbers")
+    found = numbers["classes"]["lesion"]
+    assert 0.1 < found["present"] < 0.9
+    num_present = round(12 * found["present"])
+    volume = 18 * 0.8 * 0.9 * 2.0 / 1000
+    assert found["volume_ml_if_present"]["samples"] == pytest.approx([volume] * num_present, rel=1e-5)
+    assert sorted(found["volume_ml"]["samples"]) == pytest.approx([0] * (12 - num_present) + [volume] * num_present)
+    diameter = np.hypot(2 * 0.8, 2 * 0.9) + 0.85  # between corner pixels, plus one pixel
+    assert found["diameter_mm_if_present"]["median"] == pytest.approx(diameter)
+
+
+def test_a_place_unlike_the_training_images_is_doubted(scan):
+    images = np.random.default_rng(1).random((60, 1, 16, 16)).astype(np.float32) - 0.5
+    usual = UsualValues.of(list(images)).model_dump(mode="json")
+    (numbers,) = of_type(clicked_with(scan, usual), "numbers")
+    assert numbers["doubt"] is None
+    unlike = UsualValues.of(list(images * 0.1 - 0.4)).model_dump(mode="json")
+    (numbers,) = of_type(clicked_with(scan, unlike), "numbers")
+    assert "does not look like the model's training images" in numbers["doubt"]
+    (numbers,) = of_type(clicked_with(scan, None), "numbers")
+    assert numbers["doubt"] is None
+
+
+def clicked_with(scan, usual):
+    """Return the answer to a click on a random volume, of a model that knows usual values."""
+    served, _, name = scan(make_model(usual_values=usual))
+    return served.click(name, POINT, num_samples=2)
 
 
 @pytest.fixture(scope="module")

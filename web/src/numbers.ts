@@ -33,15 +33,21 @@ export class NumbersPanel {
   private content(numbers: ClassNumbers): Node[] {
     const { result, scan, state } = this.app;
     const { volume_ml: volume, diameter_mm: diameter, present } = numbers;
-    const { agreement, mean_gamma: gamma } = result!.numbers!;
+    const { volume_ml_if_present: volumeIf, diameter_mm_if_present: diameterIf } = numbers;
+    const { agreement, mean_gamma: gamma, doubt } = result!.numbers!;
     const facts = [`agreement ${agreement.toFixed(2)}`, `mean γ ${gamma.toFixed(2)}`];
     if (scan!.num_slices === 1) facts.push(`slice of ${scan!.spacing_mm[0].toFixed(2)} mm`);
     const notes = [facts.join("  ·  ")];
+    if (present < 1 && volumeIf && diameterIf) {
+      const name = this.app.model.classes[state.label];
+      notes.unshift(`Among samples with ${name}: volume ${inMl(volumeIf)}, diameter ${inMm(diameterIf)}.`);
+    }
     const [, down, right] = scan!.spacing_mm;
     if (!scan!.has_spacing) notes.push(`The pixel size is unknown. Volumes and diameters assume ${digits(down)} x ${digits(right)} mm.`);
     const cut = result!.numbers!.truncated;
     if (cut > 0) notes.push(`${percent(cut)} of the samples are truncated: the lesion may be larger than measured.`);
     return [
+      ...(doubt === null ? [] : [make("p", { class: "warning", role: "alert" }, `Warning: ${doubt}.`)]),
       make(
         "div",
         { class: "figures" },
@@ -110,6 +116,16 @@ function histogram({ samples, median, low, high }: Spread, chosen: number): Node
     text(from, "start", digits(from), 0),
     text(to, "end", `${digits(to)} ml`, WIDTH),
   );
+}
+
+/** Write a volume with its 90 % interval. */
+function inMl({ median, low, high }: Spread): string {
+  return `${digits(median)} ml (90 %: ${digits(low)}–${digits(high)})`;
+}
+
+/** Write a diameter with its 90 % interval. */
+function inMm({ median, low, high }: Spread): string {
+  return `${median.toFixed(1)} mm (90 %: ${low.toFixed(1)}–${high.toFixed(1)})`;
 }
 
 function percent(share: number): string {

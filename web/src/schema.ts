@@ -19,9 +19,16 @@ export interface CaseScores {
 
 /** What the samples say about one class. */
 export interface ClassNumbers {
+  /** Share of the samples that contain the class. */
   present: number;
+  /** Over all samples; one without the class counts as zero. */
   volume_ml: Spread;
+  /** Over all samples; one without the class counts as zero. */
   diameter_mm: Spread;
+  /** Over the samples that contain the class; null if there are none. */
+  volume_ml_if_present: Spread | null;
+  /** Over the samples that contain the class; null if there are none. */
+  diameter_mm_if_present: Spread | null;
 }
 
 /** Everything was sent; `id` names the prediction for exports. */
@@ -86,6 +93,9 @@ export interface Numbers {
   truncated: number;
   /** The share of each of `ModelInfo.noise_names` in the uncertainty of the clicked slice. */
   level_shares: Record<string, number> | null;
+  /** Why the image around the point does not look like a training image; null if it does, or if the model does not
+   *  state what its training images look like. */
+  doubt: string | null;
 }
 
 /** The annotators' masks of a case. */

@@ -129,7 +129,7 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
     whole = clicked
     if centred or request.num_samples * prod(scan.stack.stack.grid) <= MAX_LABELS:
         whole = predict_prepared(model, scan.stack, point=point, sampling=replace(sampling, level_draws=0))
-    numbers = _numbers(measure(whole), measure(clicked).level_shares)
+    numbers = _numbers(measure(whole), measure(clicked).level_shares, whole.doubt)
     yield numbers
     yield _lesion(whole)
     scores = None
@@ -207,14 +207,18 @@ def _summary(prediction: Prediction, outputs: NDArray[np.float32] | None) -> Sli
     )
 
 
-def _numbers(measures: Measures, level_shares: dict[str, float] | None) -> Numbers:
+def _numbers(measures: Measures, level_shares: dict[str, float] | None, doubt: str | None) -> Numbers:
     def spread(found: MeasuredSpread) -> Spread:
         return Spread(median=found.median, low=found.low, high=found.high, samples=list(found.samples))
 
     return Numbers(
         classes={
             name: ClassNumbers(
-                present=found.present, volume_ml=spread(found.volume_ml), diameter_mm=spread(found.diameter_mm)
+                present=found.present,
+                volume_ml=spread(found.volume_ml),
+                diameter_mm=spread(found.diameter_mm),
+                volume_ml_if_present=found.volume_ml_if_present and spread(found.volume_ml_if_present),
+                diameter_mm_if_present=found.diameter_mm_if_present and spread(found.diameter_mm_if_present),
             )
             for name, found in measures.classes.items()
         },
@@ -222,6 +226,7 @@ def _numbers(measures: Measures, level_shares: dict[str, float] | None) -> Numbe
         agreement=measures.agreement,
         truncated=measures.truncated,
         level_shares=level_shares,
+        doubt=doubt,
     )
 
 

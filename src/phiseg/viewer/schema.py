@@ -166,8 +166,15 @@ class ClassNumbers(Message):
     """What the samples say about one class."""
 
     present: float
+    """Share of the samples that contain the class."""
     volume_ml: Spread
+    """Over all samples; one without the class counts as zero."""
     diameter_mm: Spread
+    """Over all samples; one without the class counts as zero."""
+    volume_ml_if_present: Spread | None
+    """Over the samples that contain the class; None if there are none."""
+    diameter_mm_if_present: Spread | None
+    """Over the samples that contain the class; None if there are none."""
 
 
 class Numbers(Message):
@@ -181,6 +188,9 @@ class Numbers(Message):
     """Share of the samples that are cut off by the crop, by the reach or by the end of the scan: too small."""
     level_shares: dict[str, float] | None
     """The share of each of `ModelInfo.noise_names` in the uncertainty of the clicked slice."""
+    doubt: str | None
+    """Why the image around the point does not look like a training image; None if it does, or if the model does not
+    state what its training images look like."""
 
 
 class LesionSlices(Message):
