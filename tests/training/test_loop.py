@@ -9,7 +9,7 @@ import torch
 from lightning_fabric import Fabric
 
 from helpers.comparing_runs import assert_same_run, assert_same_tensors, lines, state
-from phiseg.core.errors import DataError, OutputError, TrainingError
+from phiseg.core.errors import DataError, ModelError, OutputError, TrainingError
 from phiseg.core.random import derive_seed
 from phiseg.data.loader import TrainingStream
 from phiseg.data.store import Dataset
@@ -381,3 +381,32 @@ def test_an_error_of_another_kind_is_not_taken_for_a_process_that_died(monkeypat
     monkeypatch.setattr(loop._Training, "run", run)
     with pytest.raises(RuntimeError, match="mat1"):
         train(make_recipe(devices=2), lesions, tmp_path / "run", progress=False)
+
+
+def test_initial_weights_are_those_of_the_given_model(run):
+    """A learning rate of nearly zero leaves the weights where they start."""
+    first = run("first", steps=3)
+    second = run("second", steps=1, seed=5, learning_rate=1e-12, initial_weights=str(first))
+    start, after = (dict(load_model(folder).named_parameters()) for folder in (first, second))
+    for name, parameter in after.items():
+        torch.testing.assert_close(parameter, start[name], rtol=0, atol=1e-9)
+
+
+def test_initial_weights_carry_their_training_patients(run, lesions, copy):
+    """A model fine-tuned on some patients has also learned from those of the model it started from."""
+    first = run("first", steps=1)
+    fewer = copy(lesions)
+    splits = json.loads((fewer / "splits.json").read_text())
+    splits["test"] += splits["train"][4:]
+    splits["train"] = splits["train"][:4]
+    (fewer / "splits.json").write_text(json.dumps(splits))
+    second = run("second", steps=1, data=fewer, initial_weights=str(first))
+    before, after = (load_model(folder).provenance for folder in (first, second))
+    assert after["patient_salt"] == before["patient_salt"]
+    assert after["train_patients"] == before["train_patients"]
+
+
+def test_initial_weights_of_another_network_are_refused(run):
+    first = run("first", steps=1, model="unet")
+    with pytest.raises(ModelError, match=r"initial_weights.*weights of another model"):
+        run("second", steps=1, initial_weights=str(first))

@@ -9,21 +9,25 @@ from typing import Any
 
 from phiseg.data.store import Dataset
 from phiseg.metrics.registry import SCORES
+from phiseg.models import Segmenter
 from phiseg.training.recipe import Recipe
 
 
-def provenance(recipe: Recipe, dataset: Dataset, step: int) -> dict[str, Any]:
+def provenance(recipe: Recipe, dataset: Dataset, step: int, *, initial: Segmenter | None = None) -> dict[str, Any]:
     """Return where the weights come from: the recipe, the step, whose annotations were learned, and of whom.
 
-    The dataset's fingerprint is the salt of the patients' tokens, so that trainings on one dataset share it.
+    The fingerprint of the dataset is the salt of the patients' tokens, so that trainings on one dataset share it.
+    A model that starts from another one keeps its salt and its patients: it has learned from them, too.
     """
-    salt = dataset.fingerprint
+    before = initial.provenance if initial is not None else {}
+    salt = before.get("patient_salt") or dataset.fingerprint
+    trained_before = before.get("train_patients", []) if before.get("patient_salt") else []
     return {
         "recipe": recipe.name,
         "step": step,
         "annotator": recipe.train.annotator,
         "patient_salt": salt,
-        "train_patients": patient_tokens(dataset, "train", salt=salt),
+        "train_patients": sorted({*patient_tokens(dataset, "train", salt=salt), *trained_before}),
         "val_patients": patient_tokens(dataset, "val", salt=salt),
     }
 

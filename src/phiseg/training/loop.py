@@ -22,7 +22,7 @@ from phiseg.data.loader import Batch, TrainingStream, prefetch
 from phiseg.data.store import Dataset
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.metrics.registry import selectable_scores
-from phiseg.models import Segmenter, build_model, save_model
+from phiseg.models import Segmenter, build_model, load_model, save_model
 from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import load_weights
 from phiseg.training.averaging import WeightAverage
@@ -111,6 +111,9 @@ class _Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.settings.seed, "weights"))
             self.model: Segmenter = build_model(recipe.model)
+        self.initial = load_model(Path(start)) if (start := self.settings.initial_weights) else None
+        if self.initial is not None:
+            load_weights(self.model, self.initial.state_dict(), where=f"train.initial_weights {start}")
         lay_out(self.model, self.fabric.device)
         self.model.checkpoint_activations(self.settings.checkpoint_activations)
         self.average = WeightAverage(self.model, self.settings.averaging)
@@ -295,7 +298,7 @@ class _Training:
                     self.out / "model",
                     self.average.model,
                     preprocessing=Preprocessing.of_dataset(self.dataset).to_json(),
-                    provenance=provenance(self.recipe, self.dataset, self.step),
+                    provenance=provenance(self.recipe, self.dataset, self.step, initial=self.initial),
                     card=model_card(self.recipe, self.dataset, self.step, values),
                 )
             )

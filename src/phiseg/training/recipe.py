@@ -51,6 +51,9 @@ class TrainConfig(StrictConfig):
     averaging: float = Field(default=0.0, ge=0, lt=1)
     """Validate, select and save an exponential moving average of the weights with this decay, such as 0.999, which
     rises to it over the first steps; 0 takes the weights themselves, as in the paper."""
+    initial_weights: str | None = None
+    """Model to start from (fine-tuning): a model folder, a run folder or the name of a bundled model, with the same
+    network. By default, training starts from random weights."""
     seed: int = Field(default=0, ge=0)
     """The same command with the same seed gives the same weights on the same machine."""
     annotator: int | Literal["random"] = "random"
