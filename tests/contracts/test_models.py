@@ -377,5 +377,5 @@ def test_context_adds_channels_and_accepts_single_slices(name):
     alone = image[:, :1]
     repeated = sample(model, alone.repeat(1, 3, 1, 1), 2, *range(4))
     close(sample(model, alone, 2, *range(4)), repeated)
-    with pytest.raises(ModelError, match=r"images \(batch, 3, height, width\), including 1 slices on each side"):
+    with pytest.raises(ModelError, match=r"images \(batch, 3, height, width\), including 1 slice on each side"):
         sample(model, image[:, :2], 2, *range(4))

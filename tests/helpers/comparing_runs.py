@@ -1,4 +1,4 @@
-"""When two runs are the same: to the byte in their files, to the bit in their states."""
+"""Comparison of runs: files byte by byte and states bit by bit."""
 
 import torch
 
@@ -20,7 +20,7 @@ def lines(folder, kind):
 
 
 def contents(folder):
-    """Return the bytes of every file of a folder; a name with a dot is what a kill left behind."""
+    """Return the bytes of all files in a folder, without hidden temporary files."""
     files = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
     return {str(name): path.read_bytes() for name, path in files.items() if not path.name.startswith(".")}
 
@@ -46,7 +46,7 @@ def assert_same_run(first, second):
 
 
 def _tensors(value):
-    """Return every tensor in nested dicts and lists, with its place."""
+    """Return all tensors in nested dicts and lists with their paths."""
     if isinstance(value, torch.Tensor):
         return {(): value}
     items = (

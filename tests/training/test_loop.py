@@ -1,4 +1,4 @@
-"""The training loop: the same command gives the same weights, the best model is kept, NaN is survived."""
+"""Training loop: reproducibility, model selection and non-finite steps."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from phiseg.training.recipe import load_recipe
 
 @pytest.fixture
 def run(make_recipe, lesions, tmp_path):
-    """Return a function that trains on the lesions and returns the run's folder."""
+    """Return a function that trains on the lesions and returns the run folder."""
 
     def run(name="run", *, data=lesions, model="phiseg", resume=False, settings=None, **changes):
         recipe = make_recipe(model, settings=settings, **changes)
@@ -32,14 +32,14 @@ def run(make_recipe, lesions, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["phiseg", "probunet", "unet"])
-def test_the_same_recipe_gives_the_same_weights_and_another_seed_gives_others(model, run):
+def test_train_is_reproducible_and_depends_on_seed(model, run):
     first, again, other = (run(str(number), model=model, steps=3, seed=number // 2) for number in range(3))
     assert_same_run(first, again)
     assert (first / "model/model.safetensors").read_bytes() != (other / "model/model.safetensors").read_bytes()
     assert lines(first, "train")[0]["loss"] != lines(other, "train")[0]["loss"]
 
 
-def test_training_does_not_touch_the_global_random_state(run):
+def test_train_keeps_global_random_state(run):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -47,13 +47,13 @@ def test_training_does_not_touch_the_global_random_state(run):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_the_loss_falls(run):
+def test_train_reduces_loss(run):
     folder = run(model="unet", steps=40, validate_every=40, learning_rate=0.01)
     losses = [line["loss"] for line in lines(folder, "train")]
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
-def test_a_run_folder_holds_what_is_documented(run):
+def test_train_writes_documented_files(run):
     folder = run(steps=4, log_every=2, validate_every=3)
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
         "config.yaml",
@@ -76,7 +76,7 @@ def test_a_run_folder_holds_what_is_documented(run):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Return a function that decides what the validations say, and lists the steps whose model was saved."""
+    """Return a function that sets the validation results and returns the steps with a saved model."""
     saved = []
 
     def script(**columns):
@@ -104,7 +104,7 @@ def scripted(monkeypatch):
         ("loss", [None, 3.0, None, 4.0, 2.0], [2, 5]),
     ],
 )
-def test_the_model_is_replaced_only_when_the_criterion_improves(select_by, values, steps, scripted, run):
+def test_train_saves_model_when_criterion_improves(select_by, values, steps, scripted, run):
     saved = scripted(**{select_by: values})
     folder = run(steps=5, validate_every=1, select_by=select_by)
     assert saved == steps
@@ -112,7 +112,7 @@ def test_the_model_is_replaced_only_when_the_criterion_improves(select_by, value
     assert state(folder).best == values[steps[-1] - 1]
 
 
-def test_the_saved_model_has_the_weights_of_its_step(scripted, run):
+def test_saved_model_has_weights_of_its_step(scripted, run):
     scripted(loss=[2.0, 1.0, 3.0])
     folder = run(steps=3, validate_every=1)
     scripted(loss=[1.0])
@@ -121,7 +121,7 @@ def test_the_saved_model_has_the_weights_of_its_step(scripted, run):
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
 
-def test_a_resumed_run_remembers_the_best_score(scripted, run):
+def test_resume_keeps_best_score(scripted, run):
     scripted(loss=[2.0, 3.0])
     run(steps=2, validate_every=1)
     saved = scripted(loss=[2.5, 1.5])
@@ -130,7 +130,7 @@ def test_a_resumed_run_remembers_the_best_score(scripted, run):
     assert saved == [4]
 
 
-def test_the_best_model_of_a_real_run_is_that_of_the_lowest_validation_loss(run):
+def test_train_selects_lowest_validation_loss(run):
     folder = run(steps=8, validate_every=1, learning_rate=0.03)
     losses = {line["step"]: line["loss"] for line in lines(folder, "val")}
     best = min(losses, key=losses.get)
@@ -138,7 +138,7 @@ def test_the_best_model_of_a_real_run_is_that_of_the_lowest_validation_loss(run)
     assert state(folder).best == losses[best]
 
 
-def test_a_run_without_any_finite_validation_ends_with_an_error(scripted, run):
+def test_train_fails_without_finite_validation(scripted, run):
     scripted(loss=[None, None])
     with pytest.raises(TrainingError, match=r"no validation had a finite loss.*learning_rate"):
         run(steps=2, validate_every=1)
@@ -149,7 +149,7 @@ def test_a_run_without_any_finite_validation_ends_with_an_error(scripted, run):
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Return a function that puts NaN into the images of some steps."""
+    """Return a function that inserts NaN into the images of some steps."""
     original = TrainingStream.batch
 
     def poison(steps):
@@ -164,7 +164,7 @@ def poison(monkeypatch):
     return poison
 
 
-def test_a_step_that_is_not_finite_changes_nothing_but_the_count(poison, run):
+def test_non_finite_step_is_skipped(poison, run):
     for mode in ("running", "both"):
         clean = state(run(f"clean-{mode}", steps=3, norm_statistics=mode))
         poison({3})
@@ -174,7 +174,7 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_count(poison, run):
         poison(())
 
 
-def test_training_goes_on_after_a_step_that_is_not_finite(poison, run, capsys):
+def test_train_continues_after_non_finite_step(poison, run, capsys):
     poison({3})
     folder = run(steps=8, validate_every=4)
     found = lines(folder, "train")
@@ -186,7 +186,7 @@ def test_training_goes_on_after_a_step_that_is_not_finite(poison, run, capsys):
     assert "NaN" not in (folder / "metrics.jsonl").read_text()
 
 
-def test_a_gradient_that_is_not_finite_is_skipped_too(monkeypatch, run):
+def test_non_finite_gradient_is_skipped(monkeypatch, run):
     clean = state(run("clean", steps=2, norm_statistics="running"))
     original, calls = Fabric.backward, []
 
@@ -205,7 +205,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_too(monkeypatch, run):
 
 
 def parameters_of(loss):
-    """Yield the parameters that a loss depends on, from its graph."""
+    """Yield the parameters in the graph of a loss."""
     waiting = [loss.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -214,12 +214,12 @@ def parameters_of(loss):
         waiting += [inner for inner, _ in node.next_functions if inner is not None]
 
 
-def test_good_steps_in_between_keep_a_run_alive(poison, run):
+def test_finite_steps_reset_skip_counter(poison, run):
     poison({2, 3, 5, 6, 8, 9})
     assert state(run(steps=12, max_skipped_steps=3)).skipped == 6
 
 
-def test_persistent_trouble_stops_the_run_and_leaves_its_last_state(poison, run, tmp_path):
+def test_train_stops_after_too_many_skipped_steps(poison, run, tmp_path):
     poison(range(4, 99))
     with pytest.raises(TrainingError, match=r"3 steps in a row, up to step 7; lower train\.learning_rate"):
         run(steps=12, max_skipped_steps=3, checkpoint_every=4, validate_every=12)
@@ -247,19 +247,19 @@ def test_persistent_trouble_stops_the_run_and_leaves_its_last_state(poison, run,
     ],
     ids=str,
 )
-def test_it_trains_with_finite_losses(changes, gaps, run):
-    folder = run(data=gaps, steps=3, checkpoint_every=9, **changes)  # in `gaps` annotators are missing
+def test_train_has_finite_losses(changes, gaps, run):
+    folder = run(data=gaps, steps=3, checkpoint_every=9, **changes)  # annotators are missing in `gaps`
     assert all(line["loss"] is not None and line["skipped"] == 0 for line in lines(folder, "train"))
     assert all(math.isfinite(line["loss"]) for line in lines(folder, "val"))
     assert load_model(folder).provenance["annotator"] == changes.get("annotator", "random")
 
 
-def test_it_trains_on_several_classes(zones, run):
+def test_train_with_several_classes(zones, run):
     folder = run(data=zones, steps=3)
     assert load_model(folder).config.num_classes == 3
 
 
-def test_a_folder_that_vanishes_before_the_last_state_is_not_begun_anew(monkeypatch, run, tmp_path):
+def test_train_fails_if_run_folder_disappears(monkeypatch, run, tmp_path):
     def save_and_lose(folder, *args, **kwargs):
         save_model(folder, *args, **kwargs)
         folder.parent.rename(tmp_path / "gone")
@@ -270,7 +270,7 @@ def test_a_folder_that_vanishes_before_the_last_state_is_not_begun_anew(monkeypa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_on_data_that_changed_is_refused(lesions, run, copy):
+def test_train_rejects_changed_data(lesions, run, copy):
     data = copy(lesions)
     images = np.load(data / "images.npy")
     images[0, 0, 0, 0] += 1
@@ -279,7 +279,7 @@ def test_a_run_on_data_that_changed_is_refused(lesions, run, copy):
         run(data=data)
 
 
-def test_part_of_a_run_is_not_overwritten(run):
+def test_train_does_not_overwrite_partial_run(run):
     folder = run()
     (folder / "config.yaml").unlink()
     for resume in (False, True):
@@ -287,21 +287,21 @@ def test_part_of_a_run_is_not_overwritten(run):
             run(resume=resume)
 
 
-def test_the_learning_rate_follows_its_schedule(make_recipe):
+def test_learning_rate_schedule(make_recipe):
     constant, cosine = (make_recipe(steps=8, schedule=name).train for name in ("constant", "cosine"))
     assert [constant.learning_rate_at(step) for step in (0, 4, 7)] == [1e-3] * 3
     assert [cosine.learning_rate_at(step) for step in (0, 4, 8)] == pytest.approx([1e-3, 5e-4, 0])
 
 
-def test_a_warm_up_rises_to_the_schedule(make_recipe):
+def test_learning_rate_warmup(make_recipe):
     settings = make_recipe(steps=10, schedule="cosine", warmup_steps=3).train
     plain = make_recipe(steps=10, schedule="cosine").train
     shares = [settings.learning_rate_at(step) / plain.learning_rate_at(step) for step in range(6)]
     assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
 
 
-def test_weight_decay_shrinks_weights_by_its_share_of_the_learning_rate(run):
-    """The first step's gradient is the same with and without: the two differ by the decay alone."""
+def test_weight_decay_is_decoupled(run):
+    """The gradient of the first step is the same, so the weights differ only by the decay."""
     plain, decayed = (run(f"decay-{value}", steps=1, weight_decay=value) for value in (0.0, 2.0))
     first, second = (load_model(folder).state_dict() for folder in (plain, decayed))
     untrained = build_first_weights(plain)
@@ -312,23 +312,23 @@ def test_weight_decay_shrinks_weights_by_its_share_of_the_learning_rate(run):
 
 
 def build_first_weights(folder):
-    """Return the parameters that a run began with."""
+    """Return the initial parameters of a run."""
     recipe = load_recipe(str(folder / "config.yaml"))
     torch.manual_seed(derive_seed(recipe.train.seed, "weights"))
     return dict(build_model(recipe.model).named_parameters())
 
 
-def test_a_falling_learning_rate_changes_less(run):
-    """The two schedules take the same first step, and part from the second."""
+def test_cosine_schedule_changes_weights_less(run):
+    """The first step is the same with both schedules."""
     constant, cosine = (lines(run(name, schedule=name, steps=6), "train") for name in ("constant", "cosine"))
     assert constant[:2] == cosine[:2]
     assert constant[2]["loss"] != cosine[2]["loss"]
 
 
-def test_a_run_with_one_annotator_never_sees_the_others(lesions, run, copy, replace_arrays):
+def test_train_with_one_annotator_ignores_others(lesions, run, copy, replace_arrays):
     other = copy(lesions)
     labels = np.load(other / "labels.npy")
-    labels[:, 1:] = labels[:, 1:, ::-1]  # what the others drew upside down
+    labels[:, 1:] = labels[:, 1:, ::-1]  # flip the annotations of the others
     replace_arrays(other, labels=labels)
     first, second = run("first", annotator=0), run("second", data=other, annotator=0)
     assert lines(first, "train") == lines(second, "train")
@@ -336,7 +336,7 @@ def test_a_run_with_one_annotator_never_sees_the_others(lesions, run, copy, repl
     assert lines(run("third"), "train") != lines(run("fourth", data=other), "train")
 
 
-def test_an_annotator_who_saw_no_validation_case_is_refused(gaps, run, copy, replace_arrays):
+def test_train_rejects_annotator_without_validation_cases(gaps, run, copy, replace_arrays):
     data = copy(gaps)
     valid = np.load(data / "valid.npy")
     valid[Dataset.open(gaps).rows("val"), 0] = False
@@ -349,14 +349,14 @@ def test_an_annotator_who_saw_no_validation_case_is_refused(gaps, run, copy, rep
     run(data=data, annotator=0, select_by="ged", steps=2)
 
 
-def test_tensorboard_files_appear_when_asked_for(run):
+def test_train_writes_tensorboard(run):
     pytest.importorskip("tensorboard")
     folder = run(steps=2, tensorboard=True)
     assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
 
 
 @pytest.mark.parametrize(("devices", "raised"), [(2, TrainingError), (1, RuntimeError)])
-def test_a_training_whose_other_process_died_says_so(devices, raised, monkeypatch, make_recipe, lesions, tmp_path):
+def test_train_reports_lost_process(devices, raised, monkeypatch, make_recipe, lesions, tmp_path):
     def run(_):
         raise RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
 
@@ -365,7 +365,7 @@ def test_a_training_whose_other_process_died_says_so(devices, raised, monkeypatc
         train(make_recipe(devices=devices), lesions, tmp_path / "run", progress=False)
 
 
-def test_too_little_memory_for_a_step_is_told_with_its_cure(monkeypatch, make_recipe, lesions, tmp_path):
+def test_train_reports_insufficient_memory(monkeypatch, make_recipe, lesions, tmp_path):
     def run(_):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
 
@@ -374,7 +374,7 @@ def test_too_little_memory_for_a_step_is_told_with_its_cure(monkeypatch, make_re
         train(make_recipe(), lesions, tmp_path / "run", progress=False)
 
 
-def test_an_error_of_another_kind_is_not_taken_for_a_process_that_died(monkeypatch, make_recipe, lesions, tmp_path):
+def test_train_keeps_other_runtime_errors(monkeypatch, make_recipe, lesions, tmp_path):
     def run(_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 

@@ -1,4 +1,4 @@
-"""Any number of annotators, and annotators who are missing: what they did not draw enters no loss and no score."""
+"""Any number of annotators, and missing annotators, which do not affect losses or scores."""
 
 import json
 from math import isfinite
@@ -20,7 +20,7 @@ MODELS = ("phiseg", "probunet", "unet")
 
 @pytest.fixture(scope="session")
 def make_raters(lesions, tmp_path_factory):
-    """Return a function that gives the lesions with any number of annotators, in every row some of them missing."""
+    """Return a function that creates lesions with a given number of annotators, some missing in each case."""
     source = Dataset.open(lesions)
 
     def make(number):
@@ -48,7 +48,7 @@ def make_raters(lesions, tmp_path_factory):
 
 @pytest.mark.parametrize("augment", [AugmentConfig(), AugmentConfig(enabled=False)])
 @pytest.mark.parametrize("number", [1, 2, 10])
-def test_the_stream_gives_only_what_somebody_drew(number, augment, make_raters):
+def test_stream_uses_valid_annotations_only(number, augment, make_raters):
     dataset = make_raters(number)
     assert number == 1 or not dataset.valid.all(axis=1).any()
     stream = TrainingStream(dataset, batch_size=9, seed=0, augment=augment)
@@ -72,7 +72,7 @@ def test_the_stream_gives_only_what_somebody_drew(number, augment, make_raters):
         (10, "multihead"),
     ],
 )
-def test_any_number_of_annotators_trains_evaluates_and_samples(
+def test_train_evaluate_and_sample_with_any_number_of_annotators(
     number, model, make_raters, make_recipe, cli, tmp_path
 ):
     dataset = make_raters(number)
@@ -81,7 +81,7 @@ def test_any_number_of_annotators_trains_evaluates_and_samples(
     summary = evaluate(tmp_path / "run", dataset.path, tmp_path / "eval", num_samples=3, progress=False)
     assert isfinite(summary.dice)
     assert (summary.ged is None) == (summary.s_ncc is None) == (number == 1), "one annotator is no distribution"
-    assert (summary.ged_floor is None) == (number == 1)  # one annotator cannot disagree
+    assert (summary.ged_floor is None) == (number == 1)  # undefined for a single annotator
     examples = read_evaluation(tmp_path / "eval").examples
     assert examples.annotations.shape[1] == number
     done = cli(
@@ -92,7 +92,7 @@ def test_any_number_of_annotators_trains_evaluates_and_samples(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_stands_at_a_missing_annotator_enters_no_loss_and_no_score(
+def test_missing_annotations_do_not_affect_losses_and_scores(
     model, make_recipe, gaps, copy, replace_arrays, tmp_path
 ):
     other = copy(gaps)
@@ -113,8 +113,8 @@ def test_what_stands_at_a_missing_annotator_enters_no_loss_and_no_score(
     assert results[0] == results[1]
 
 
-def test_an_annotation_that_was_not_missing_would_have_counted(make_recipe, gaps, copy, replace_arrays, tmp_path):
-    """The test above can fail: the same change of annotations that exist changes losses and scores."""
+def test_valid_annotations_affect_losses_and_scores(make_recipe, gaps, copy, replace_arrays, tmp_path):
+    """Control of the test above: changing valid annotations does change losses and scores."""
     other = copy(gaps)
     labels = np.load(other / "labels.npy")
     labels[labels != MISSING] = 1

@@ -1,4 +1,4 @@
-"""Two processes share the batch that one would have, and arrive at the same numbers."""
+"""Training on two processes gives the results of one process."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ TRAIN = {"steps": 4, "validate_every": 4, "checkpoint_every": 2}
 
 @pytest.fixture(scope="module")
 def recipes(make_recipe, tmp_path_factory):
-    """Return a function that writes a recipe for one device as a file."""
+    """Return a function that writes a recipe for one device to a file."""
     folder = tmp_path_factory.mktemp("recipes")
 
     def write(model):
@@ -44,7 +44,7 @@ def pairs(phiseg, recipes, make_recipe, lesions, tmp_path_factory):
 
 
 def assert_close(first, second, rel):
-    """Compare losses and scores. The gradient's norm amplifies rounding, and only has to be near."""
+    """Compare losses and scores; the gradient norm amplifies rounding and is compared with a larger tolerance."""
     assert len(first) == len(second) > 0
     for a, b in zip(first, second, strict=True):
         assert a.keys() == b.keys()
@@ -58,23 +58,23 @@ def assert_close(first, second, rel):
 @pytest.mark.parametrize(
     "model", ["phiseg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("probunet", "hprobunet", "ssn"))]
 )
-def test_two_processes_have_the_losses_and_validations_of_one(model, pairs):
+def test_two_processes_give_same_losses_and_scores(model, pairs):
     one, two = pairs(model)
     assert_close(lines(one, "train"), lines(two, "train"), rel=1e-4)
     assert_close(lines(one, "val"), lines(two, "val"), rel=1e-3)
     assert json.loads((two / "environment.json").read_text())["processes"] == 2
 
 
-def test_two_processes_give_the_weights_of_one_up_to_rounding(pairs):
+def test_two_processes_give_same_weights_up_to_rounding(pairs):
     one, two = pairs("phiseg")
     found = load_model(two).state_dict()
     for name, tensor in load_model(one).state_dict().items():
-        # Adam's first steps have the size of the learning rate whatever the gradient: where that is nearly
-        # zero, rounding decides on the direction
+        # The first steps of Adam have the size of the learning rate; where the gradient is nearly zero, their
+        # direction depends on rounding
         assert (found[name].float() - tensor.float()).abs().max() < 5e-3, name
 
 
-def test_the_state_of_two_processes_resumes_on_one(pairs, make_recipe, lesions, copy):
+def test_state_of_two_processes_resumes_on_one(pairs, make_recipe, lesions, copy):
     one, two = pairs("phiseg")
     longer = make_recipe("phiseg", **TRAIN | {"steps": 8})
     first, second = copy(one, "one"), copy(two, "two")
@@ -105,13 +105,13 @@ def batch(self, step, device="cpu"):
 
 TrainingStream.batch = batch
 recipe, data, out = sys.argv[1:]
-overrides = ["--train.devices=2", "--model.norm=group"]  # batch norm would tell the other process by itself
+overrides = ["--train.devices=2", "--model.norm=group"]  # batch norm would propagate the NaN to the other process
 train(load_recipe(recipe, overrides), Path(data), Path(out), progress=False)
 """
 
 
 @pytest.mark.slow
-def test_a_step_that_is_not_finite_in_one_process_is_skipped_by_both(recipes, lesions, tmp_path):
+def test_non_finite_step_in_one_process_is_skipped_by_both(recipes, lesions, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(NAN_IN_ONE_PROCESS)
     words = [sys.executable, script, recipes("phiseg"), lesions, tmp_path / "run"]
@@ -123,7 +123,7 @@ def test_a_step_that_is_not_finite_in_one_process_is_skipped_by_both(recipes, le
 
 
 @pytest.mark.slow
-def test_a_killed_run_of_two_processes_resumes_on_two(pairs, phiseg, recipes, lesions, copy, make_recipe):
+def test_killed_run_of_two_processes_resumes_on_two(pairs, phiseg, recipes, lesions, copy, make_recipe):
     _, two = pairs("phiseg")
     folder = copy(two, "two")
     words = ("--data", lesions, "--out", folder, "--train.devices", 2, "--train.steps", 6, "--resume")
@@ -134,7 +134,7 @@ def test_a_killed_run_of_two_processes_resumes_on_two(pairs, phiseg, recipes, le
 
 
 @pytest.mark.slow
-def test_the_state_of_one_process_resumes_on_two(pairs, phiseg, recipes, lesions, copy):
+def test_state_of_one_process_resumes_on_two(pairs, phiseg, recipes, lesions, copy):
     one, two = pairs("phiseg")
     folders = copy(one, "one"), copy(two, "two")
     for folder in folders:

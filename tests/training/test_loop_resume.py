@@ -1,4 +1,4 @@
-"""A run that was killed at any moment and resumed is the run that was never disturbed, bit for bit."""
+"""A killed and resumed run is bitwise identical to an uninterrupted run."""
 
 import json
 import os
@@ -22,7 +22,7 @@ KILLED = {"steps": 12, "checkpoint_every": 6, "validate_every": 8, "batch_size":
 
 
 class Killed(BaseException):
-    """The process ends here: no cleaning up that an `except Exception` would do."""
+    """Simulated kill; not caught by `except Exception`."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def undisturbed(make_recipe, lesions, tmp_path_factory):
 
 
 @pytest.mark.parametrize("when", [1, 7, pytest.param(10, marks=pytest.mark.slow)])
-def test_kill_9_and_resume_is_as_if_nothing_had_happened(when, undisturbed, phiseg, lesions, tmp_path):
+def test_resume_after_kill_9_is_identical(when, undisturbed, phiseg, lesions, tmp_path):
     words = ("train", undisturbed / "tiny-phiseg.yaml", "--data", lesions, "--out", tmp_path / "run")
     metrics, last = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "state" / "last.pt"
     process = subprocess.Popen(phiseg.command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -91,7 +91,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_that_ended_at_an_awkward_moment_is_resumed_to_the_same_bytes(moment, run, trained, monkeypatch):
+def test_resume_after_interruption_at_any_point_is_identical(moment, run, trained, monkeypatch):
     where, name, number, ending = MOMENTS[moment]
     original, calls = getattr(where, name), []
 
@@ -110,16 +110,16 @@ def test_a_run_that_ended_at_an_awkward_moment_is_resumed_to_the_same_bytes(mome
     assert_same_run(run(resume=True), trained())
 
 
-def test_a_state_that_was_half_written_is_not_read(run, trained, tmp_path, copy):
+def test_resume_ignores_partially_written_state(run, trained, tmp_path, copy):
     folder = copy(trained(), "run")
     whole = (folder / "state" / "last.pt").read_bytes()
     (folder / "state" / ".last.pt.123.tmp").write_bytes(whole[: len(whole) // 2])
     assert_same_run(run(resume=True), trained())
 
 
-def test_a_run_that_was_killed_many_times_arrives(run, trained, monkeypatch):
+def test_resume_after_many_kills(run, trained, monkeypatch):
     original = loop._Training._optimise
-    taken = {1: [0], 2: [0, 1], 3: [2], 4: [3], 5: [4]}  # no step is repeated that a state has behind it
+    taken = {1: [0], 2: [0, 1], 3: [2], 4: [3], 5: [4]}  # steps before the last checkpoint are not repeated
     for last in taken:
         steps = []
 
@@ -138,7 +138,7 @@ def test_a_run_that_was_killed_many_times_arrives(run, trained, monkeypatch):
 
 
 @pytest.mark.parametrize("model", ["hprobunet", "probunet", "unet"])
-def test_every_model_resumes(model, run, trained, monkeypatch):
+def test_resume_works_for_all_models(model, run, trained, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_model", _raise_at(loop.save_model, 2))
         with pytest.raises(Killed):
@@ -157,7 +157,7 @@ def test_every_model_resumes(model, run, trained, monkeypatch):
     ],
     ids=str,
 )
-def test_every_kind_of_training_resumes(changes, run, monkeypatch):
+def test_resume_works_for_all_settings(changes, run, monkeypatch):
     changes = {"steps": 4, "validate_every": 4, **changes}
     whole = run("whole", **changes)
     with monkeypatch.context() as patch:
@@ -167,9 +167,9 @@ def test_every_kind_of_training_resumes(changes, run, monkeypatch):
     assert_same_run(run(resume=True, **changes), whole)
 
 
-def test_the_loss_scaler_resumes(run, monkeypatch):
+def test_resume_restores_loss_scaler(run, monkeypatch):
     loaded = []
-    monkeypatch.setattr(Precision, "state_dict", lambda _: {"scale": 1024.0})  # a real one needs a GPU
+    monkeypatch.setattr(Precision, "state_dict", lambda _: {"scale": 1024.0})  # a real scaler needs a GPU
     monkeypatch.setattr(Precision, "load_state_dict", lambda _, stored: loaded.append(stored))
     run(steps=2)
     run(steps=4, resume=True)
@@ -191,7 +191,7 @@ def _raise_at(function, number):
 # What resuming may change, and what it may not
 
 
-def test_resuming_a_finished_run_changes_nothing(run, trained, copy):
+def test_resume_of_finished_run_has_no_effect(run, trained, copy):
     folder = copy(trained(), "run")
     before = contents(folder)
     untouched = [folder / "model" / "model.safetensors", folder / "state" / "last.pt", folder / "config.yaml"]
@@ -201,24 +201,24 @@ def test_resuming_a_finished_run_changes_nothing(run, trained, copy):
     assert [file.stat().st_mtime_ns for file in untouched] == times
 
 
-def test_resuming_with_fewer_steps_changes_nothing(run, trained, copy):
+def test_resume_with_fewer_steps_has_no_effect(run, trained, copy):
     folder = copy(trained(), "run")
     before = contents(folder)
     run(resume=True, steps=3)
     assert contents(folder) == before
 
 
-def test_resuming_a_run_that_does_not_exist_starts_it(run, trained):
+def test_resume_without_run_starts_a_new_one(run, trained):
     assert_same_run(run(resume=True), trained())
 
 
-def test_more_steps_extend_a_run(run, trained, copy):
+def test_resume_with_more_steps_extends_run(run, trained, copy):
     copy(trained(), "run")
     assert_same_run(run(resume=True, steps=9), run("whole", steps=9))
     assert [line["step"] for line in lines(run(resume=True, steps=9), "val")] == [3, 6, 9]
 
 
-def test_a_run_whose_learning_rate_falls_to_its_last_step_is_not_extended(run):
+def test_resume_does_not_extend_cosine_schedule(run):
     folder = run(steps=2, schedule="cosine")
     before = contents(folder)
     with pytest.raises(ConfigError, match=r"was started with train\.steps = 2, now it is 4"):
@@ -227,7 +227,7 @@ def test_a_run_whose_learning_rate_falls_to_its_last_step_is_not_extended(run):
     assert contents(folder) == before
 
 
-def test_what_the_run_runs_on_may_change(run, trained, copy):
+def test_resume_allows_other_hardware_settings(run, trained, copy):
     pytest.importorskip("tensorboard")
     copy(trained(), "run")
     folder = run(resume=True, steps=7, tensorboard=True, accelerator="auto")
@@ -250,7 +250,7 @@ def test_what_the_run_runs_on_may_change(run, trained, copy):
     ],
     ids=str,
 )
-def test_another_recipe_is_refused_and_nothing_changes(changes, run, trained, copy):
+def test_resume_rejects_other_recipe(changes, run, trained, copy):
     folder = copy(trained(), "run")
     before = contents(folder)
     with pytest.raises(ConfigError, match=r"was started with .* = .*, now it is"):
@@ -258,7 +258,7 @@ def test_another_recipe_is_refused_and_nothing_changes(changes, run, trained, co
     assert contents(folder) == before
 
 
-def test_another_dataset_is_refused(run, trained, copy, tmp_path):
+def test_resume_rejects_other_dataset(run, trained, copy, tmp_path):
     prepare_phantom("lesion", tmp_path / "other", size=16, num_cases=15, seed=1, progress=False)
     folder = copy(trained(), "run")
     before = contents(folder)
@@ -267,22 +267,22 @@ def test_another_dataset_is_refused(run, trained, copy, tmp_path):
     assert contents(folder) == before
 
 
-def test_another_split_of_the_same_dataset_is_refused(run, trained, copy, lesions):
+def test_resume_rejects_other_split(run, trained, copy, lesions):
     copy(trained(), "run")
     data = copy(lesions, "moved")
     splits = json.loads((data / "splits.json").read_text())
-    splits["train"].append(splits["val"].pop())  # the same pixels, but a validation case is now trained on
+    splits["train"].append(splits["val"].pop())  # same pixels, but a validation case moves to training
     (data / "splits.json").write_text(json.dumps(splits))
     with pytest.raises(TrainingError, match="another split"):
         run(resume=True, steps=9, data=data)
 
 
-def test_a_dataset_that_was_copied_elsewhere_is_the_same(run, trained, copy, lesions):
+def test_resume_accepts_copied_dataset(run, trained, copy, lesions):
     copy(trained(), "run")
     assert state(run(resume=True, steps=7, data=copy(lesions, "moved"))).step == 7
 
 
-def test_the_state_of_another_model_is_refused(run, trained, copy):
+def test_resume_rejects_state_of_another_model(run, trained, copy):
     folder = copy(trained(), "run")
     (folder / "state" / "last.pt").write_bytes((trained("unet") / "state" / "last.pt").read_bytes())
     with pytest.raises(ModelError, match="weights of another model"):
@@ -292,7 +292,7 @@ def test_the_state_of_another_model_is_refused(run, trained, copy):
 
 @pytest.mark.parametrize("part", ["optimizer", "weights"])
 @pytest.mark.parametrize("wrong", [{}, {"state": {}, "param_groups": []}, {"a": 1}, None, 7])
-def test_a_state_with_a_strange_part_is_refused(part, wrong, run, trained, copy):
+def test_resume_rejects_invalid_state(part, wrong, run, trained, copy):
     folder = copy(trained(), "run")
     changed = state(folder)
     setattr(changed, part, wrong)
@@ -301,8 +301,8 @@ def test_a_state_with_a_strange_part_is_refused(part, wrong, run, trained, copy)
         run(resume=True, steps=9)
 
 
-def test_the_undisturbed_run_differs_where_it_should(trained, run):
-    """The comparison these tests rest on sees a difference of one step."""
+def test_run_comparison_detects_differences(trained, run):
+    """Control: the comparison used in these tests detects a difference of one step."""
     other = run("other", steps=5)
     with pytest.raises(AssertionError):
         assert_same_run(other, trained())
@@ -310,7 +310,7 @@ def test_the_undisturbed_run_differs_where_it_should(trained, run):
         assert_same_state(state(other), state(trained()))
 
 
-def test_a_run_that_was_killed_in_a_validation_repeats_no_step(run, trained, monkeypatch):
+def test_resume_after_kill_in_validation_repeats_no_step(run, trained, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, "validate", _raise_at(loop.validate, 2))  # after the last step
         with pytest.raises(Killed):

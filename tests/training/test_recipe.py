@@ -1,4 +1,4 @@
-"""A recipe: every shipped one is complete and valid, and nothing in it is taken silently for something else."""
+"""Recipes: the recipes of the package are valid, and errors are reported."""
 
 import pytest
 import yaml
@@ -10,7 +10,7 @@ from phiseg.training.recipe import Recipe, TrainConfig, criteria, load_recipe, r
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_a_shipped_recipe_is_itself_again_after_it_was_written_down(name, tmp_path):
+def test_recipe_yaml_round_trip(name, tmp_path):
     recipe = load_recipe(name)
     assert recipe.name == name
     path = tmp_path / f"{name}.yaml"
@@ -19,7 +19,7 @@ def test_a_shipped_recipe_is_itself_again_after_it_was_written_down(name, tmp_pa
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith("-small")])
-def test_the_small_recipes_differ_in_the_model_and_its_learning_rate_alone(name):
+def test_small_recipes_differ_in_model_and_learning_rate_only(name):
     recipe, phiseg = load_recipe(name), load_recipe("phiseg-small")
     assert name.startswith(recipe.model.name)
     assert recipe.train.model_copy(update={"learning_rate": phiseg.train.learning_rate}) == phiseg.train
@@ -33,12 +33,12 @@ def test_every_model_has_a_small_recipe():
 
 
 @pytest.mark.parametrize("key", ["batch_size", "validation_samples"])
-def test_numbers_that_no_machine_holds_are_refused(key):
+def test_recipe_rejects_huge_numbers(key):
     with pytest.raises(ConfigError, match=key):
         load_recipe("phiseg-small", [f"--train.{key}", str(2**63)])
 
 
-def test_a_training_follows_the_paper_where_it_says_anything():
+def test_train_config_defaults_follow_the_paper():
     train = TrainConfig()
     assert (train.batch_size, train.learning_rate, train.annotator, train.select_by) == (12, 1e-3, "random", "loss")
     assert train.precision == "32-true"
@@ -52,7 +52,7 @@ def test_every_criterion_knows_its_better_end():
         assert TrainConfig(select_by=name).select_by == name
 
 
-def test_an_override_changes_one_key_of_the_recipe():
+def test_load_recipe_applies_override():
     before, after = load_recipe("phiseg-small"), load_recipe("phiseg-small", ["--train.batch_size", "4"])
     assert after.train.batch_size == 4
     assert after == before.model_copy(update={"train": before.train.model_copy(update={"batch_size": 4})})
@@ -75,36 +75,36 @@ def test_an_override_changes_one_key_of_the_recipe():
         ("missing.yaml", [], "cannot read missing.yaml"),
     ],
 )
-def test_a_mistake_is_refused_with_its_place(name, overrides, problem):
+def test_load_recipe_rejects_invalid_settings(name, overrides, problem):
     with pytest.raises(ConfigError, match=problem):
         load_recipe(name, overrides)
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", "model", "train: {steps: 5}", "model: {name: vnet}"])
-def test_a_file_that_is_no_recipe_is_refused(content, tmp_path):
+def test_load_recipe_rejects_other_files(content, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"recipe\.yaml"):
         load_recipe(str(path))
 
 
-def test_classes_and_channels_come_from_the_dataset(zones):
+def test_for_dataset_sets_classes_and_channels(zones):
     recipe = load_recipe("phiseg-small").for_dataset(Dataset.open(zones))
     assert (recipe.model.num_classes, recipe.model.image_channels) == (3, 1)
 
 
-def test_a_recipe_that_names_the_datasets_own_numbers_is_accepted(zones):
+def test_for_dataset_accepts_matching_numbers(zones):
     recipe = load_recipe("phiseg-small", ["--model.num_classes=3", "--model.image_channels=1"])
     assert recipe.for_dataset(Dataset.open(zones)).model == recipe.model
 
 
 @pytest.mark.parametrize("key", ["num_classes", "image_channels"])
-def test_a_recipe_for_other_data_is_refused(key, zones):
-    with pytest.raises(ConfigError, match=f"model.{key} = 2, .* has [31]"):
+def test_for_dataset_rejects_other_numbers(key, zones):
+    with pytest.raises(ConfigError, match=f"model.{key} = 2, but .* has [31]"):
         load_recipe("phiseg-small", [f"--model.{key}=2"]).for_dataset(Dataset.open(zones))
 
 
-def test_a_written_recipe_holds_every_key():
+def test_recipe_yaml_contains_all_keys():
     written = yaml.safe_load(load_recipe("phiseg-small").to_yaml())
     assert written.keys() == Recipe.model_fields.keys()
     assert written["train"].keys() == TrainConfig.model_fields.keys()

@@ -1,4 +1,4 @@
-"""Validation: every case and every annotation counts, compared with loops over the definition."""
+"""Validation of all cases and annotations, compared with plain loops."""
 
 import json
 
@@ -35,7 +35,7 @@ def dataset(request):
 
 
 def naive_losses(model, dataset, *, seed, annotators=range(99), split="val"):
-    """Return the loss and terms of every annotation of the split, one image and one annotation at a time."""
+    """Return loss and terms of each annotation of the split, one image and annotation at a time."""
     losses = []
     for row in dataset.rows(split):
         for annotator in range(dataset.info.num_annotators):
@@ -54,7 +54,7 @@ def means(rows):
 
 
 @pytest.mark.parametrize("name", TERMS)
-def test_the_loss_is_the_mean_over_every_annotation_of_the_split(name, dataset, trained, make_recipe, fabric):
+def test_validate_loss_is_mean_over_all_annotations(name, dataset, trained, make_recipe, fabric):
     model = load_model(trained(name))
     values = validate(model, dataset, make_recipe(name).train, fabric)
     losses = naive_losses(model, dataset, seed=0)
@@ -67,7 +67,7 @@ def test_the_loss_is_the_mean_over_every_annotation_of_the_split(name, dataset, 
 
 
 @pytest.mark.parametrize("annotator", [0, 2])
-def test_a_fixed_annotator_is_the_only_one_whose_loss_counts(annotator, dataset, trained, make_recipe, fabric):
+def test_validate_loss_uses_fixed_annotator_only(annotator, dataset, trained, make_recipe, fabric):
     model = load_model(trained())
     values = validate(model, dataset, make_recipe(annotator=annotator).train, fabric)
     expected = means(naive_losses(model, dataset, seed=0, annotators=[annotator]))
@@ -76,7 +76,7 @@ def test_a_fixed_annotator_is_the_only_one_whose_loss_counts(annotator, dataset,
     assert values["loss"] != pytest.approx(everybody["loss"], rel=1e-4)
 
 
-def test_the_scores_are_those_of_samples_against_all_valid_annotators(dataset, trained, make_recipe, fabric):
+def test_validate_scores_use_all_valid_annotators(dataset, trained, make_recipe, fabric):
     model = load_model(trained())
     settings = make_recipe(validation_samples=5, seed=3, annotator=1).train
     values = validate(model, dataset, settings, fabric)
@@ -99,7 +99,7 @@ def test_the_scores_are_those_of_samples_against_all_valid_annotators(dataset, t
     assert {name: values[name] for name in SCORES} == pytest.approx(means(scores), rel=1e-4)
 
 
-def test_another_split_gives_other_numbers(trained, make_recipe, lesions, fabric):
+def test_validate_uses_given_split(trained, make_recipe, lesions, fabric):
     model, dataset, settings = load_model(trained()), Dataset.open(lesions), make_recipe().train
     values = validate(model, dataset, settings, fabric, split="test")
     expected = means(naive_losses(model, dataset, seed=0, split="test"))
@@ -107,7 +107,7 @@ def test_another_split_gives_other_numbers(trained, make_recipe, lesions, fabric
     assert values["loss"] != validate(model, dataset, settings, fabric)["loss"]
 
 
-def test_validations_of_one_model_are_the_same_whatever_was_drawn_before(trained, make_recipe, lesions, fabric):
+def test_validate_is_deterministic(trained, make_recipe, lesions, fabric):
     model, dataset, settings = load_model(trained()), Dataset.open(lesions), make_recipe().train
     first = validate(model, dataset, settings, fabric)
     torch.manual_seed(99)
@@ -115,7 +115,7 @@ def test_validations_of_one_model_are_the_same_whatever_was_drawn_before(trained
     assert not model.training
 
 
-def test_a_score_that_is_not_finite_is_none(trained, make_recipe, lesions, fabric):
+def test_validate_returns_none_for_non_finite_scores(trained, make_recipe, lesions, fabric):
     model = load_model(trained("unet"))
     forward = model.forward
     model.forward = lambda *a, **k: forward(*a, **k)._replace(total=torch.tensor(float("nan")))
@@ -125,7 +125,7 @@ def test_a_score_that_is_not_finite_is_none(trained, make_recipe, lesions, fabri
     json.dumps(values, allow_nan=False)
 
 
-def test_a_training_writes_the_validation_of_the_model_it_saves(lesions, make_recipe, tmp_path, fabric):
+def test_train_logs_validation_of_saved_model(lesions, make_recipe, tmp_path, fabric):
     recipe = make_recipe(steps=2, validate_every=2)
     model = load_model(train(recipe, lesions, tmp_path / "run", progress=False))
     (line,) = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "val"]

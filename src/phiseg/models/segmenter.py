@@ -209,7 +209,8 @@ class Segmenter(nn.Module, ABC):
     def check_image(self, image: Tensor) -> None:
         """Raise a ModelError if the image does not match the input of the model."""
         if image.ndim != 4 or image.shape[1] != self.config.input_channels:
-            around = f", including {self.config.context} slices on each side" if self.config.context else ""
+            context = self.config.context
+            around = f", including {context} slice{'s' if context > 1 else ''} on each side" if context else ""
             raise ModelError(
                 f"the model expects images (batch, {self.config.input_channels}, height, width){around}, "
                 f"got {tuple(image.shape)}; pass that number of channels or train a model for this data"

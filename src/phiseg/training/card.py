@@ -1,4 +1,4 @@
-"""What a model folder says about its model: where it comes from, and the model card."""
+"""Provenance and model card of a model folder."""
 
 import hashlib
 import re
@@ -14,10 +14,10 @@ from phiseg.training.recipe import Recipe
 
 
 def provenance(recipe: Recipe, dataset: Dataset, step: int, *, initial: Segmenter | None = None) -> dict[str, Any]:
-    """Return where the weights come from: the recipe, the step, whose annotations were learned, and of whom.
+    """Return the origin of the weights: recipe, step, annotator and patients.
 
-    The fingerprint of the dataset is the salt of the patients' tokens, so that trainings on one dataset share it.
-    A model that starts from another one keeps its salt and its patients: it has learned from them, too.
+    The fingerprint of the dataset is the salt of the patient tokens, so that runs on the same dataset share it. A
+    fine-tuned model keeps the salt and the patients of its initial model, because it was also trained on them.
     """
     before = initial.provenance if initial is not None else {}
     salt = before.get("patient_salt") or dataset.fingerprint
@@ -33,17 +33,17 @@ def provenance(recipe: Recipe, dataset: Dataset, step: int, *, initial: Segmente
 
 
 def patient_tokens(dataset: Dataset, split: str, *, salt: str | None) -> list[str]:
-    """Return one token for every patient who has a case in the split.
+    """Return one token for each patient with a case in the split.
 
-    With tokens a model folder records its patients without their ids. A token depends on the id and the model's
-    salt alone, so a patient is recognised in any dataset, however it was prepared. The hash is slow on purpose; it
-    does not protect ids from someone who can list all possible ones.
+    With tokens, a model folder records its patients without their IDs. A token depends only on the ID and the salt
+    of the model, so that a patient is recognised in any dataset. The hash is slow on purpose; it does not protect
+    IDs if all possible IDs can be enumerated.
 
     Args:
         dataset: the dataset.
-        split: one of its splits.
-        salt: `patient_salt` in the model's provenance. None for older models, which have none: they hashed the id
-            with the fingerprint of the dataset and recognise patients of that very dataset only.
+        split: name of a split.
+        salt: `patient_salt` in the provenance of the model. None for older models: their tokens use the fingerprint
+            of the dataset and identify patients of the same dataset only.
     """
     patients = {dataset.cases[row]["patient"] for row in dataset.rows(split)}
     if salt is None:
@@ -53,7 +53,7 @@ def patient_tokens(dataset: Dataset, split: str, *, salt: str | None) -> list[st
 
 
 def normalised_patient(patient: str) -> str:
-    """Return a patient's id without differences of case, width and separators.
+    """Return a patient ID in a canonical form without differences in case, width and separators.
 
     >>> normalised_patient(" LIDC_IDRI 0003")
     'lidc-idri-0003'
@@ -62,13 +62,13 @@ def normalised_patient(patient: str) -> str:
     return re.sub(r"[\W_]+", "-", plain).strip("-")
 
 
-@cache  # about 5 ms, and asked for at every validation
+@cache  # takes about 5 ms and is needed in every validation
 def _token(patient: str, salt: str) -> str:
     return hashlib.scrypt(patient.encode(), salt=salt.encode(), n=2**11, r=8, p=1, dklen=8).hex()
 
 
 def model_card(recipe: Recipe, dataset: Dataset, step: int, scores: Mapping[str, float | None]) -> str:
-    """Return the model card: what it is, what it was trained on, how it scored, what it is not for."""
+    """Return the model card: description, training data, scores and limitations."""
     train = recipe.train
     height, width = dataset.info.size
     who = (

@@ -1,4 +1,4 @@
-"""Validation: the true loss and bound on every annotation of the split, and the scores of samples."""
+"""Validation: loss and bound on all annotations of the split, and scores of samples."""
 
 from collections import defaultdict
 from math import isfinite
@@ -28,13 +28,12 @@ def validate(
     split: str = "val",
     progress: bool = False,
 ) -> dict[str, float | None]:
-    """Return the mean loss, its terms and the scores over the whole split; None where one is not finite.
+    """Return the mean loss, its terms and the scores over the whole split; non-finite values are None.
 
-    The loss takes the posterior path (eq. 2) for every valid annotation, or those of the one annotator that is
-    trained on. Its noise depends on the case and the annotator only, so that validations of different steps
-    compare like with like. The main scores, and the one that selects
-    the model, use `config.validation_samples` samples against all annotators. Several
-    processes share the cases, with the same result as one, up to rounding.
+    The loss uses the posterior path (eq. 2) for all valid annotations, or for those of the annotator used in
+    training. Its noise depends only on the case and the annotator, so that validations of different steps are
+    comparable. The main scores, and the score that selects the model, compare `config.validation_samples` samples
+    with all annotators. Several processes share the cases; the result is the same up to rounding.
     """
     model.eval()
     rows = dataset.rows(split)[fabric.global_rank :: fabric.world_size]
@@ -65,7 +64,7 @@ def validate(
             model, dataset, rows.tolist(), num_samples=config.validation_samples, seed=config.seed
         ):
             bar.update()
-            if not samples.summary.mean_probs.isfinite().all():  # diverged: the loss above says so
+            if not samples.summary.mean_probs.isfinite().all():  # diverged, as the loss above shows
                 continue
             case_samples = SampledCase(*samples.summary, torch.from_numpy(dataset.annotations(samples.row)))
             for score in scores:
