@@ -116,7 +116,7 @@ def test_an_evaluation_from_before_the_further_scores_is_read_and_compared(tmp_p
     read = read_evaluation(old)
     for name in ("hm_iou", "best_dice", "diversity", "diversity_annotators", "area_crps", "area_width"):
         assert read.cases[name] == [None] * 6
-        assert read.summary.scores[name] is None
+        assert getattr(read.summary, name) is None
     assert (read.summary.ece, read.reliability) == (None, None)
     new = read_evaluation(write(make_evaluation(tmp_path / "new", num_cases=6, size=16)))
     for name in ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice"):

@@ -80,13 +80,24 @@ def test_new_scores_reach_the_files_of_an_evaluation(register, trained, lesions,
     assert (read.cases["sample_area"], read.summary.drawn) == (expected, summary["drawn"])
 
 
+def test_reuse_computes_scores_that_an_evaluation_lacks(register, trained, lesions, tmp_path):
+    options = {"num_samples": 4, "num_examples": 1, "progress": False, "reuse": True}
+    first = evaluate(trained(), lesions, tmp_path / "eval", **options)
+    written = (tmp_path / "eval" / "summary.json").stat().st_mtime_ns
+    evaluate(trained(), lesions, tmp_path / "eval", **options)
+    assert (tmp_path / "eval" / "summary.json").stat().st_mtime_ns == written
+    register(AREA)
+    assert first.sample_area is None
+    assert evaluate(trained(), lesions, tmp_path / "eval", **options).sample_area > 0
+
+
 def test_new_scores_reach_the_tables_and_the_report(register, trained, lesions, tmp_path):
     before = score(trained("unet"), lesions, tmp_path / "before")
     register(AREA, DRAWN)
     after = score(trained("phiseg"), lesions, tmp_path / "after")
     out = tmp_path / "report"
     table = compare([before, after], out)
-    assert [row.scores["sample_area"] is None for row in table.rows] == [True, False]
+    assert [row.sample_area is None for row in table.rows] == [True, False]
     with (out / "table.csv").open(newline="") as file:
         older, newer = csv.DictReader(file)
     value = table.rows[1].sample_area

@@ -11,7 +11,7 @@ from typing import Any
 
 from phiseg.comparison.marks import tested_scores
 from phiseg.comparison.tables import Row, Table
-from phiseg.metrics.registry import SCORES, case_scores, table_scores
+from phiseg.metrics.registry import SCORES, case_scores, definitions, table_scores
 from phiseg.metrics.score import Score
 
 
@@ -73,8 +73,7 @@ def score_column(score: Score) -> Column:
 
 def further_note() -> str:
     """Return the line below the second table that explains its columns."""
-    scores = [score for score in table_scores("further") if not score.beside]
-    return " ".join(f"{score.title}: {score.description}" for score in scores)
+    return definitions(score for score in table_scores("further") if not score.beside)
 
 
 def has_further(table: Table) -> bool:
@@ -106,7 +105,7 @@ def to_csv(tables: Mapping[str, Table]) -> str:
     for heading, table in tables.items():
         for row in table.rows:
             head = [heading] if blocks else []
-            values = [row.value(column.key) for column in columns]
+            values = [getattr(row, column.key) for column in columns]
             limits = [limit for name in stored for limit in row.intervals.get(name, (None, None))]
             spreads = [row.spread.get(name) for name in spread]
             marks = ["true" if name in row.best else "false" for name in tested_scores()]
@@ -182,7 +181,7 @@ def _cells(
 
 def show_cell(row: Row, column: Column) -> str:
     """Print one value, with its standard deviation between trainings if there are several."""
-    text = column.show(row.value(column.key))
+    text = column.show(getattr(row, column.key))
     if not column.has_spread or column.key not in row.spread:
         return text
     return f"{text} ± {column.show(row.spread[column.key])}"

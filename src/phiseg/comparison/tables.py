@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -11,13 +10,7 @@ from phiseg.comparison.marks import Test, best_scores, significance_note, tested
 from phiseg.core.errors import DataError
 from phiseg.evaluation.results import Evaluation
 from phiseg.evaluation.summary import defined
-from phiseg.metrics.registry import GED_EXCESS, SCORES, case_scores, derived_scores
-
-FLOOR_NOTE = (
-    "GED floor: δ (1/M + 1/N) for M annotators, N samples and the mean distance δ of two annotations, the expected "
-    "GED of samples from the annotators' distribution if annotators are independent given the image. Those who saw "
-    "more than the image are not, so the excess is an upper bound of what a model could gain."
-)
+from phiseg.metrics.registry import GED_EXCESS, SCORES, case_scores, definitions, derived_scores, table_scores
 
 
 @dataclass(frozen=True)
@@ -40,15 +33,10 @@ class Row:
     """Standard deviation of a mean between trainings, where there are several."""
 
     def __getattr__(self, name: str) -> float | None:
-        """Return a score by its name."""
-        scores: dict[str, float | None] = self.__dict__.get("scores", {})
-        if name not in scores:
+        """Return a score by its name; None where it is undefined."""
+        if name not in SCORES:
             raise AttributeError(f"a row has no {name!r}")
-        return scores[name]
-
-    def value(self, key: str) -> Any:
-        """Return what the column `key` shows; a score that the row does not have is None."""
-        return self.scores.get(key) if key in SCORES else getattr(self, key)
+        return self.scores.get(name)
 
 
 @dataclass(frozen=True)
@@ -91,7 +79,11 @@ def comparison_table(evaluations: Sequence[Evaluation], *, test: Test = "patient
             spread=own.spread,
         )
         rows.append(row)
-    notes = [significance_note(evaluations, names, test=test), FLOOR_NOTE, *_correlation_notes(names, evaluations)]
+    notes = [
+        significance_note(evaluations, names, test=test),
+        definitions(score for score in table_scores("main") if score.beside),
+        *_correlation_notes(names, evaluations),
+    ]
     notes += _undefined_notes(rows, evaluations)
     if len(set(references)) == 1:
         notes.append(f"Dice is that of the mean prediction with {_dice_reference(references[0])}.")

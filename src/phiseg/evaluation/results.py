@@ -163,7 +163,7 @@ def read_evaluation(path: Path) -> Evaluation:
     if len(cases["case"]) != summary.num_cases:
         raise _damaged(path / "cases.csv", f"{len(cases['case'])} rows, summary.json says {summary.num_cases}")
     for name in (score.name for score in summary_scores() if isinstance(score, CaseScore)):
-        values, mean = defined(cases[name]), summary.scores[name]
+        values, mean = defined(cases[name]), summary.scores.get(name)
         if bool(values) != (mean is not None) or (mean is not None and abs(np.mean(values) - mean) > 1e-6):
             raise _damaged(path / "cases.csv", f"the mean of '{name}' is not that of summary.json")
     examples = _read_examples(path / "examples.npz")

@@ -20,7 +20,7 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.ranks import gather, process_rank, share_batches
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
 from phiseg.metrics import consensus
-from phiseg.metrics.registry import case_scores, pixel_scores
+from phiseg.metrics.registry import case_scores, pixel_scores, summary_scores
 from phiseg.metrics.sampled_case import SampledCase
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import draw_noise, seeded_generator
@@ -259,7 +259,8 @@ def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Sum
     except DataError:
         return None
     same = before.cases["case"] == cases and all(getattr(before.summary, k) == v for k, v in provenance)
-    complete = before.reliability is not None and "patient" in before.cases  # an older phiseg wrote less
+    scored = all(score.name in before.summary.scores for score in summary_scores())
+    complete = scored and before.reliability is not None and "patient" in before.cases  # an older phiseg wrote less
     return before.summary if same and complete else None
 
 

@@ -16,7 +16,7 @@ from pydantic import (
 from phiseg import __version__
 from phiseg.core.config import StrictConfig
 from phiseg.metrics.correlation import correlated_excess
-from phiseg.metrics.registry import summary_scores
+from phiseg.metrics.registry import SCORES, summary_scores
 from phiseg.metrics.score import CaseScore
 from phiseg.metrics.significance import patient_interval
 from phiseg.models.temperatures import Calibration
@@ -79,8 +79,8 @@ class Summary(Provenance):
     num_patients: int | None = Field(default=None, ge=1)
     """None in evaluations that did not record patients."""
     scores: dict[str, FiniteFloat | None]
-    """The scores of `registry.summary_scores`, None where one is undefined or older than the file. In the file they
-    are keys of their own; in Python they are attributes as well, such as `summary.ged`."""
+    """The scores of `registry.summary_scores`; None where one is undefined. An older file may lack some of them. In
+    the file each score is a key of its own; in Python it is also an attribute, such as `summary.ged`."""
     intervals: dict[str, tuple[FiniteFloat, FiniteFloat]]
     """95 % interval of the mean, for every metric that is defined for two patients or more; patients are resampled,
     and trainings where there are several, see `patient_interval`."""
@@ -92,7 +92,7 @@ class Summary(Provenance):
             return values
         names = [score.name for score in summary_scores()]
         others = {key: value for key, value in values.items() if key not in names}
-        return others | {"scores": {name: values.get(name) for name in names}}
+        return others | {"scores": {name: values[name] for name in names if name in values}}
 
     @model_serializer(mode="wrap")
     def _spread_scores(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -102,10 +102,9 @@ class Summary(Provenance):
 
     def __getattr__(self, name: str) -> float | None:
         """Return a score by its name."""
-        scores: dict[str, float | None] = self.__dict__.get("scores", {})
-        if name not in scores:
+        if name not in SCORES:
             raise AttributeError(f"a summary has no {name!r}")
-        return scores[name]
+        return self.scores.get(name)
 
     @property
     def ged_correlated(self) -> float | None:

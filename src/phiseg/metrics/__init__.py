@@ -2,6 +2,7 @@
 
 from phiseg.metrics.area import AreaScores, area_scores, foreground_areas
 from phiseg.metrics.calibration import brier_score, expected_calibration_error, reliability
+from phiseg.metrics.case import score_case
 from phiseg.metrics.consensus import consensus
 from phiseg.metrics.correlation import agreement_table, correlated_excess, residual_correlation
 from phiseg.metrics.diversity import diversity
@@ -18,14 +19,20 @@ from phiseg.metrics.ncc import (
     s_ncc,
 )
 from phiseg.metrics.overlap import dice, iou, most_probable, pairwise_dice, pairwise_iou
+from phiseg.metrics.registry import SCORES
+from phiseg.metrics.score import CaseScore, PixelScore, Score
 from phiseg.metrics.significance import PairedTest, paired_t_test, patient_interval, patient_t_test
 
 __all__ = [
     "EPSILON",
+    "SCORES",
     "AreaScores",
+    "CaseScore",
     "Correlation",
     "EnergyDistance",
     "PairedTest",
+    "PixelScore",
+    "Score",
     "agreement_table",
     "area_scores",
     "best_dice",
@@ -54,4 +61,5 @@ __all__ = [
     "reliability",
     "residual_correlation",
     "s_ncc",
+    "score_case",
 ]

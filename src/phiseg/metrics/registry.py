@@ -5,6 +5,8 @@ columns and notes of comparison tables, the definitions in the report, the choic
 table in `docs/explanation/metrics.md`.
 """
 
+from collections.abc import Iterable
+
 from phiseg.metrics.calibration import expected_calibration_error, reliability
 from phiseg.metrics.correlation import agreement_table, residual_correlation
 from phiseg.metrics.diversity import mean_distinct
@@ -27,10 +29,10 @@ GED_EXCESS = DerivedScore(
     beside="ged",
     needs=("ged", "ged_floor"),
     of=lambda ged, floor: ged - floor,
-    description="GED minus its floor, case by case: an upper bound of what a better model could gain.",
-    details="Annotators who saw more than the image agree more than independent annotators would. No model of the "
-    "image alone then reaches the floor. Compare methods by the unbiased GED, because the excess favours samples "
-    "that are too similar.",
+    description="GED minus its floor, an upper bound of what a better model could gain, because annotators who saw "
+    "more than the image are not independent.",
+    details="They agree more than independent annotators would, and no model of the image alone reaches the floor. "
+    "Compare methods by the unbiased GED, because the excess favours samples that are too similar.",
 )
 
 _ENTRIES: tuple[Score, ...] = (
@@ -230,6 +232,11 @@ def selectable_scores() -> list[CaseScore]:
 def summary_scores() -> list[Score]:
     """List the scores that `summary.json` holds."""
     return [score for score in SCORES.values() if score.group != "case" and not isinstance(score, DerivedScore)]
+
+
+def definitions(scores: Iterable[Score]) -> str:
+    """Return what the columns of `scores` mean, as a note below a table."""
+    return " ".join(f"{score.title}: {score.description}" for score in scores)
 
 
 def table_scores(group: Group) -> list[Score]:
