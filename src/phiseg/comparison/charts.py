@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from phiseg.comparison.tables import excess_ged, method_names
 from phiseg.evaluation.results import Evaluation
 from phiseg.evaluation.summary import defined
+from phiseg.metrics.registry import SCORES
 from phiseg.plotting.primitives import (
     legend_in,
     level_curves,
@@ -222,12 +223,10 @@ def training_curves(evaluations: Sequence[Evaluation]) -> Figure:
 def score_distributions(evaluations: Sequence[Evaluation]) -> Figure:
     """Show the scores of all cases: a box (quartiles, whiskers of 1.5 ranges) over one dot a case."""
     names = [wrapped(name) for name in method_names(evaluations)]
-    panels = {
-        "GED above its floor (lower is better)": [defined(excess_ged(e)) for e in evaluations],
-        "$S_{NCC}$ (higher is better)": [defined(e.cases["s_ncc"]) for e in evaluations],
-        "Dice (higher is better)": [defined(e.cases["dice"]) for e in evaluations],
-        "HM-IoU (higher is better)": [defined(e.cases.get("hm_iou", [])) for e in evaluations],
-    }
+    panels = {"GED above its floor (lower is better)": [defined(excess_ged(e)) for e in evaluations]}
+    for score in map(SCORES.__getitem__, ("s_ncc", "dice", "hm_iou")):
+        title = f"{score.latex or score.heading} ({score.better} is better)"
+        panels[title] = [defined(e.cases.get(score.name, [])) for e in evaluations]
     panels = {title: scores for title, scores in panels.items() if any(scores)}
     generator = np.random.default_rng(0)  # moves the dots apart, carries no information
     with style():
