@@ -57,6 +57,9 @@ class Evaluate:
     """Do not use the temperatures that `phiseg calibrate` fitted."""
     hide_neighbours: bool = False
     """Show a model with context (neighbouring slices) every slice without its neighbours."""
+    class_map: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA:MODEL ...")] = ()
+    """Model class for classes of the dataset, by name, such as 'class 1:nodule'; by default classes are compared
+    by number, with a warning where names differ."""
     overwrite: bool = False
     """Replace OUT if it exists."""
 
@@ -65,6 +68,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Evaluate, arguments, prog=prog)
     from phiseg.evaluation.scores import evaluate
+    from phiseg.inference.class_map import parse_class_map
     from phiseg.metrics.registry import summary_scores
     from phiseg.training.recipe import TrainConfig
     from phiseg.training.setup import make_fabric
@@ -95,6 +99,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         device=device,
         calibrated=not command.uncalibrated,
         hide_neighbours=command.hide_neighbours,
+        class_map=parse_class_map(command.class_map),
         overwrite=command.overwrite,
     )
     if not first:

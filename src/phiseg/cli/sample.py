@@ -42,6 +42,9 @@ class Sample:
     """Where to run, e.g. cpu or cuda:1; by default a GPU where there is one."""
     uncalibrated: bool = False
     """Do not use the temperatures that `phiseg calibrate` fitted."""
+    class_map: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA:MODEL ...")] = ()
+    """Model class for classes of the dataset, by name, such as 'class 1:nodule'; by default classes are compared
+    by number, with a warning where names differ."""
     overwrite: bool = False
     """Replace OUT if it exists."""
 
@@ -51,13 +54,14 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(Sample, arguments, prog=prog)
     from phiseg.core.files import check_replaceable
     from phiseg.data.store import Dataset
+    from phiseg.inference.class_map import match_classes, parse_class_map
     from phiseg.inference.sampling import sample_cases, usable_device
     from phiseg.inference.writers import MARKER, write_samples
     from phiseg.models import load_model
 
     check_replaceable(command.out, overwrite=command.overwrite, marker=MARKER)
     model = load_model(command.model, device=usable_device(command.device), calibrated=not command.uncalibrated)
-    dataset = Dataset.open(command.data)
+    dataset = match_classes(model, Dataset.open(command.data), parse_class_map(command.class_map))
     rows = dataset.rows(command.split).tolist()
     samples = sample_cases(
         model,

@@ -16,6 +16,7 @@ from phiseg.data.check import disagreement
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import MARKER, Examples, read_evaluation, write_evaluation
 from phiseg.evaluation.summary import TEXT_COLUMNS, ModelRef, Provenance, Summary
+from phiseg.inference.class_map import match_classes
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.ranks import gather, process_rank, share_batches
 from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
@@ -49,6 +50,7 @@ def evaluate(
     device: str = "auto",
     calibrated: bool = True,
     hide_neighbours: bool = False,
+    class_map: Mapping[str, str] | None = None,
     overwrite: bool = False,
     reuse: bool = False,
     progress: bool = True,
@@ -74,6 +76,7 @@ def evaluate(
         device: where to run; `auto` is a GPU where there is one.
         calibrated: sample with the temperatures that were fitted for the model, if there are any.
         hide_neighbours: show a model with context every slice without its neighbours.
+        class_map: the model's class for classes of the dataset, by name; by default they are matched by number.
         overwrite: replace an evaluation that is there.
         reuse: keep an evaluation that is there if it is of the same weights, data and settings.
         progress: whether to show a progress bar.
@@ -86,10 +89,12 @@ def evaluate(
     if num_examples < 1:
         raise ConfigError(f"num_examples is {num_examples}; give at least 1")
     model = load_model(model_folder, device=usable_device(device), calibrated=calibrated)
-    dataset = Dataset.open(data)
-    rows = dataset.rows(split)
-    dataset.check_labels(rows)
+    stored = Dataset.open(data)
+    rows = stored.rows(split)
+    stored.check_labels(rows)
     rank, _ = process_rank()
+    dataset = match_classes(model, stored, class_map, warn=rank == 0)
+    known = stored if dataset.labels is stored.labels else dataset  # other names alone do not make other data
     if rank == 0:
         tuned_on = {"used to select the model": model.provenance.get("val_patients") or ()}
         if model.calibration != Calibration():
@@ -120,7 +125,7 @@ def evaluate(
         "split": split,
         "hide_neighbours": hide_neighbours,
         "dice_annotator": dice_annotator,
-        "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
+        "dataset": {"name": dataset.info.name, "fingerprint": known.fingerprint},
         "model": source,
     }
     provenance = Provenance.parse(values, where="the evaluation")

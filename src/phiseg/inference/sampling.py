@@ -12,6 +12,7 @@ from torch import Tensor
 
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.data.store import Dataset
+from phiseg.inference.class_map import check_classes_match
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.summary import SampleSummary, summarise_samples
 from phiseg.models import Segmenter
@@ -110,16 +111,17 @@ def usable_device(name: str) -> torch.device:
 
 
 def check_fits(model: Segmenter, dataset: Dataset) -> None:
-    """Refuse a dataset whose channels, classes or intensity rule are not those of the model's training.
+    """Check that a dataset has the channels, the number of classes and the intensity rule of the model's training.
+
+    Class names may differ, see `match_classes`.
 
     Raises:
         ModelError: with both.
     """
+    check_classes_match(model, dataset)
     info, learned = dataset.info, Preprocessing.find(model) or dataset.info
     for what, ours, theirs in (
         ("{} image channels", model.config.image_channels, info.image_channels),
-        ("{} classes", model.config.num_classes, len(info.classes)),
-        ("the classes {}", ", ".join(learned.classes), ", ".join(info.classes)),
         ("the intensity rule {}", learned.intensity, info.intensity),
     ):
         if ours != theirs:

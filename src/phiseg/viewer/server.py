@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from phiseg import __version__
 from phiseg.core.errors import PhisegError
+from phiseg.inference.class_map import names_note, renamed_classes
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import check_fits
 from phiseg.models import Segmenter
@@ -97,6 +98,8 @@ class Viewer:
         notes = [note for path in paths for note in self.scans.add(path)]
         if self.scans.dataset is not None:
             check_fits(self.model, self.scans.dataset)
+            if renamed := renamed_classes(self.model, self.scans.dataset):
+                notes.append(names_note(self.scans.dataset, renamed))
         return notes
 
     def info(self) -> ModelInfo:
