@@ -15,9 +15,10 @@ from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.evaluation.calibrate import (
     LOGITS,
+    _Cases,
+    _choose_cases,
     _cross_validated,
     _logit_temperature,
-    _losses_by_temperature,
     fit_calibration,
 )
 from phiseg.models import load_model
@@ -168,15 +169,46 @@ def test_the_logit_temperature_does_not_depend_on_the_number_of_samples(bars, mo
     assert few == pytest.approx(many, rel=0.16)  # one step of the search
 
 
-def test_the_bundled_phantom_model_gets_no_temperature_from_a_lack_of_samples(tmp_path):
+def test_logit_temperature_of_the_bundled_phantom_model_is_flat_in_the_number_of_samples(tmp_path):
+    """The Brier curve over temperatures stays where it is; the cross entropy of few samples asks for T > 2."""
     dataset = prepare_phantom("lesion", tmp_path / "data", num_cases=24, size=64, seed=3, progress=False)
     model, rows = load_model(Path("lesion-phantom"), calibrated=False), dataset.rows("train").tolist()
+    neutral, curves = LOGITS.index(1.0), {}
     with tqdm(disable=True) as bar:
         for number in (4, 32):
-            losses = _losses_by_temperature(model, dataset, rows, num_samples=number, seed=0, bar=bar)
-            assert _logit_temperature(np.array(losses), seed=0)[0] == 1.0
-    smoothest = np.mean([cross_entropies(model, dataset, row, 4) for row in rows], axis=0).argmin()
-    assert LOGITS[smoothest] > 2  # what the cross entropy of the mean of four samples asks for
+            cases = _Cases(model, dataset, rows, num_samples=number, seed=0, bar=bar)
+            losses = cases.measure(Calibration())[1]
+            assert _logit_temperature(losses, seed=0)[0] == 1.0
+            curves[number] = losses.mean(0) - losses.mean(0)[neutral]
+    few, many = (
+        np.mean([cross_entropies(model, dataset, row, number) for row in rows], axis=0) for number in (4, 32)
+    )
+    assert LOGITS[few.argmin()] > 2
+    moved = np.abs((few - few[neutral]) - (many - many[neutral])).max() / many[neutral]
+    assert np.abs(curves[4] - curves[32]).max() / losses.mean(0)[neutral] < moved / 10
+
+
+def test_calibration_does_not_sample_every_case_for_a_hopeless_temperature(bars):
+    """Five levels have ten neighbouring temperatures; all cases are drawn once, and few for each of these."""
+    model, drawn = Bars(2.0, shares=(0.45,) * 5), []
+    sample = model.sample
+    model.sample = lambda *words, **options: drawn.append(1) or sample(*words, **options)
+    found = fit(model, bars)
+    assert found.calibration.noise == ()
+    assert len(drawn) < 6 * found.num_cases
+
+
+def test_cases_to_fit_on_come_from_as_many_patients_as_possible(tmp_path):
+    dataset = write_bars(tmp_path / "data", num_patients=6, slices=4)
+    rows = list(range(2, dataset.num_cases))
+    chosen = _choose_cases(dataset, rows, 9, seed=0)
+    patients = [dataset.cases[row]["patient"] for row in chosen]
+    assert sorted(map(patients.count, set(patients))) == [1, 1, 1, 2, 2, 2]
+    assert set(chosen) <= set(rows)
+    assert _choose_cases(dataset, rows, 9, seed=1) != chosen
+    assert _choose_cases(dataset, rows, 100, seed=0) == rows
+    found = fit_calibration(Bars(2.0), dataset, split="train", num_samples=4, seed=0, num_cases=9)
+    assert (found.num_cases, found.num_patients) == (9, 6)
 
 
 def cross_entropies(model, dataset, row, num_samples):
@@ -196,9 +228,13 @@ def test_a_temperature_that_does_not_help_on_held_out_patients_is_not_kept():
 
     everyone = np.arange(30)
     assert losses[fit_to(everyone)].mean() < losses[0].mean() - 0.1  # it looks better where it was chosen
-    assert _cross_validated(fit_to, losses.__getitem__, 0, 30, seed=0)[0] == 0
+
+    def losses_of(temperature, among):
+        return losses[temperature][among]
+
+    assert _cross_validated(fit_to, losses_of, 0, everyone, seed=0)[0] == 0
     losses[7] -= 2
-    chosen, gain = _cross_validated(fit_to, losses.__getitem__, 0, 30, seed=0)
+    chosen, gain = _cross_validated(fit_to, losses_of, 0, everyone, seed=0)
     assert chosen == 7
     assert gain == pytest.approx((losses[0] - losses[7]).mean())
 
@@ -223,7 +259,7 @@ def test_temperatures_are_stored_and_used_until_told_otherwise(cli, trained, les
     done = cli("calibrate", run, "--data", lesions, "--num-samples", 4)
     assert done.code == 0
     assert "area_coverage" in done.out
-    assert "on the cases it was fitted on (split 'val', 4 samples a case):" in done.out
+    assert "on the 3 cases of 3 patients it was fitted on (split 'val', 4 samples a case):" in done.out
     assert "3 patients of split 'val' have two annotators, too few to tell a gain from chance" in done.err
     stored = json.loads((run / "model" / "calibration.json").read_text())
     assert stored["fit"]["split"] == "val"

@@ -32,16 +32,22 @@ class Calibrate:
     """Which cases to fit on."""
     num_samples: int = 16
     """Samples per case."""
+    num_cases: int = 200
+    """Largest number of cases to fit on, chosen from as many patients as possible."""
     seed: int = 0
-    """Of the samples."""
+    """Seed of the samples, the folds and the choice of cases."""
     device: str = "auto"
     """Where to run, e.g. cpu or cuda:1; by default a GPU where there is one."""
+    class_map: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA:MODEL ...")] = ()
+    """Model class for classes of the dataset, by name, such as 'class 1:nodule'; by default classes are compared
+    by number, with a warning where names differ."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Calibrate, arguments, prog=prog)
     from phiseg.evaluation.calibrate import MIN_PATIENTS, calibrate
+    from phiseg.inference.class_map import parse_class_map
 
     fit = calibrate(
         command.model,
@@ -49,9 +55,14 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         split=command.split,
         num_samples=command.num_samples,
         seed=command.seed,
+        num_cases=command.num_cases,
         device=command.device,
+        class_map=parse_class_map(command.class_map),
     )
-    print(f"on the cases it was fitted on (split '{command.split}', {command.num_samples} samples a case):")
+    print(
+        f"on the {fit.num_cases} cases of {fit.num_patients} patients it was fitted on (split '{command.split}', "
+        f"{command.num_samples} samples a case):"
+    )
     print(f"  {'':<21}{'before':>9}{'after':>9}")
     for name, value in fit.before.items():
         print(f"  {name:<21}{value:9.4f}{fit.after[name]:9.4f}")

@@ -5,8 +5,8 @@ images its samples can be too alike or too different; a factor on the noise of e
 Neither objective depends on the number of samples, and a temperature is kept only if it helps on held-out patients.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,14 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.stats import t as student
+from torch import Tensor
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.random import derive_seed
 from phiseg.data.store import Dataset
 from phiseg.evaluation.scores import warn_of_leak
-from phiseg.inference.sampling import sample_cases, usable_device
-from phiseg.metrics import brier_score, energy_distance, expected_calibration_error, reliability
+from phiseg.inference.class_map import match_classes
+from phiseg.inference.sampling import check_fits, usable_device
+from phiseg.inference.summary import SampleSummary, summarise_samples
+from phiseg.metrics import brier_score, energy_distance, expected_calibration_error, most_probable, reliability
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration
 from phiseg.models.noise import seeded_generator
@@ -42,23 +45,27 @@ MIN_PATIENTS = 5
 """With fewer there is no telling what chance does, and nothing moves."""
 NUM_FOLDS = 5
 """Of the patient-wise cross-validation."""
+NUM_CASES = 200
+"""Cases to fit on by default."""
+FIRST_LOOK = 20
+"""Patients after which the search first gives up a noise temperature that does not help."""
 SHOWN = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice", "diversity", "diversity_annotators", "area_coverage")
 
 T = TypeVar("T")
-Better = Callable[[NDArray[np.float64]], bool]
-"""Tells whether gains, one a patient, are more than chance."""
 
 
 class Fit(NamedTuple):
     """Temperatures, and the scores on the cases they were fitted on without and with them."""
 
     calibration: Calibration
+    num_cases: int
     num_patients: int
     """With fewer than `MIN_PATIENTS` nothing moved."""
     before: dict[str, float]
     after: dict[str, float]
     held_out: dict[str, float]
-    """By how much temperatures fitted on the other folds lower `ged_unbiased` and `brier` on held-out patients."""
+    """By how much temperatures fitted on the other folds lower `ged_unbiased` and `brier` on held-out patients; 0
+    where the fit to all patients changes nothing."""
 
 
 def calibrate(
@@ -68,12 +75,15 @@ def calibrate(
     split: str = "val",
     num_samples: int = 16,
     seed: int = 0,
+    num_cases: int = NUM_CASES,
     device: str = "auto",
+    class_map: Mapping[str, str] | None = None,
     progress: bool = True,
 ) -> Fit:
     """Fit temperatures for a model and store them in its folder, where every later `load` finds them.
 
-    The scores of the answer are those of the cases that were fitted on.
+    The scores of the answer are those of the cases that were fitted on. `class_map` gives the model's class for
+    classes of the dataset, by name (`match_classes`).
 
     Raises:
         ConfigError, DataError, ModelError, OutputError: see their messages.
@@ -83,10 +93,12 @@ def calibrate(
             f"{find_model(model_folder)} comes with phiseg and stays as it is; calibrate a copy of that folder"
         )
     model = load_model(model_folder, device=usable_device(device), calibrated=False)
-    dataset = Dataset.open(data)
+    dataset = match_classes(model, Dataset.open(data), class_map)
     warn_of_leak(model, dataset, split)
     salt = model.provenance.get("patient_salt")
-    fit = fit_calibration(model, dataset, split=split, num_samples=num_samples, seed=seed, progress=progress)
+    fit = fit_calibration(
+        model, dataset, split=split, num_samples=num_samples, seed=seed, num_cases=num_cases, progress=progress
+    )
     save_calibration(
         model_folder,
         fit.calibration,
@@ -94,7 +106,7 @@ def calibrate(
             "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
             "split": split,
             "patients": patient_tokens(dataset, split, salt=salt) if salt else [],
-            "num_cases": len(dataset.rows(split)),
+            "num_cases": fit.num_cases,
             "num_patients": fit.num_patients,
             "num_samples": num_samples,
             "seed": seed,
@@ -107,7 +119,14 @@ def calibrate(
 
 
 def fit_calibration(
-    model: Segmenter, dataset: Dataset, *, split: str, num_samples: int, seed: int, progress: bool = False
+    model: Segmenter,
+    dataset: Dataset,
+    *,
+    split: str,
+    num_samples: int,
+    seed: int,
+    num_cases: int = NUM_CASES,
+    progress: bool = False,
 ) -> Fit:
     """Return temperatures for `model`, which is left without any.
 
@@ -116,115 +135,216 @@ def fit_calibration(
     is lower for smoother samples just because S is finite, so its best temperature falls with S.
 
     The noise temperatures, and then the one on the logits, are kept only if they help in a cross-validation:
-    fitted on the patients of the other folds, they must lower the score of the held-out patients by more than
+    fitted to the patients of the other folds, they must lower the score of the held-out patients by more than
     chance does. A step of the search for the noise temperatures must also be clear of chance by itself. With fewer
     than `MIN_PATIENTS` patients nothing moves.
+
+    All logit temperatures are scored on the same samples. Noise temperatures need new samples, so the search gives
+    one up after the first patients if it does not help there.
 
     Args:
         model: in evaluation mode; its own calibration is not used.
         dataset: with several annotators a case.
         split: the cases to fit on; not those of the training, nor those to be reported.
         num_samples: S for each case.
-        seed: of the samples.
+        seed: of the samples, the folds and the choice of cases.
+        num_cases: fit on at most so many cases, of as many patients as possible.
         progress: show what is going on.
 
     Raises:
         ConfigError: no case has two annotators, or there are fewer than two samples.
     """
     rows = [row for row in dataset.rows(split).tolist() if dataset.valid[row].sum() > 1]
-    if len(rows) < 2 or num_samples < 2:
+    if len(rows) < 2 or num_samples < 2 or num_cases < 2:
         raise ConfigError(
             f"calibration compares at least 2 samples with at least 2 annotators on at least 2 cases; "
-            f"{num_samples} samples were asked for, and {len(rows)} cases of split '{split}' have the annotators"
+            f"{num_samples} samples of {num_cases} cases were requested, and {len(rows)} cases of split '{split}' "
+            "have the annotators"
         )
+    rows = _choose_cases(dataset, rows, num_cases, seed)
     dataset.check_labels(np.array(rows))
-    patients = [dataset.cases[row]["patient"] for row in rows]
-    num_patients, shapes = len(set(patients)), model.noise_shapes(dataset.info.size)
+    bar: tqdm[Any] = tqdm(desc="calibrating", unit="case", disable=not progress, dynamic_ncols=True)
+    cases = _Cases(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar)
     levels = [level for level, takes in enumerate(model.takes_temperature) if takes]
     trials = 2 * (len(levels) + 1)  # every temperature, that of the logits as well, may go up or down
-    bar: tqdm[Any] = tqdm(desc="calibrating", unit="case", disable=not progress, dynamic_ncols=True)
-
-    @cache  # folds ask for the same candidates
-    def distances(noise: tuple[float, ...]) -> NDArray[np.float64]:
-        """Return the unbiased GED of every patient."""
-        model.calibration = Calibration(noise=noise)
-        values = []
-        for case in sample_cases(model, dataset, rows, num_samples=num_samples, seed=seed):
-            annotations = torch.from_numpy(dataset.annotations(case.row))
-            distance = energy_distance(case.summary.labels, annotations, num_classes=len(dataset.info.classes))
-            values.append(distance.ged_unbiased)
-            bar.update()
-        return _patient_means(values, patients)
+    everyone, neutral = np.arange(cases.num_patients), cases.neutral
 
     def search(among: NDArray[np.int64]) -> tuple[float, ...]:
-        better = partial(_better, num_errors=float(student.ppf(1 - CHANCE / trials, len(among) - 1)))
-        return _search(lambda noise: distances(noise)[among], levels, neutral, better)
+        num_errors = float(student.ppf(1 - CHANCE / trials, len(among) - 1))
+        return _search(cases.distances, among, levels, neutral, num_errors)
 
-    neutral = (1.0,) * len(shapes)
     with bar:
         try:
+            before, losses = cases.measure(Calibration())
             fitted, held_out = Calibration(), dict[str, float]()
-            if num_patients >= MIN_PATIENTS:
-                noise, held_out["ged_unbiased"] = _cross_validated(search, distances, neutral, num_patients, seed)
-                model.calibration = Calibration(noise=noise)
-                found = _losses_by_temperature(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar)
-                logits, held_out["brier"] = _logit_temperature(_patient_means(found, patients), seed=seed)
+            if cases.num_patients >= MIN_PATIENTS:
+                noise, held_out["ged_unbiased"] = _cross_validated(search, cases.distances, neutral, everyone, seed)
+                if noise != neutral:
+                    _, losses = cases.measure(Calibration(noise=noise))
+                logits, held_out["brier"] = _logit_temperature(losses, seed=seed)
                 fitted = Calibration(noise=() if noise == neutral else noise, logits=logits)
-            scores = []
-            for calibration in (Calibration(), fitted):
-                model.calibration = calibration
-                scores.append(_scores(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar))
+            after = before if fitted == Calibration() else cases.measure(fitted)[0]
         finally:
             model.calibration = Calibration()
-    before, after = scores
-    return Fit(fitted, num_patients, before, after, held_out)
+    return Fit(fitted, len(rows), cases.num_patients, before, after, held_out)
+
+
+def _choose_cases(dataset: Dataset, rows: list[int], number: int, seed: int) -> list[int]:
+    """Return at most `number` rows in ascending order; no patient has a second one before all have their first."""
+    rng, taken = np.random.default_rng(derive_seed(seed, "calibration cases")), Counter[str]()
+    places = []
+    for row in rng.permutation(rows).tolist():
+        patient = dataset.cases[row]["patient"]
+        places.append((taken[patient], len(places), row))
+        taken[patient] += 1
+    return sorted(row for _, _, row in sorted(places)[:number])
+
+
+class _Cases:
+    """The cases to fit on: what they score with given temperatures, drawn with the same noise for all of them."""
+
+    def __init__(
+        self,
+        model: Segmenter,
+        dataset: Dataset,
+        rows: Sequence[int],
+        *,
+        num_samples: int,
+        seed: int,
+        bar: "tqdm[Any]",
+    ) -> None:
+        self.model, self.dataset, self.num_samples, self.seed, self.bar = model, dataset, num_samples, seed, bar
+        self.rows: dict[str, list[int]] = {}
+        for row in rows:
+            self.rows.setdefault(dataset.cases[row]["patient"], []).append(row)
+        self.neutral = (1.0,) * len(model.noise_shapes(dataset.info.size))
+        self.known: dict[tuple[tuple[float, ...], int], float] = {}
+        check_fits(model, dataset)
+
+    @property
+    def num_patients(self) -> int:
+        return len(self.rows)
+
+    def distances(self, noise: tuple[float, ...], patients: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the unbiased GED of some patients, given by their numbers; known ones are not drawn again."""
+        rows = list(self.rows.values())
+        for patient in patients.tolist():
+            if (noise, patient) not in self.known:
+                self.model.calibration = Calibration(noise=noise)
+                self.known[noise, patient] = float(np.mean([self._distance(row) for row in rows[patient]]))
+        return np.array([self.known[noise, patient] for patient in patients.tolist()])
+
+    def measure(self, calibration: Calibration) -> tuple[dict[str, float], NDArray[np.float64]]:
+        """Return the mean scores, and the Brier score by patient and temperature of `LOGITS`, all on one draw."""
+        self.model.calibration = Calibration(noise=calibration.noise)
+        scores: list[dict[str, float | None]] = []
+        losses, bins = [], torch.zeros(())
+        for patient, rows in enumerate(self.rows.values()):
+            table, distances = [], []
+            for row in rows:
+                logits, annotations = self._logits(row), torch.from_numpy(self.dataset.annotations(row))
+                on_device = annotations.long().to(logits.device)
+                table.append([brier_score((logits / factor).softmax(1), on_device) for factor in LOGITS])
+                (summary,) = summarise_samples([logits[None] / calibration.logits])
+                summary = SampleSummary(*(tensor.cpu() for tensor in summary))
+                scores.append(score_case(*summary, annotations))
+                distances.append(scores[-1]["ged_unbiased"])
+                bins = bins + reliability(summary.mean_probs, annotations)
+            self.known[calibration.noise or self.neutral, patient] = float(np.mean(distances))
+            losses.append(np.mean(table, axis=0))
+        columns = {name: [value for row in scores if (value := row[name]) is not None] for name in SHOWN}
+        means = {name: float(np.mean(values)) for name, values in columns.items() if values}
+        return {**means, "ece": expected_calibration_error(bins)}, np.stack(losses)
+
+    def _distance(self, row: int) -> float:
+        labels = most_probable(self._logits(row).softmax(1), dim=1).cpu()
+        annotations = torch.from_numpy(self.dataset.annotations(row))
+        found = energy_distance(labels, annotations, num_classes=len(self.dataset.info.classes)).ged_unbiased
+        assert found is not None
+        return found
+
+    def _logits(self, row: int) -> Tensor:
+        """Draw the samples of one case as `sample_cases` does, (S, K, H, W)."""
+        image = torch.from_numpy(self.dataset.image(row, context=self.model.config.context))[None]
+        generators = [seeded_generator(self.seed, "sample", self.dataset.cases[row]["case"])]
+        device = next(self.model.parameters()).device
+        logits = self.model.sample(image.to(device), self.num_samples, generator=generators, chunk_size=16)
+        self.bar.update()
+        return logits[0].float()
 
 
 def _cross_validated(
     fit: Callable[[NDArray[np.int64]], T],
-    losses: Callable[[T], NDArray[np.float64]],
+    losses: Callable[[T, NDArray[np.int64]], NDArray[np.float64]],
     neutral: T,
-    num_patients: int,
+    patients: NDArray[np.int64],
     seed: int,
 ) -> tuple[T, float]:
     """Return the fit on all patients, or `neutral` if fits do not help on held-out ones, and their mean gain.
 
     Args:
         fit: returns the best temperature on some patients, given by their numbers.
-        losses: returns the loss of every patient with a temperature.
+        losses: returns the loss of some patients with a temperature.
         neutral: the temperature that changes nothing.
-        num_patients: how many there are.
+        patients: the numbers of all patients, 0 and up.
         seed: of the folds.
     """
-    order = np.random.default_rng(derive_seed(seed, "calibration folds")).permutation(num_patients)
-    gains = np.zeros(num_patients)
-    for held_out in np.array_split(order, NUM_FOLDS):
-        chosen = fit(np.setdiff1d(order, held_out))
-        gains[held_out] = (losses(neutral) - losses(chosen))[held_out]
-    clear = _better(gains, num_errors=float(student.ppf(1 - CHANCE / 2, num_patients - 1)))  # noise and logits: 2
-    return fit(order) if clear else neutral, float(gains.mean())
+    order = np.random.default_rng(derive_seed(seed, "calibration folds")).permutation(patients)
+    best = fit(order)
+    if best == neutral:  # there is nothing to keep, whatever the folds say
+        return neutral, 0.0
+    gains = np.zeros(len(order))
+    for number in range(NUM_FOLDS):
+        held_out = order[number::NUM_FOLDS]
+        chosen = fit(order[np.arange(len(order)) % NUM_FOLDS != number])
+        if chosen != neutral:
+            gains[held_out] = losses(neutral, held_out) - losses(chosen, held_out)
+    clear = _better(gains, num_errors=float(student.ppf(1 - CHANCE / 2, len(order) - 1)))  # noise and logits: 2
+    return best if clear else neutral, float(gains.mean())
 
 
 def _search(
-    distances: Callable[[tuple[float, ...]], NDArray[np.float64]],
+    distances: Callable[[tuple[float, ...], NDArray[np.int64]], NDArray[np.float64]],
+    among: NDArray[np.int64],
     levels: Sequence[int],
     best: tuple[float, ...],
-    better: Better,
+    num_errors: float,
 ) -> tuple[float, ...]:
     """Walk from `best` to better noise temperatures, one of the levels after another, coarse to fine."""
-    current = distances(best)
     for level in reversed(levels):
         for factor in (FACTOR, 1 / FACTOR):
             start = best
             for _ in range(MAX_STEPS):
-                candidate = (*best[:level], best[level] * factor, *best[level + 1 :])
-                found = distances(candidate)
-                if not better(current - found):
+                changed = round(best[level] * factor, 4)
+                candidate = (*best[:level], changed, *best[level + 1 :])
+                if not _improves(distances, among, best, candidate, num_errors):
                     break
-                best, current = candidate, found
+                best = candidate
             if best != start:
                 break
-    return tuple(round(temperature, 4) for temperature in best)
+    return best
+
+
+def _improves(
+    distances: Callable[[tuple[float, ...], NDArray[np.int64]], NDArray[np.float64]],
+    among: NDArray[np.int64],
+    best: tuple[float, ...],
+    candidate: tuple[float, ...],
+    num_errors: float,
+) -> bool:
+    """Return whether the candidate is better than chance on the patients.
+
+    A candidate that reaches `num_errors` standard errors on N patients is at about sqrt(n / N) of them after n. One
+    that is more than one standard error behind is given up. This can only keep a temperature from moving, so the
+    rate of false moves does not rise.
+    """
+    looked = FIRST_LOOK
+    while looked < len(among):
+        some, needed = among[:looked], num_errors * sqrt(looked / len(among)) - 1
+        if not _better(distances(best, some) - distances(candidate, some), num_errors=needed):
+            return False
+        looked *= 2
+    return _better(distances(best, among) - distances(candidate, among), num_errors=num_errors)
 
 
 def _logit_temperature(table: NDArray[np.float64], *, seed: int) -> tuple[float, float]:
@@ -232,51 +352,14 @@ def _logit_temperature(table: NDArray[np.float64], *, seed: int) -> tuple[float,
     losses = dict(zip(LOGITS, table.T, strict=True))
     best, gain = _cross_validated(
         lambda among: min(LOGITS, key=lambda temperature: float(losses[temperature][among].mean())),
-        losses.__getitem__,
+        lambda temperature, among: losses[temperature][among],
         1.0,
-        len(table),
+        np.arange(len(table)),
         seed,
     )
     return round(best, 4), gain
 
 
-def _losses_by_temperature(
-    model: Segmenter, dataset: Dataset, rows: list[int], *, num_samples: int, seed: int, bar: "tqdm[Any]"
-) -> list[list[float]]:
-    """Return the Brier score of the mean prediction, (cases, temperatures)."""
-    device = next(model.parameters()).device
-    losses = []
-    for row in rows:
-        image = torch.from_numpy(dataset.image(row, context=model.config.context))[None].to(device)
-        generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
-        logits = model.sample(image, num_samples, generator=generators, chunk_size=16)[0].float()  # (S, K, H, W)
-        annotations = torch.from_numpy(dataset.annotations(row)).long().to(device)  # (A, H, W)
-        losses.append([brier_score((logits / temperature).softmax(1), annotations) for temperature in LOGITS])
-        bar.update()
-    return losses
-
-
-def _patient_means(values: Sequence[Any], patients: Sequence[str]) -> NDArray[np.float64]:
-    """Average values (cases, ...) to (patients, ...): slices of one patient are no independent witnesses."""
-    table, owner = np.array(values, dtype=np.float64), np.array(patients)
-    return np.stack([table[owner == patient].mean(0) for patient in np.unique(owner)])
-
-
 def _better(gains: NDArray[np.float64], *, num_errors: float) -> bool:
     """Tell whether the mean gain (of patients) exceeds so many of its standard errors."""
     return bool(gains.mean() > num_errors * gains.std(ddof=1) / sqrt(len(gains)))
-
-
-def _scores(
-    model: Segmenter, dataset: Dataset, rows: list[int], *, num_samples: int, seed: int, bar: "tqdm[Any]"
-) -> dict[str, float]:
-    """Return the mean scores, and the expected calibration error."""
-    table, bins = [], torch.zeros(())
-    for case in sample_cases(model, dataset, rows, num_samples=num_samples, seed=seed):
-        annotations = torch.from_numpy(dataset.annotations(case.row))
-        table.append(score_case(*case.summary, annotations))
-        bins = bins + reliability(case.summary.mean_probs, annotations)
-        bar.update()
-    columns = {name: [value for row in table if (value := row[name]) is not None] for name in SHOWN}
-    means = {name: float(np.mean(values)) for name, values in columns.items() if values}
-    return {**means, "ece": expected_calibration_error(bins)}
