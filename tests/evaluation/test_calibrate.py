@@ -14,10 +14,12 @@ from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.evaluation.calibrate import (
+    FIRST_LOOK,
     LOGITS,
     _Cases,
     _choose_cases,
     _cross_validated,
+    _improves,
     _logit_temperature,
     fit_calibration,
 )
@@ -188,14 +190,32 @@ def test_logit_temperature_of_the_bundled_phantom_model_is_flat_in_the_number_of
     assert np.abs(curves[4] - curves[32]).max() / losses.mean(0)[neutral] < moved / 10
 
 
-def test_calibration_does_not_sample_every_case_for_a_hopeless_temperature(bars):
-    """Five levels have ten neighbouring temperatures; all cases are drawn once, and few for each of these."""
-    model, drawn = Bars(2.0, shares=(0.45,) * 5), []
-    sample = model.sample
-    model.sample = lambda *words, **options: drawn.append(1) or sample(*words, **options)
-    found = fit(model, bars)
-    assert found.calibration.noise == ()
-    assert len(drawn) < 6 * found.num_cases
+def compared(gains, num_errors=2.5):
+    """Return whether a candidate with these gains is taken, and how many patients were drawn with it."""
+    drawn, among = set(), np.arange(len(gains))
+
+    def distances(noise, patients):
+        if noise == (2.0,):
+            drawn.update(patients.tolist())
+        return -gains[patients] if noise == (2.0,) else np.zeros(len(patients))
+
+    return _improves(distances, among, (1.0,), (2.0,), num_errors), len(drawn)
+
+
+def test_search_gives_up_a_hopeless_temperature_after_the_first_patients():
+    rng = np.random.default_rng(0)
+    assert compared(rng.normal(-0.5, 1, 200)) == (False, FIRST_LOOK)
+    assert compared(rng.normal(0.5, 1, 200)) == (True, 200)
+
+
+def test_search_takes_a_useless_temperature_no_more_often_than_without_giving_up():
+    rng = np.random.default_rng(1)
+    found = [compared(rng.normal(0, 1, 160), num_errors=1.65) for _ in range(1000)]
+    taken, drawn = np.mean(found, axis=0)
+    assert taken < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000)
+    assert drawn < 0.6 * 160
+    found = [compared(rng.normal(0.5, 1, 160), num_errors=1.65)[0] for _ in range(100)]
+    assert np.mean(found) > 0.9
 
 
 def test_cases_to_fit_on_come_from_as_many_patients_as_possible(tmp_path):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from phiseg.core.errors import DataError
 from phiseg.metrics import agreement_table, correlated_excess, energy_distance, residual_correlation
@@ -65,3 +66,23 @@ def test_agreement_tables_are_additive_and_need_two_annotators():
     assert residual_correlation(agreement_table(probs, one[:1])) is None
     with pytest.raises(DataError, match="do not match"):
         agreement_table(probs, one[:, :2])
+
+
+def test_the_excess_is_accounted_for_if_annotators_share_a_shift_instead_of_a_mask():
+    rng, correlation, num_cases = np.random.default_rng(2), 0.5, 400
+    table, distances, spreads = torch.zeros(()), [], []
+    for _ in range(num_cases):
+        mean, own, shared = rng.uniform(8, 16), rng.normal(size=ANNOTATORS), rng.normal()
+        ends = mean + 3 * (np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own)
+        sampled = mean + 3 * rng.normal(size=SAMPLES)
+        annotations, samples = (
+            torch.from_numpy((np.arange(WIDTH) < each[:, None])[:, None].astype(np.int64))
+            for each in (ends, sampled)
+        )
+        chance = norm.sf((np.arange(WIDTH) - mean) / 3)
+        table = table + agreement_table(torch.from_numpy(np.stack([1 - chance, chance]))[:, None], annotations)
+        distances.append(energy_distance(samples, annotations, num_classes=2).ged_unbiased)
+        spreads.append(diversity(annotations, num_classes=2))
+    found = correlated_excess(residual_correlation(table), np.mean(spreads))
+    assert np.mean(distances) > 0.03
+    assert found == pytest.approx(np.mean(distances), abs=0.03)
