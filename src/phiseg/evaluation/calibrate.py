@@ -192,7 +192,7 @@ def fit_calibration(
 def _choose_cases(dataset: Dataset, rows: list[int], number: int, seed: int) -> list[int]:
     """Return at most `number` rows in ascending order; no patient has a second one before all have their first."""
     rng, taken = np.random.default_rng(derive_seed(seed, "calibration cases")), Counter[str]()
-    places = []
+    places: list[tuple[int, int, int]] = []
     for row in rng.permutation(rows).tolist():
         patient = dataset.cases[row]["patient"]
         places.append((taken[patient], len(places), row))
@@ -248,7 +248,7 @@ class _Cases:
                 (summary,) = summarise_samples([logits[None] / calibration.logits])
                 summary = SampleSummary(*(tensor.cpu() for tensor in summary))
                 scores.append(score_case(*summary, annotations))
-                distances.append(scores[-1]["ged_unbiased"])
+                distances.append(scores[-1]["ged_unbiased"] or 0.0)
                 bins = bins + reliability(summary.mean_probs, annotations)
             self.known[calibration.noise or self.neutral, patient] = float(np.mean(distances))
             losses.append(np.mean(table, axis=0))
