@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from known_models import KnownModel, brightest
 
+from helpers.known_models import KnownModel, brightest
 from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.data.intensity import Intensity
 from phiseg.data.relabel import relabel

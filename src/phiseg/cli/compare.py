@@ -29,6 +29,8 @@ class Compare:
     """Of the report."""
     test: Literal["patients", "cases"] = "patients"
     """What the significance test takes as independent: patients, or cases as in the paper."""
+    set_aside: Annotated[tuple[str, ...], tyro.conf.arg(metavar="METHOD ...")] = ()
+    """Methods that are not at a working setting: shown with a mark, but not tested."""
     overwrite: bool = False
     """Replace results that are in OUT."""
 
@@ -43,7 +45,12 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     if not command.evaluations:
         raise ConfigError("nothing to compare; give the folders that `phiseg evaluate` wrote")
     table = compare(
-        command.evaluations, command.out, title=command.title, test=command.test, overwrite=command.overwrite
+        command.evaluations,
+        command.out,
+        title=command.title,
+        test=command.test,
+        set_aside=command.set_aside,
+        overwrite=command.overwrite,
     )
     print(to_text(table))
     print(f"report: {command.out / 'report.html'}")

@@ -42,6 +42,8 @@ class Block(NamedTuple):
     """Why a case is shown, by case."""
     notes: Sequence[str] = ()
     """Further lines below the table."""
+    set_aside: Sequence[str] = ()
+    """Methods that are not at a working setting."""
 
 
 def compare(
@@ -51,18 +53,22 @@ def compare(
     overwrite: bool = False,
     title: str = "Comparison of segmentation methods",
     test: Test = "patients",
+    set_aside: Sequence[str] = (),
 ) -> Table:
     """Compare the evaluations in `folders` and write tables, pictures and `report.html` into `out`.
 
-    `test` says what the significance test takes as independent.
+    `test` says what the significance test takes as independent. Methods in `set_aside` are not at a working
+    setting: they are shown, but not tested.
 
     Raises:
+        ConfigError: a method to set aside is not there.
         DataError: a folder is no evaluation, or two of them cannot be compared.
         OutputError: `out` holds a comparison and `overwrite` is not set, or it cannot be written.
     """
     _check_former(out, overwrite=overwrite)
     evaluations = [read_evaluation(folder) for folder in folders]
-    (table,) = write_comparison([Block("", "", evaluations)], out, overwrite=overwrite, title=title, test=test)
+    block = Block("", "", evaluations, set_aside=set_aside)
+    (table,) = write_comparison([block], out, overwrite=overwrite, title=title, test=test)
     return table
 
 
@@ -83,7 +89,9 @@ def write_comparison(
     former = _check_former(out, overwrite=overwrite)
     tables = [
         replace(table, notes=(*table.notes, *block.notes))
-        for block, table in ((block, comparison_table(block.evaluations, test=test)) for block in blocks)
+        for block, table in (
+            (block, comparison_table(block.evaluations, test=test, set_aside=block.set_aside)) for block in blocks
+        )
     ]
     drawn = [draw_pictures(block.evaluations, block.labels) for block in blocks]
     headings = [block.title for block in blocks]

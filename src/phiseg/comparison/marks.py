@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from phiseg.comparison.conditions import same_calibration
 from phiseg.evaluation.results import Evaluation
 from phiseg.evaluation.summary import defined, patients_of
 from phiseg.metrics.registry import SCORES, case_scores
@@ -21,7 +22,11 @@ def tested_scores() -> list[str]:
 
 
 def best_scores(
-    evaluations: Sequence[Evaluation], metrics: Sequence[str], *, test: Test = "patients"
+    evaluations: Sequence[Evaluation],
+    metrics: Sequence[str],
+    *,
+    test: Test = "patients",
+    tested: Sequence[bool] | None = None,
 ) -> list[frozenset[str]]:
     """Return for every evaluation the metrics in which it is better than each of ALL others at p < `SIGNIFICANCE`.
 
@@ -29,15 +34,21 @@ def best_scores(
         evaluations: of the same cases; those where a metric is undefined have no say in it.
         metrics: some of `tested_scores`.
         test: what counts as independent.
+        tested: whether each evaluation takes part; by default all do. A row with temperatures is not better than
+            one without, whatever its scores (`same_calibration`).
     """
+    tested = tested or [True] * len(evaluations)
+    others = [other for other, takes_part in zip(evaluations, tested, strict=True) if takes_part]
     return [
         frozenset(
             metric
             for metric in metrics
-            if (rivals := [other for other in evaluations if other is not own and defined(other.cases[metric])])
-            and all(_beats(own, rival, metric, test) for rival in rivals)
+            if (rivals := [other for other in others if other is not own and defined(other.cases[metric])])
+            and all(same_calibration(own, rival) and _beats(own, rival, metric, test) for rival in rivals)
         )
-        for own in evaluations
+        if takes_part
+        else frozenset()
+        for own, takes_part in zip(evaluations, tested, strict=True)
     ]
 
 

@@ -199,6 +199,7 @@ _LATEX = {
     **{char: f"\\{char}" for char in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": "$<$", ">": "$>$", "δ": r"$\delta$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "±": r"$\pm$"},
+    "†": r"$\dagger$",
 }
 
 

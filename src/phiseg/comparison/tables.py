@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from phiseg.comparison.conditions import SET_ASIDE, check_set_aside, condition_notes
 from phiseg.comparison.marks import Test, best_scores, significance_note, tested_scores
 from phiseg.core.errors import DataError
 from phiseg.evaluation.results import Evaluation
@@ -47,7 +48,9 @@ class Table:
     notes: tuple[str, ...]
 
 
-def comparison_table(evaluations: Sequence[Evaluation], *, test: Test = "patients") -> Table:
+def comparison_table(
+    evaluations: Sequence[Evaluation], *, test: Test = "patients", set_aside: Sequence[str] = ()
+) -> Table:
     """Compare evaluations that were made on the same cases with the same number of samples.
 
     Dice is shown, but not tested, where it was not taken against the same annotators everywhere.
@@ -55,19 +58,24 @@ def comparison_table(evaluations: Sequence[Evaluation], *, test: Test = "patient
     Args:
         evaluations: one per method.
         test: what the significance test takes as independent.
+        set_aside: methods that are not at a working setting: shown, but not tested.
 
     Raises:
+        ConfigError: a method to set aside is not there.
         DataError: two of them cannot be compared; the message names both and the difference.
     """
     check_comparable(evaluations)
     names = method_names(evaluations)
+    check_set_aside(names, set_aside)
+    takes_part = [name not in set_aside for name in names]
     references = [str(evaluation.summary.dice_annotator) for evaluation in evaluations]
     tested = [metric for metric in tested_scores() if metric != "dice" or len(set(references)) == 1]
     rows = []
-    for name, own, best in zip(names, evaluations, best_scores(evaluations, tested, test=test), strict=True):
+    marks = best_scores(evaluations, tested, test=test, tested=takes_part)
+    for name, own, best in zip(names, evaluations, marks, strict=True):
         summary = own.summary
         row = Row(
-            method=name,
+            method=f"{name} {SET_ASIDE}" if name in set_aside else name,
             num_parameters=summary.num_parameters,
             num_cases=summary.num_cases,
             num_samples=summary.num_samples,
@@ -84,7 +92,7 @@ def comparison_table(evaluations: Sequence[Evaluation], *, test: Test = "patient
         definitions(score for score in table_scores("main") if score.beside),
         *_correlation_notes(names, evaluations),
     ]
-    notes += _undefined_notes(rows, evaluations)
+    notes += [*condition_notes(names, evaluations, set_aside), *_undefined_notes(rows, evaluations)]
     if len(set(references)) == 1:
         notes.append(f"Dice is that of the mean prediction with {_dice_reference(references[0])}.")
     if all(max(evaluation.cases["num_annotators"]) == 1 for evaluation in evaluations):

@@ -1,0 +1,78 @@
+"""Do the rows of a table compare like with like? Their calibration, their training, and rows that are set aside."""
+
+from collections.abc import Sequence
+
+from phiseg.core.errors import ConfigError, nearest
+from phiseg.evaluation.results import Evaluation
+from phiseg.models.temperatures import Calibration
+
+SET_ASIDE = "†"
+"""Follows the name of a method that is not at a working setting."""
+
+
+def check_set_aside(names: Sequence[str], set_aside: Sequence[str]) -> None:
+    """Check that the methods to set aside are rows of the table, and that one other row is left.
+
+    Raises:
+        ConfigError: with the unknown name.
+    """
+    for name in set_aside:
+        if name not in names:
+            raise ConfigError(f"there is no method '{name}' to set aside ({nearest(name, names)})")
+    if names and set(names) <= set(set_aside):
+        raise ConfigError("all methods are set aside; keep at least one")
+
+
+def is_calibrated(evaluation: Evaluation) -> bool:
+    """Return whether the samples were drawn with fitted temperatures."""
+    return evaluation.summary.model.calibration != Calibration()
+
+
+def same_calibration(one: Evaluation, two: Evaluation) -> bool:
+    """Return whether a difference is one of the models: both are calibrated or neither, or the weights are equal.
+
+    The same weights with and without temperatures show what the temperatures do.
+    """
+    weights = one.summary.model.sha256
+    same_weights = weights is not None and weights == two.summary.model.sha256
+    return same_weights or is_calibrated(one) == is_calibrated(two)
+
+
+def training_length(evaluation: Evaluation) -> int | None:
+    """Return the number of steps of the training, or None if the evaluation has no record of it."""
+    return max((record["step"] for record in evaluation.training), default=None)
+
+
+def condition_notes(
+    names: Sequence[str], evaluations: Sequence[Evaluation], set_aside: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines below a table that state where its rows do not compare like with like.
+
+    Args:
+        names: what the table calls its rows.
+        evaluations: its rows.
+        set_aside: the rows that are not at a working setting.
+    """
+    notes, rows = [], list(zip(names, evaluations, strict=True))
+    if set_aside:
+        notes.append(
+            f"{SET_ASIDE}: not at a working setting ({', '.join(set_aside)}), so neither tested nor tested against."
+        )
+    calibrated = [name for name, own in rows if is_calibrated(own)]
+    if 0 < len(calibrated) < len(rows):
+        notes.append(
+            f"Not like with like: {', '.join(calibrated)} sampled with fitted temperatures, other rows without. "
+            "Such rows are not tested against each other, unless their weights are the same."
+        )
+    lengths = {name: length for name, own in rows if (length := training_length(own)) is not None}
+    if len(set(lengths.values())) > 1:
+        each = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
+        notes.append(f"Trained for different numbers of steps: {each}. Compare rows of equal training time only.")
+    early = [
+        f"{name} ({step:,} of {lengths[name]:,})"
+        for name, own in rows
+        if (step := own.summary.model.step) is not None and name in lengths and step < lengths[name] / 2
+    ]
+    if early:
+        notes.append(f"Selected in the first half of the training: {', '.join(early)}.")
+    return notes
