@@ -199,6 +199,11 @@ def test_a_model_without_a_salt_recognises_the_patients_of_its_own_dataset(
     (warning,) = evaluate_warnings(cli, run, lesions, "train", tmp_path / "own")
     assert "were trained on" in warning
     assert evaluate_warnings(cli, run, gaps, "train", tmp_path / "other") == []
+    assert cli("calibrate", run, "--data", lesions, "--split", "test", "--num-samples", "2").code == 0
+    path = run / "model" / "calibration.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"logits": 1.5}))
+    (warning,) = evaluate_warnings(cli, run, lesions, "test", tmp_path / "calibrated")
+    assert "were used to calibrate the model" in warning
 
 
 @pytest.mark.parametrize("command", ["check", "show", "split"])

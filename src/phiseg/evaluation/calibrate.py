@@ -95,7 +95,6 @@ def calibrate(
     model = load_model(model_folder, device=usable_device(device), calibrated=False)
     dataset = match_classes(model, Dataset.open(data), class_map)
     warn_of_leak(model, dataset, split)
-    salt = model.provenance.get("patient_salt")
     fit = fit_calibration(
         model, dataset, split=split, num_samples=num_samples, seed=seed, num_cases=num_cases, progress=progress
     )
@@ -105,7 +104,7 @@ def calibrate(
         fit={
             "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
             "split": split,
-            "patients": patient_tokens(dataset, split, salt=salt) if salt else [],
+            "patients": patient_tokens(dataset, split, salt=model.provenance.get("patient_salt")),
             "num_cases": fit.num_cases,
             "num_patients": fit.num_patients,
             "num_samples": num_samples,
