@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from phiseg.core.errors import ConfigError, ModelError, nearest
 from phiseg.data.relabel import relabel
 from phiseg.data.store import Dataset
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import Segmenter
 
 OPTION = "--class-map"
@@ -76,9 +77,9 @@ def names_note(dataset: Dataset, renamed: Mapping[str, str]) -> str:
 
 def class_names(model: Segmenter, dataset: Dataset) -> tuple[str, ...]:
     """Return the class names of a model; if it records none, those of the dataset or numbers."""
-    recorded = model.preprocessing.get("classes")
-    if isinstance(recorded, list | tuple) and len(recorded) == model.config.num_classes:
-        return tuple(map(str, recorded))
+    recorded = Preprocessing.find(model)
+    if recorded is not None and len(recorded.classes) == model.config.num_classes:
+        return recorded.classes
     if len(dataset.info.classes) == model.config.num_classes:
         return dataset.info.classes
     return tuple(f"class {number}" for number in range(model.config.num_classes))
