@@ -191,7 +191,9 @@ def predict_scans(
                 opened, read = _open(job.scan, preprocessing, resample=not strict_spacing), job.scan
             scan, stack = opened
             point = job.point.in_voxels(scan.volume) if job.point else None
-            prediction = predict_prepared(model, stack, point=point, sampling=sampling, progress=progress)
+            prediction = predict_prepared(
+                model, stack, point=point, sampling=sampling, name=job.name, progress=progress
+            )
             _write_case(out / job.name, prediction, scan, made_with, draw, job.name)
         except (DataError, ConfigError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not _out_of_memory(error):

@@ -78,6 +78,7 @@ def predict_prepared(
     point: Sequence[float] | None = None,
     slices: range | None = None,
     sampling: Sampling | None = None,
+    name: str | None = None,
     progress: bool = False,
 ) -> Prediction:
     """Draw samples of a volume that is already prepared for the model.
@@ -88,13 +89,14 @@ def predict_prepared(
         point: (i, j, k), a voxel of the volume inside the lesion; required for a model of lesion-centred crops.
         slices: consecutive slices of the stack, for a model of whole slices; by default all.
         sampling: the sampling settings; by default those of `Sampling`.
+        name: the name of the case in error messages; by default that of the volume.
         progress: whether to show a progress bar over the slices.
 
     Raises:
         DataError: the point lies outside the volume.
         ConfigError: a point is missing, or given to a model of whole slices; or there are no such slices.
     """
-    sampling, name, preprocessing = sampling or Sampling(), stack.name, stack.preprocessing
+    sampling, name, preprocessing = sampling or Sampling(), name or stack.name, stack.preprocessing
     check_point(preprocessing, point, name=name)
     every = range(stack.stack.grid[0])
     numbers = every if slices is None else slices
@@ -102,7 +104,7 @@ def predict_prepared(
         raise ConfigError(f"{name}: a lesion is followed from its point; choose no slices")
     if not numbers or numbers.step != 1 or numbers[0] not in every or numbers[-1] not in every:
         raise ConfigError(f"{name}: slices {numbers} are not neighbours among the {len(every)} of the scan")
-    place = None if point is None else _to_stack(stack, point)
+    place = None if point is None else _to_stack(stack, point, name=name)
     key = case_key(stack.volume, place)
     bar: tqdm[Any] = tqdm(desc=name, unit="slice", leave=False, disable=not progress, dynamic_ncols=True)
     with bar, torch.inference_mode():
@@ -188,7 +190,7 @@ def level_outputs(
         slice(0, stack.stack.grid[1]),
         slice(0, stack.stack.grid[2]),
     )
-    place = None if point is None else _to_stack(stack, point)
+    place = None if point is None else _to_stack(stack, point, name=stack.name)
     if place is not None:
         slice_number = place[0]
         frames = [Frame.centred(place[1:], stack.preprocessing.size, stack.step)]
@@ -198,14 +200,14 @@ def level_outputs(
         return sampler.levels_of_first_sample(slice_number, (slice(slice_number, slice_number + 1), rows, columns))
 
 
-def _to_stack(stack: PreparedStack, point: Sequence[float]) -> tuple[int, int, int]:
+def _to_stack(stack: PreparedStack, point: Sequence[float], *, name: str) -> tuple[int, int, int]:
     """Return the (slice, row, column) of a voxel of the scan."""
     if len(point) != 3 or not np.isfinite(point).all():
-        raise DataError(f"{stack.name}: a point needs three finite numbers, got {tuple(point)}")
+        raise DataError(f"{name}: a point needs three finite numbers, got {tuple(point)}")
     if any(not -0.5 <= place < number - 0.5 for place, number in zip(point, stack.volume.grid, strict=True)):
         shape = " x ".join(map(str, stack.volume.grid))
         given = ", ".join(f"{place:g}" for place in point)
-        raise DataError(f"{stack.name}: the point ({given}) lies outside of the scan's {shape} voxels; check --at")
+        raise DataError(f"{name}: the point ({given}) lies outside of the scan's {shape} voxels; check --at")
     world = stack.volume.world(np.asarray(point, dtype=np.float64))
     place = np.linalg.inv(stack.stack.affine) @ [*world, 1]
     nearest = np.clip(np.rint(place[:3]), 0, np.array(stack.stack.grid) - 1)  # half a voxel may be rounded outwards
