@@ -33,10 +33,16 @@ AXES = np.array([[0, -2.0, 0, 30], [0, 0, 5.0, -20], [0.5, 0, 0, 7], [0, 0, 0, 1
 def save(tmp_path):
     """Return a function that writes the folder of a tiny model with three classes."""
 
-    def save(name="model", *, channels=1, calibration=None, **preprocessing):
+    def save(name="model", *, channels=1, context=0, calibration=None, **preprocessing):
         torch.manual_seed(0)
         config = PHiSegConfig(
-            channels=(3, 4), num_levels=2, blocks_per_level=1, num_classes=3, image_channels=channels, head_init=1.0
+            channels=(3, 4),
+            num_levels=2,
+            blocks_per_level=1,
+            num_classes=3,
+            image_channels=channels,
+            context=context,
+            head_init=1.0,
         )
         values = {
             "classes": ["background", "core", "rim"],
@@ -231,6 +237,26 @@ def test_the_bundle_shows_the_network_what_predict_shows_it(save, images, tmp_pa
     np.testing.assert_allclose(shown[0].numpy()[inside], expected[inside], atol=1e-4)
     clipped_first = cut(normalise(stack.stack.values[..., 0], Intensity(**WINDOW)), frame, interpolation="linear")
     assert np.abs(clipped_first - expected)[inside].max() > 0.1
+
+
+def test_stack_neighbours_shows_a_model_with_context_what_predict_shows_it(save, images, tmp_path):
+    folder = save(plane="axial", channels=2, context=2)
+    affine = np.diag([-1.0, -1, 2, 1])
+    volume = random_volume((8, 10, 6, 2), affine)
+    write_nifti(images / "scan.nii.gz", volume)
+    write_monai_bundle(folder, tmp_path / "bundle")
+    stack = PreparedStack.of(volume, Preprocessing.of(phiseg.load(folder)), name="scan")
+    expected = stack.images(np.arange(6), Frame((0, 0), (1, 1), (10, 8)), context=2)  # (6, 10, 10, 8)
+    shown = prepared(tmp_path / "bundle", images).numpy()
+    np.testing.assert_allclose(shown, expected.swapaxes(0, 1), atol=1e-5)
+    assert np.abs(expected[2, 2:4] - expected[2, :2]).max() > 0.1
+
+    written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=2)
+    found = written["scan_mean.nii.gz"]
+    np.testing.assert_allclose(found.affine, affine, atol=1e-5)
+    means = mean_of_samples(phiseg.load(folder), expected, 2)  # (6, 3, 10, 8)
+    np.testing.assert_allclose(found.get_fdata(), means.transpose(3, 2, 0, 1), atol=1e-5)
+    assert "| neighbouring slices | 2 on each side" in (tmp_path / "bundle" / "docs" / "README.md").read_text()
 
 
 def test_monai_accepts_the_network_and_loads_its_weights(save, tmp_path, monkeypatch):

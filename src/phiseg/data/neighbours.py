@@ -26,6 +26,20 @@ def neighbour_offsets(context: int) -> list[int]:
     return [0, *(side * distance for distance in range(1, context + 1) for side in (-1, 1))]
 
 
+def with_neighbours(slices: NDArray[np.int64], num_slices: int, context: int) -> NDArray[np.int64]:
+    """Return the numbers of slices and of their neighbours, (n, 1 + 2c), in the order of `neighbour_offsets`.
+
+    If a neighbour is outside the volume, the slice itself stands in for all of them, as in training.
+
+    >>> with_neighbours(np.arange(3), 3, context=1).tolist()
+    [[0, 0, 0], [1, 0, 2], [2, 2, 2]]
+    """
+    stacks: NDArray[np.int64] = slices[:, None] + np.array(neighbour_offsets(context))
+    outside = ((stacks < 0) | (stacks >= num_slices)).any(1)
+    stacks[outside] = slices[outside, None]
+    return stacks
+
+
 def find_neighbours(cases: Sequence[Mapping[str, str]], context: int) -> NDArray[np.int64]:
     """Return the rows of each case's slice and its neighbours, (N, 1 + 2c), in the order of `neighbour_offsets`.
 

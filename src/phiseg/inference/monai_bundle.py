@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from phiseg import __version__
 from phiseg.core.errors import DataError, ModelError
 from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json, write_text
+from phiseg.data.neighbours import neighbour_offsets, with_neighbours
 from phiseg.imaging.volume import PLANES
 from phiseg.inference.export import INTENDED_USE
 from phiseg.inference.preprocessing import Preprocessing
@@ -64,6 +65,23 @@ class MeanPrediction(nn.Module):
         generators = [seeded_generator(self.seed, "mean prediction") for _ in range(len(image))]
         chunks = self.model.sample_chunks(image, self.num_samples, generator=generators, chunk_size=self.chunk_size)
         return torch.stack([summary.mean_probs for summary in summarise_samples(chunks)])
+
+
+class StackNeighbours:
+    """Adds the neighbours of each slice as channels, as `PreparedStack.images` does.
+
+    Args:
+        context: c, the number of neighbours on each side.
+    """
+
+    def __init__(self, context: int):
+        self.context = context
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Return (C * (1 + 2c), slices, H, W) of a volume (C, slices, H, W)."""
+        places = torch.from_numpy(with_neighbours(np.arange(image.shape[1]), image.shape[1], self.context))
+        stacks = image[:, places]  # (C, slices, 1 + 2c, H, W)
+        return stacks.movedim(2, 0).flatten(0, 1)
 
 
 class Evaluator:
@@ -135,7 +153,7 @@ def write_monai_bundle(model_folder: Path, out: Path, *, calibrated: bool = True
         with atomic_file(new / "models" / "model.pt") as file:
             torch.save(MeanPrediction(str(copied)).state_dict(), file)
         write_json(new / "configs" / "metadata.json", _metadata(model, preprocessing))
-        write_json(new / "configs" / "inference.json", _inference(preprocessing))
+        write_json(new / "configs" / "inference.json", _inference(preprocessing, model.config.context))
         write_text(new / "docs" / "README.md", _readme(model, preprocessing))
         write_text(new / "LICENSE", _LICENSE)
 
@@ -144,6 +162,12 @@ def _metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
     """Return what MONAI's schema asks for."""
     windowed = preprocessing.intensity.kind == "window"
     classes = preprocessing.classes
+    context = 0 if preprocessing.plane is None else model.config.context
+    channels = [
+        f"image {channel}" + (f", slice {offset:+d}" if offset else "")
+        for offset in neighbour_offsets(context)
+        for channel in range(preprocessing.image_channels)
+    ]
     common = {
         "type": "image",
         "spatial_shape": list(preprocessing.size),
@@ -153,9 +177,9 @@ def _metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
     image = {
         **common,
         "format": "windowed to [-0.5, 0.5]" if windowed else "z-scored",
-        "num_channels": preprocessing.image_channels,
+        "num_channels": len(channels),
         "value_range": [-0.5, 0.5] if windowed else [],
-        "channel_def": {str(channel): f"image {channel}" for channel in range(preprocessing.image_channels)},
+        "channel_def": {str(number): name for number, name in enumerate(channels)},
     }
     pred = {
         **common,
@@ -189,7 +213,7 @@ def _metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
     }
 
 
-def _inference(preprocessing: Preprocessing) -> dict[str, Any]:
+def _inference(preprocessing: Preprocessing, context: int) -> dict[str, Any]:
     """Return the configuration that `python -m monai.bundle run` runs."""
     sliced = preprocessing.plane is not None
     return {
@@ -208,7 +232,7 @@ def _inference(preprocessing: Preprocessing) -> dict[str, Any]:
             "seed": "@seed",
         },
         "network": "$@network_def.to(@device)",
-        "preprocessing": {"_target_": "Compose", "transforms": _transforms(preprocessing)},
+        "preprocessing": {"_target_": "Compose", "transforms": _transforms(preprocessing, context)},
         "dataset": {
             "_target_": "Dataset",
             "data": "$[{'image': path} for path in @datalist]",
@@ -247,7 +271,7 @@ def _inference(preprocessing: Preprocessing) -> dict[str, Any]:
     }
 
 
-def _transforms(preprocessing: Preprocessing) -> list[dict[str, Any]]:
+def _transforms(preprocessing: Preprocessing, context: int) -> list[dict[str, Any]]:
     """Return MONAI's transforms that do what `PreparedStack.images` does: spacing, crop, and the values.
 
     As there, a window clips what was resampled; z-scores are those of the volume or the slice before it, or of what
@@ -294,6 +318,9 @@ def _transforms(preprocessing: Preprocessing) -> list[dict[str, Any]]:
     if windowed:
         limits = {"a_min": intensity.low, "a_max": intensity.high, "b_min": -0.5, "b_max": 0.5}
         transforms.append(transform("ScaleIntensityRanged", **limits, clip=True))
+    if plane is not None and context:
+        neighbours = {"_target_": f"{__name__}.{StackNeighbours.__name__}", "context": context}
+        transforms.append(transform("Lambdad", func=neighbours))
     return transforms
 
 
@@ -319,6 +346,13 @@ def _readme(model: Segmenter, preprocessing: Preprocessing) -> str:
     else:
         images = f"NIfTI files; {preprocessing.plane} slices are segmented one at a time"
         images += f", and the {preprocessing.image_channels} channels are the fourth dimension" if several else ""
+    context = model.config.context
+    if not context:
+        neighbours = "not used"
+    elif preprocessing.plane is None:
+        neighbours = f"the model takes {context} on each side, but a single image has none and stands in for them"
+    else:
+        neighbours = f"{context} on each side; the slice stands in for them where the file ends"
     if preprocessing.spacing_mm is None:
         spacing = "that of the image; not resampled"
     elif preprocessing.plane is None:
@@ -361,6 +395,7 @@ python -m monai.bundle run --config_file configs/inference.json --meta_file conf
 | intensities | {values} |
 | spacing | {spacing} |
 | network input | {part} |
+| neighbouring slices | {neighbours} |
 | classes | {", ".join(preprocessing.classes)} |
 
 `NAME_mean.nii.gz` (classes in the last dimension) and `NAME_labels.nii.gz` have the grid of the image `NAME`.

@@ -16,7 +16,7 @@ from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity, normalise, zscored
-from phiseg.data.neighbours import neighbour_offsets
+from phiseg.data.neighbours import with_neighbours
 from phiseg.data.store import Dataset, SlicePlane
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
@@ -255,9 +255,7 @@ class PreparedStack:
             frame: what is cut out.
             context: c, the number of neighbours on each side.
         """
-        stacks = slices[:, None] + np.array(neighbour_offsets(context))  # (n, 1 + 2c)
-        outside = ((stacks < 0) | (stacks >= self.stack.grid[0])).any(1)
-        stacks[outside] = slices[outside, None]
+        stacks = with_neighbours(slices, self.stack.grid[0], context)  # (n, 1 + 2c)
         needed, places = np.unique(stacks, return_inverse=True)
         images = self._slice_images(needed, frame)[places.reshape(stacks.shape)]  # (n, 1 + 2c, C, h, w)
         return images.reshape(len(slices), -1, *images.shape[3:])
