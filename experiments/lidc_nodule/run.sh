@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Train and score lidc-nodule, the bundled model. Usage: run.sh SLICES.npz VOLUMES.npz OUT (outside the repository).
-# Run it again to resume. The two trainings take about 50 minutes each on one core.
+# Run it again to resume. The two trainings take about 70 minutes together on one core.
 set -euo pipefail
 slices=$(realpath "$1") volumes=$(realpath "$2")
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -21,10 +21,11 @@ if [ ! -d margins ]; then
 fi
 
 # 2. Choose and report: train on a part of the patients.
-train="--resume --model.context 1 --train.steps 8000 --train.validation_samples 8 --train.select_by ged_unbiased"
-"$phiseg" train phiseg --data margins --out chosen --train.validate_every 2000 $train
+train="--resume --model.context 1 --model.presence true --train.validation_samples 8 --train.select_by ged_unbiased"
+"$phiseg" train phiseg --data margins --out chosen --train.steps 10000 --train.validate_every 2500 $train
 "$phiseg" evaluate chosen --data slices --split test --num-samples 100 --out chosen-eval --overwrite
-"$python" "$root/experiments/lidc_volumes/score.py" chosen/model "$volumes" --noise-length 2.5 5 10 --noise-shared 0 0.5
+"$python" "$root/experiments/lidc_volumes/score.py" chosen/model "$volumes" --noise-length 5 10 --noise-shared 0 0.2 0.5
 
-# 3. Ship: the same training on all patients but five.
-"$phiseg" train phiseg --data everyone --out shipped --train.validate_every 8000 $train
+# 3. Ship: continue on all patients but five.
+"$phiseg" train phiseg --data everyone --out shipped --train.initial_weights chosen --train.learning_rate 0.001 \
+  --train.steps 3000 --train.validate_every 3000 $train
