@@ -137,28 +137,25 @@ def _cell(text: str) -> str:
 
 
 def _help(name: str) -> str:
-    """Return a command's help: its words as text, its examples and options as blocks."""
+    """Return a command's help in Markdown: its description as text, its options and examples as code blocks."""
     from phiseg.cli.main import main
 
-    os.environ["COLUMNS"] = "98"  # how wide the help is printed
-    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # says that boxes can be drawn
+    os.environ["COLUMNS"] = "98"  # width of the printed help
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # an encoding that can show boxes
     with redirect_stdout(printed), suppress(SystemExit):
         main([*name.split(), "--help"])
     printed.seek(0)
-    words, _, boxes = printed.read().partition("╭")
+    words, _, rest = printed.read().partition("╭")
+    boxes, _, examples = rest.partition("\nExamples:\n")
     usage, *paragraphs = words.strip().split("\n\n")
     whole = re.sub(r"\[[^]]+\]", lambda option: option[0].replace(" ", "\xa0"), usage)  # no break within an option
     lines = textwrap.fill(whole, 90, subsequent_indent="    ", break_on_hyphens=False).replace("\xa0", " ")
     parts = [f"```text\n{lines}\n```"]
-    for paragraph in paragraphs:
-        text, colon, example = " ".join(paragraph.split()).partition(": phiseg ")
-        parts.append(html.escape(text + (":" if colon else ""), quote=False))
-        if colon:
-            commands = "\n".join(example.split("; "))
-            parts.append(f"```sh\nphiseg {commands}\n```")
+    parts += [html.escape(" ".join(paragraph.split()), quote=False) for paragraph in paragraphs]
     options = [line.strip("│╭╮╰╯─ \n") if line[0] in "╭╰" else line[2:-1].rstrip() for line in _lines("╭" + boxes)]
-    told = re.sub(r"\s*\(default:\s*(None)?\)", "", textwrap.dedent("\n".join(options)))  # None is no value to give
-    parts.append(f"```text\n{told.strip()}\n```")
+    listed = textwrap.dedent("\n".join(options)).strip()
+    parts.append(f"```text\n{listed}\n```")
+    parts.append(f"```sh\n{textwrap.dedent(examples).strip()}\n```")
     return "\n\n".join(parts)
 
 

@@ -82,9 +82,9 @@ def test_every_problem_is_found_in_one_go(copy, lesions, replace_arrays):
     change(folder, replace_arrays, "labels", damage_labels, rehash=False)
     problems = "\n".join(check(folder).problems)
     assert problems.count("\n") == 3
-    assert f"{folder / 'labels.npy'} changed after it was written" in problems
+    assert f"{folder / 'labels.npy'} changed after preparation" in problems
     assert f"case '{dataset.cases[dataset.rows('val')[0]]['case']}' has NaN" in problems
-    assert "annotator 2: label 7 is none of the classes (0 background, 1 lesion)" in problems
+    assert "annotator 2: label 7 is not one of the classes (0 background, 1 lesion)" in problems
     assert f"{dataset.cases[min(train, test)]['case']} = {dataset.cases[max(train, test)]['case']}" in problems
     assert "same image, in splits test and train" in problems
 

@@ -150,7 +150,7 @@ def test_an_annotator_who_does_not_exist_is_refused(dataset):
 
 def test_an_annotator_without_cases_is_an_error(dataset):
     dataset.splits["sixth"] = ["patient-5"]
-    with pytest.raises(DataError, match="annotator 2 saw no case of split 'sixth'"):
+    with pytest.raises(DataError, match="annotator 2 has no case in split 'sixth'"):
         make_stream(dataset, split="sixth", annotator=2)
 
 

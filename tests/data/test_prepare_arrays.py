@@ -116,7 +116,7 @@ def test_without_a_split_patients_are_split_by_the_seed(prepare):
 def test_a_patient_in_two_splits_is_an_error_that_resplit_cures(prepare):
     arrays = some_arrays(num_rows=4)
     arrays |= {"case_ids": np.array(["a", "b", "b", "c"]), "split": np.array(["train", "train", "val", "test"])}
-    with pytest.raises(DataError, match=r"patient 'b' is in split 'train' and again in 'val'.*--resplit"):
+    with pytest.raises(DataError, match=r"patient 'b' is in split 'train' and in 'val'.*--resplit"):
         prepare(arrays)
     dataset = prepare(arrays, resplit=True, fractions=(0.6, 0.2, 0.2))
     assert sorted(chain(*dataset.splits.values())) == ["a", "b", "c"]
@@ -226,7 +226,10 @@ BAD = {
     "objects": (some_arrays() | {"images": np.array([None] * 6)}, "'images' holds Python objects"),
     "text": (some_arrays() | {"images": np.full((6, 8, 10), "x")}, "pixels are <U1"),
     "NaN": (with_pixel(np.nan), "case 'row-00002': NaN or infinite pixels"),
-    "too large for float32": (with_pixel(1e300), "case 'row-00002': NaN or infinite pixels as float32"),
+    "too large for float32": (
+        with_pixel(1e300),
+        "case 'row-00002': the image has NaN or infinite pixels as float32",
+    ),
     "label 255": (some_arrays() | {"masks": np.full((6, 1, 8, 10), 255)}, "label 255 is no class"),
     "label -1": (some_arrays() | {"masks": np.full((6, 1, 8, 10), -1)}, "label -1 is no class"),
     "half a label": (some_arrays() | {"masks": np.full((6, 1, 8, 10), 0.5)}, "masks hold NaN or fractions"),
@@ -247,7 +250,7 @@ def test_arrays_that_do_not_fit_are_one_line_with_the_cure(prepare, tmp_path, na
 def test_a_label_beyond_the_classes_names_the_case(prepare):
     arrays = some_arrays()
     arrays["masks"][3, 1, 0, 0] = 2
-    with pytest.raises(DataError, match=r"case 'row-00003'.*label 2 is none of the classes \(0 bg, 1 cell\)"):
+    with pytest.raises(DataError, match=r"case 'row-00003'.*label 2 is not one of the classes \(0 bg, 1 cell\)"):
         prepare(arrays, classes=("bg", "cell"))
 
 

@@ -87,7 +87,7 @@ def test_a_series_in_two_groups_is_a_leak_that_resplit_cures(prepare, hdf5):
     groups["test"]["uids"][1] = groups["train"]["uids"][0]
     path = hdf5(groups)
     leak = groups["train"]["uids"][0]
-    with pytest.raises(DataError, match=rf"patient '{leak}' is in split 'train' and again in 'test'.*--resplit"):
+    with pytest.raises(DataError, match=rf"patient '{leak}' is in split 'train' and in 'test'.*--resplit"):
         prepare(path)
     dataset = prepare(path, resplit=True, fractions=(0.6, 0.2, 0.2))
     assert sum(leaked == str(leak) for part in dataset.splits.values() for leaked in part) == 1
@@ -111,7 +111,7 @@ BAD_GROUPS = {
         r"case 'val-00000' has an image \(1, 9, 9\)",
     ),
     "a number": (lambda g: g["val"].update(images=3.0), r"'val' has images \(\)"),
-    "label 2": (lambda g: g["val"]["labels"].fill(2), "case 'val-00000': label 2 is none of the classes"),
+    "label 2": (lambda g: g["val"]["labels"].fill(2), "case 'val-00000': label 2 is not one of the classes"),
     "NaN": (lambda g: g["val"]["images"].fill(np.nan), "case 'val-00000': NaN or infinite pixels"),
     "text for images": (lambda g: g["val"].update(images=np.full((2, 8, 8), b"a")), "must be numbers"),
     "fractions for uids": (lambda g: g["val"].update(uids=np.array([0.5, 1])), "must be text or whole numbers"),
@@ -545,7 +545,7 @@ def test_a_png_bomb_is_left_out(prepare, crops_folder, capfd):
 
 def test_a_patient_in_two_folders_is_a_leak(prepare, crops_folder):
     root, _ = crops_folder([("train", "a"), ("test", "a")])
-    with pytest.raises(DataError, match=r"patient 'a' is in split 'train' and again in 'test'.*--resplit"):
+    with pytest.raises(DataError, match=r"patient 'a' is in split 'train' and in 'test'.*--resplit"):
         prepare(root)
 
 

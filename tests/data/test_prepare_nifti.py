@@ -177,7 +177,7 @@ def test_patients_of_several_cases_stay_together(source):
     ("text", "message"),
     [
         ("case,patient\np9,anna\n", r"patients\.csv, line 2: there is no case 'p9'"),
-        ("case,patient\np1,anna\np1,bob\n", r"patients\.csv, line 3: case 'p1' stands there twice"),
+        ("case,patient\np1,anna\np1,bob\n", r"patients\.csv, line 3: case 'p1' occurs twice"),
         (
             "case;patient\np1;anna\n",
             r"patients\.csv, line 2: no case or no patient; the first line is 'case,patient'",
@@ -455,7 +455,7 @@ def test_a_stray_label_leaves_its_case_out_when_classes_are_named(source):
     labels = some_labels()
     labels[0, 0, 0] = 7
     write(source / "p2" / "rater-bo.nii.gz", labels)
-    with pytest.raises(DataError, match=r"rater-bo\.nii\.gz: label 7 is none of the classes"):
+    with pytest.raises(DataError, match=r"rater-bo\.nii\.gz: label 7 is not one of the classes"):
         prepare(source, classes=("a", "b", "c"), strict=True)
     assert prepare(source, classes=("a", "b", "c")).num_cases == 12
 
@@ -475,7 +475,7 @@ def test_when_every_case_is_bad_it_is_an_error_and_nothing_is_written(source, cl
     assert "none of its cases can be used" in done.err
     for case in ("p1", "p2", "p3"):
         write(source / case / "image.nii.gz", np.full(SHAPE, np.nan, np.float32))
-    assert "no case of the source could be used" in cli("prepare", "nifti", source, source.parent / "out").err
+    assert "the source has no usable case" in cli("prepare", "nifti", source, source.parent / "out").err
     assert not (source.parent / "out").exists()
 
 
@@ -536,8 +536,8 @@ def test_an_existing_folder_is_kept_unless_it_may_be_replaced(source):
     ("words", "message"),
     [
         (["--merge", "3-0"], "--merge '3-0' must be OLD:NEW"),
-        (["--merge", "3:0", "3:1"], "--merge gives label 3 two new numbers, 0 and 1"),
-        (["--size", "1x2x3"], "--size '1x2x3' must be pixels, such as 192 or 192x160"),
+        (["--merge", "3:0", "3:1"], "--merge maps label 3 to both 0 and 1"),
+        (["--size", "1x2x3"], "--size '1x2x3' is not a size in pixels"),
         (["--size", "0"], "size 0 x 0 must be 1 to 8192 pixels"),
         (["--spacing", "-1"], "spacing -1 must be millimetres above 0"),
         (["--spacing", "nan"], "spacing nan must be millimetres above 0"),

@@ -85,6 +85,6 @@ def test_a_split_can_be_held_out_as_test(lesions, copy):
 
 
 def test_a_split_has_a_short_name():
-    with pytest.raises(DataError, match="a name of 101 characters"):
+    with pytest.raises(DataError, match="a split name has 101 characters"):
         check_splits({"x" * 101: ["a"]}, ["a"], where="splits.json")
     check_splits({"x" * 100: ["a"]}, ["a"], where="splits.json")

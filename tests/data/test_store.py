@@ -186,7 +186,7 @@ def test_an_existing_folder_is_replaced_only_on_demand(folder):
         ({"valid": np.zeros(3, bool)}, "no annotator"),
         ({"labels": np.full((3, 5, 7), 3)}, r"'case-1', annotator 0: label 3 .*0 background, 1 inner, 2 outer"),
         ({"labels": np.full((3, 5, 7), -1)}, "label -1"),
-        ({"case": "case-0"}, "'case-0' comes twice"),
+        ({"case": "case-0"}, "'case-0' occurs twice"),
         ({"patient": ""}, "patient"),
     ],
 )
@@ -202,7 +202,7 @@ def test_pixels_that_the_stored_type_cannot_hold_are_refused(tmp_path):
 
 
 def test_a_source_without_cases_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="no case of the source could be used"):
+    with pytest.raises(DataError, match="the source has no usable case"):
         write(tmp_path / "data", [])
 
 
@@ -250,7 +250,7 @@ def edit_json(path, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "coco"}, "no phiseg dataset"),
+        ({"format": "coco"}, "not the manifest of a phiseg dataset"),
         ({"version": 2, "new": 1}, "version 2"),
         ({"clases": []}, "did you mean 'classes'"),
         ({"num_annotators": 4}, "do not fit"),
@@ -301,7 +301,7 @@ def test_unknown_and_empty_splits_are_explained(folder):
 def test_a_patient_in_two_splits_is_found(folder):
     train = json.loads((folder / "splits.json").read_text())["train"]
     edit_json(folder / "splits.json", test=[train[0]])
-    with pytest.raises(DataError, match=f"'{train[0]}' is in split 'train' and again in 'test'"):
+    with pytest.raises(DataError, match=f"'{train[0]}' is in split 'train' and in 'test'"):
         Dataset.open(folder)
 
 
@@ -326,7 +326,7 @@ def test_a_repeated_case_is_found(folder):
     rows[2][0] = rows[1][0]
     with (folder / "cases.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
-    with pytest.raises(DataError, match="'case-0' stands there twice"):
+    with pytest.raises(DataError, match="'case-0' occurs twice"):
         Dataset.open(folder)
 
 

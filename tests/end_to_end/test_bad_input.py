@@ -68,7 +68,7 @@ def test_an_unknown_recipe_names_the_nearest(refuses, lesions, tmp_path):
         *("train", "phiseg-smal", "--data", lesions, "--out", tmp_path / "run"), says="did you mean 'phiseg-small'?"
     )
     refuses("info", "phiseg-smal", says="did you mean 'phiseg-small'?")
-    refuses("info", "not/there", says="'not/there' is neither a folder, a bundled model nor a recipe (valid: ")
+    refuses("info", "not/there", says="'not/there' is not a folder, pretrained model or recipe (valid: ")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused_once(phiseg, train_wor
     """In a process of its own: were it refused too late, further processes would run this test."""
     words = train_words("--train.devices", 3, "--train.batch_size", 4)
     before = snapshot(tmp_path)
-    assert_refused(phiseg(*words), "batch_size 4 cannot be shared by 3 processes", "such as 3")
+    assert_refused(phiseg(*words), "batch_size 4 cannot be divided among 3 processes", "such as 3")
     assert snapshot(tmp_path) == before
 
 
@@ -133,9 +133,7 @@ def test_a_gpu_that_is_not_there_is_refused(refuses, train_words, trained, lesio
 
 def test_one_device_for_several_processes_is_refused(refuses, trained, lesions, tmp_path):
     words = ("evaluate", trained(), "--data", lesions, "--out", tmp_path / "out", "--devices", 2)
-    refuses(
-        *words, "--device", "cuda:1", says="--device cuda:1 is one device, for several processes; use --device cuda"
-    )
+    refuses(*words, "--device", "cuda:1", says="--device cuda:1 is a single device, but several processes run")
 
 
 def test_a_dice_annotator_who_does_not_exist_is_refused(refuses, trained, lesions, tmp_path):
@@ -172,7 +170,7 @@ def test_labels_outside_the_classes_are_refused(refuses, train_words, trained, l
         labels = np.load(data / "labels.npy")
         labels[Dataset.open(data).rows(split)[-1], 2, 3, 3] = 7
         np.save(data / "labels.npy", labels)
-        says = ["label 7 is none of the classes (0 background, 1 lesion)", "annotator 2"]
+        says = ["label 7 is not one of the classes (0 background, 1 lesion)", "annotator 2"]
         if split == "test":
             refuses("evaluate", trained(), "--data", data, "--out", tmp_path / "out", says=says)
         else:
@@ -181,11 +179,11 @@ def test_labels_outside_the_classes_are_refused(refuses, train_words, trained, l
 
 def test_info_finds_a_pixel_that_was_changed(cli, refuses, lesions, copy):
     data = copy(lesions)
-    assert "arrays: unchanged since they were written" in cli("info", data).out
+    assert "arrays: checksums match" in cli("info", data).out
     images = np.load(data / "images.npy")
     images[0, 0, 0, 0] += 1
     np.save(data / "images.npy", images)
-    refuses("info", data, says="images.npy changed after it was written")
+    refuses("info", data, says="images.npy changed after preparation")
 
 
 def test_an_empty_split_is_refused(refuses, train_words, trained, lesions, copy, tmp_path):

@@ -56,7 +56,7 @@ def test_each_command_says_what_it_made_and_what_comes_next(tour):
     assert "next: phiseg evaluate phiseg --data data" in printed["train"]
     assert "phiseg-small on 3 test cases of 3 patients, 4 samples each" in printed["evaluate phiseg"]
     assert "report: report/report.html" in printed["compare"]
-    assert "3 samples of each of 3 test cases" in printed["sample"]
+    assert "3 samples for each of 3 test cases" in printed["sample"]
     assert f"phiseg {__version__}" in printed["info"]
     assert all(name in printed["info"] for name in recipe_names())
 

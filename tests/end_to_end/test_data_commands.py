@@ -15,7 +15,7 @@ from phiseg.training.loop import train
 def test_check_prints_a_report_and_writes_it_as_json(cli, gaps, tmp_path):
     done = cli("data", "check", gaps, "--json", tmp_path / "report.json")
     assert done.code == 0
-    for text in ("15 cases of 15 patients", "GED floor", "no problem found", "lesion"):
+    for text in ("15 cases of 15 patients", "GED floor", "no problems found", "lesion"):
         assert text in done.out
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["problems"] == []
@@ -33,8 +33,8 @@ def test_check_lists_every_problem_and_ends_with_one_line(cli, copy, lesions, re
     replace_arrays(folder, labels=labels)
     done = cli("data", "check", folder, "--json", tmp_path / "report.json")
     assert done.code == 2
-    assert done.out.count("problem: ") == done.out.count("label 9 is none of the classes") == 2
-    assert done.err.splitlines()[-1] == f"phiseg: error: 2 problems in {folder}; mend what is listed above"
+    assert done.out.count("problem: ") == done.out.count("label 9 is not one of the classes") == 2
+    assert done.err.splitlines()[-1] == f"phiseg: error: 2 problems in {folder}; fix what is listed above"
     assert len(json.loads((tmp_path / "report.json").read_text())["problems"]) == 2
 
 
@@ -77,7 +77,7 @@ def test_split_replaces_the_split_and_tells_the_counts(fractions, cli, copy, les
         "after:  train 6 cases of 6 patients, val 3 cases of 3 patients, test 6 cases of 6 patients",
     ]
     assert done.err == (
-        "phiseg: warning: models trained on the old split have seen other patients; train them again\n"
+        "phiseg: warning: models trained on the old splits have seen other patients; retrain them\n"
     )
     dataset = Dataset.open(folder)
     assert (folder / "dataset.json").read_bytes() == manifest
@@ -86,18 +86,18 @@ def test_split_replaces_the_split_and_tells_the_counts(fractions, cli, copy, les
         case["patient"] for case in dataset.cases
     )
     again = cli("data", "split", folder, "--seed", "3", "--fractions", fractions)
-    assert "the split is the same as before" in again.out
+    assert "the splits are unchanged" in again.out
     assert again.err == ""
 
 
 @pytest.mark.parametrize(
     ("fractions", "problem"),
     [
-        ("0,50,50", "train above it"),
+        ("0,50,50", "a positive share of train"),
         ("60,20", "60,20 are 2 numbers; give three"),
-        ("60,20,30", "60,20,30 must sum to 1 or to 100"),
+        ("60,20,30", "60,20,30 are invalid; they must sum to 1 or 100"),
         ("most,some,few", "'most,some,few' are not numbers"),
-        ("-20,60,60", "none below 0"),
+        ("-20,60,60", "without negative numbers"),
     ],
 )
 def test_split_refuses_fractions_without_meaning(fractions, problem, cli, copy, lesions):
@@ -120,7 +120,7 @@ def test_split_refuses_to_leave_training_without_a_patient(cli, copy, lesions):
     done = cli("data", "split", folder, "--fractions", "10,80,10")
     assert done.code == 2
     assert "of the 1 patients" in done.err
-    assert "none would be in train" in done.err
+    assert "would be in train" in done.err
     assert Dataset.open(folder).splits == {"train": ["someone"]}
 
 
@@ -223,8 +223,8 @@ def test_a_split_that_is_missing_is_told_when_data_are_prepared(cli, tmp_path):
     done = cli("prepare", "arrays", tmp_path / "crops.npz", tmp_path / "data")
     assert done.code == 0
     for name in ("val", "test"):
-        assert f"there is no case in split '{name}'" in done.err
-    assert "no case in split 'train'" not in done.err
+        assert f"warning: split '{name}', needed for " in done.err
+    assert "split 'train'" not in done.err
 
 
 def test_groups_of_commands_list_their_own(cli):

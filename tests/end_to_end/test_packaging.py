@@ -141,7 +141,7 @@ def test_the_wheel_works_without_the_repository(installed):
     viewing = ("view", "demo/phiseg-small", "--no-browser")
     with installed("phiseg", *viewing, start=subprocess.Popen, stdout=subprocess.PIPE) as viewer:
         try:
-            link = re.fullmatch(r"the viewer is at (http://127\.0\.0\.1:\d+/)\n", viewer.stdout.readline())[1]
+            link = re.fullmatch(r"viewer: (http://127\.0\.0\.1:\d+/)\n", viewer.stdout.readline())[1]
             page = fetch(link)
             (script,) = re.findall(r'<script[^>]+src="\./([^"]+)"', page)
             assert "PHiSeg" in page

@@ -178,7 +178,7 @@ def test_every_point_is_a_case_and_a_scan_without_one_is_told(predict, model, tm
     assert {row["case"] for row in table(tmp_path / "pred")} == {"a-1", "a-2"}
     (tmp_path / "points.csv").write_text("case,x,y,z\nb,6,5,1\n")
     result = predict(folder, source, "--points", tmp_path / "points.csv", out=tmp_path / "pred2")
-    assert (result.code, messages(result)[0]) == (0, "phiseg: scans without a point are left out: a")
+    assert (result.code, messages(result)[0]) == (0, "phiseg: skipping scans without a point: a")
     assert [row["case"] for row in table(tmp_path / "pred2")] == ["b"]
 
 
@@ -214,7 +214,7 @@ def test_a_bad_scan_stops_nothing_and_can_be_mended(predict, model, tmp_path):
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "pred" / "s0").iterdir()}
     bad.write_bytes(content)
     result = predict(folder, tmp_path / "in", "--batch-size", "1")
-    assert (result.code, messages(result)) == (0, ["phiseg: 2 of 3 cases were finished before, and are kept"])
+    assert (result.code, messages(result)) == (0, ["phiseg: 2 of 3 cases are already finished"])
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "pred" / "s0").iterdir()} == done
     assert {row["case"] for row in table(tmp_path / "pred")} == {"s0", "s1", "s2"}
     assert not (tmp_path / "pred" / "failed.csv").exists()

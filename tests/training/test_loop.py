@@ -275,7 +275,7 @@ def test_train_rejects_changed_data(lesions, run, copy):
     images = np.load(data / "images.npy")
     images[0, 0, 0, 0] += 1
     np.save(data / "images.npy", images)
-    with pytest.raises(DataError, match=r"images\.npy changed after it was written"):
+    with pytest.raises(DataError, match=r"images\.npy changed after preparation"):
         run(data=data)
 
 
@@ -344,7 +344,7 @@ def test_train_rejects_annotator_without_validation_cases(gaps, run, copy, repla
     labels = np.load(data / "labels.npy")
     labels[labels == 255] = 0
     replace_arrays(data, valid=valid, labels=labels)
-    with pytest.raises(DataError, match="annotator 0 saw no case of split 'val'"):
+    with pytest.raises(DataError, match="annotator 0 has no case in split 'val'"):
         run(data=data, annotator=0)
     run(data=data, annotator=0, select_by="ged", steps=2)
 

@@ -37,7 +37,7 @@ def pairs(phiseg, recipes, make_recipe, lesions, tmp_path_factory):
             train(make_recipe(model, **TRAIN), lesions, one, progress=False)
             done = phiseg("train", recipes(model), "--data", lesions, "--out", two, "--train.devices", 2)
             assert done.code == 0, done.err
-            assert done.out.count("the best model is in") == 1, "only one process speaks"
+            assert done.out.count("best model: ") == 1, "only one process speaks"
         return one, two
 
     return run

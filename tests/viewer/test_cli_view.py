@@ -33,8 +33,8 @@ def test_a_named_port_that_is_taken_is_one_line_with_the_cure(taken):
 @pytest.mark.parametrize(
     ("host", "port", "cause"),
     [
-        ("127.0.0.1", 70000, "there is no port 70000"),
-        ("no such host.invalid", None, "there is no host"),
+        ("127.0.0.1", 70000, "--port 70000 is out of range"),
+        ("no such host.invalid", None, "is unknown"),
         ("192.0.2.1", None, "cannot listen at 192.0.2.1"),
     ],
 )
@@ -69,7 +69,7 @@ def test_by_itself_it_opens_with_the_bundled_model_and_an_example(phiseg):
     words = phiseg.command("view", "--no-browser")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            link = re.fullmatch(r"the viewer is at (http://127.0.0.1:\d+/)\n", process.stdout.readline())[1]
+            link = re.fullmatch(r"viewer: (http://127.0.0.1:\d+/)\n", process.stdout.readline())[1]
             with urllib.request.urlopen(f"{link}api/session", timeout=60) as answer:
                 content = json.load(answer)
         finally:
@@ -83,7 +83,7 @@ def test_it_serves_until_it_is_interrupted_and_asks_other_machines_for_a_token(p
     words = phiseg.command("view", trained(), lesions, "--no-browser", "--host", "0.0.0.0")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            link = re.fullmatch(r"the viewer is at (http://\S+\?token=\S{20,})\n", process.stdout.readline())[1]
+            link = re.fullmatch(r"viewer: (http://\S+\?token=\S{20,})\n", process.stdout.readline())[1]
             session = re.sub(r"//[^:]+(:\d+)/", r"//127.0.0.1\1/api/session", link)
             with urllib.request.urlopen(session, timeout=60) as answer:
                 content = json.load(answer)

@@ -1,4 +1,4 @@
-"""`phiseg calibrate`."""
+"""The command `phiseg calibrate`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,39 +8,41 @@ from typing import Annotated
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import optional, parse
 
 
 @dataclass
 class Calibrate:
-    """Fit temperatures for a trained model and store them in its folder.
+    """Calibrate the spread and the confidence of a model's samples on validation data.
 
-    One factor on the noise of each latent level (the unbiased GED decides) and one on the logits (the Brier score
-    of the mean prediction decides). Factors are stored only if they help on held-out patients in a 5-fold
-    cross-validation by more than chance, and none with fewer than 5 patients. `predict`, `sample`, `evaluate`,
-    `export` and `phiseg.load` use them unless `--uncalibrated` is given. Fit on the split that the model was
-    selected on, never on the one that is reported.
+    The command fits one factor on the noise of each latent level (by the unbiased GED) and one temperature of the
+    logits (by the Brier score of the mean prediction), and stores them in the model folder. Factors are stored only
+    if 5-fold cross-validation over patients shows a gain beyond chance; this needs at least 5 patients.
 
-    Example: phiseg calibrate runs/phiseg --data data
+    `predict`, `sample`, `evaluate`, `export` and `phiseg.load` use the factors unless `--uncalibrated` is given.
+    Fit on the split that the model was selected on, never on the split that you report.
+
+    Examples:
+        phiseg calibrate runs/phiseg --data data
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A model folder, or the run folder around it."""
+    """Model folder, or the run folder that contains it."""
     data: Path
-    """The prepared dataset."""
+    """Prepared dataset."""
     split: str = "val"
-    """Which cases to fit on."""
+    """Split to fit on."""
     num_samples: int = 16
-    """Samples per case."""
+    """Number of samples per case."""
     num_cases: int = 200
-    """Largest number of cases to fit on, chosen from as many patients as possible."""
+    """Maximum number of cases to fit on, chosen from as many patients as possible."""
     seed: int = 0
-    """Seed of the samples, the folds and the choice of cases."""
+    """Random seed of the samples, the folds and the choice of cases."""
     device: str = "auto"
-    """Where to run, e.g. cpu or cuda:1; by default a GPU where there is one."""
-    class_map: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA:MODEL ...")] = ()
-    """Model class for classes of the dataset, by name, such as 'class 1:nodule'; by default classes are compared
-    by number, with a warning where names differ."""
+    """Device such as cpu or cuda:1; auto uses a GPU if available."""
+    class_map: Annotated[tuple[str, ...], optional("DATA:MODEL ...", "compare classes by number")] = ()
+    """Class of the model for classes of the dataset, by name, such as 'class 1:nodule'. Without it, a warning is
+    printed if names differ."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -60,20 +62,20 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         class_map=parse_class_map(command.class_map),
     )
     print(
-        f"on the {fit.num_cases} cases of {fit.num_patients} patients it was fitted on (split '{command.split}', "
-        f"{command.num_samples} samples a case):"
+        f"scores on the {fit.num_cases} fitted cases of {fit.num_patients} patients (split '{command.split}', "
+        f"{command.num_samples} samples per case):"
     )
     print(f"  {'':<21}{'before':>9}{'after':>9}")
     for name, value in fit.before.items():
         print(f"  {name:<21}{value:9.4f}{fit.after[name]:9.4f}")
     if fit.num_patients < MIN_PATIENTS:
         print(
-            f"phiseg: warning: {fit.num_patients} patients of split '{command.split}' have two annotators, too few "
-            f"to tell a gain from chance, so every factor stays 1; fit on {MIN_PATIENTS} or more",
+            f"phiseg: warning: only {fit.num_patients} patients of split '{command.split}' have two annotators, so "
+            f"all factors stay 1; calibration needs at least {MIN_PATIENTS}",
             file=sys.stderr,
         )
     for name, gain in fit.held_out.items():
-        print(f"  {name} of held-out patients, fitted on the others: lower by {gain:.5f}")
-    noise = ", ".join(f"{factor:g}" for factor in fit.calibration.noise) or "1 everywhere"
-    print(f"factors on the noise, fine to coarse: {noise}; logits divided by {fit.calibration.logits:g}")
-    print(f"stored in {command.model}; `--uncalibrated` samples without them")
+        print(f"  {name} on held-out patients (cross-validation): lower by {gain:.5f}")
+    noise = ", ".join(f"{factor:g}" for factor in fit.calibration.noise) or "1 for all levels"
+    print(f"noise factors, fine to coarse: {noise}; temperature of the logits: {fit.calibration.logits:g}")
+    print(f"stored in {command.model}; use --uncalibrated to sample without them")

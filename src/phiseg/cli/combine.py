@@ -1,4 +1,4 @@
-"""`phiseg combine`."""
+"""The command `phiseg combine`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,27 +7,28 @@ from typing import Annotated
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import Flag, parse, required
 
 
 @dataclass
 class Combine:
-    """Join several trained PHiSegs into one model: each sample comes from one of them, picked at random.
+    """Combine several trained PHiSeg models into one ensemble.
 
-    What one training says about a new image is partly chance; the members' samples together hold that doubt too.
-    Train the same recipe on the same data with different seeds, side by side or on several machines.
+    Each sample of the ensemble comes from a randomly chosen member, so the samples also cover the uncertainty due
+    to training. Train the members with the same recipe and data but different seeds.
 
-    Example: phiseg combine runs/seed-0 runs/seed-1 --out models/ensemble
+    Examples:
+        phiseg combine runs/seed-0 runs/seed-1 --out models/ensemble
     """
 
-    models: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL...")]
-    """Model folders, or the run folders around them."""
+    models: Annotated[tuple[Path, ...], tyro.conf.Positional, required("MODEL...")]
+    """Model folders, or the run folders that contain them."""
     out: Path
-    """The model folder to write."""
-    half: bool = False
-    """Store the weights in 16 bits: half the size, read as 32 bits again."""
-    overwrite: bool = False
-    """Replace the model folder that is there."""
+    """Model folder to write."""
+    half: Flag = False
+    """Store the weights in 16 bits, which halves the file size. They are loaded as 32 bits."""
+    overwrite: Flag = False
+    """Replace OUT if it is a model folder."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -38,4 +39,4 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     model = combine(command.models, command.out, half=command.half, overwrite=command.overwrite)
     number = sum(parameter.numel() for parameter in model.parameters())
     print(f"{command.out}: {len(command.models)} members, {number / 1e6:.2f} M parameters")
-    print(f"fit its temperatures: phiseg calibrate {command.out} --data DATA")
+    print(f"next: phiseg calibrate {command.out} --data DATA")

@@ -1,4 +1,4 @@
-"""`phiseg compare`."""
+"""The command `phiseg compare`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,32 +7,33 @@ from typing import Annotated, Literal
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import Flag, optional, parse, required
 
 
 @dataclass
 class Compare:
-    """Put several evaluations into one table, with figures and a report.
+    """Compare evaluations in one table, with figures and a report.
 
-    All must be of the same cases and the same number of samples. A score is bold where it is better than all
-    others at p < 0.01 (paired t-test over the patients). OUT gets table.csv, table.md, table.tex, cases.csv.gz
-    (every score of every case), the figures and report.html, one file that opens anywhere.
+    All evaluations must have the same cases and the same number of samples. A score is bold if it is better than
+    all others at p < 0.01 (paired t-test over patients). OUT receives table.csv, table.md, table.tex, cases.csv.gz
+    (all scores of all cases), the figures, and report.html as a single self-contained file.
 
-    Example: phiseg compare runs/phiseg-eval runs/probunet-eval --out report
+    Examples:
+        phiseg compare runs/phiseg-eval runs/probunet-eval --out report
     """
 
-    evaluations: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="EVALUATION...")]
-    """Folders that `phiseg evaluate` wrote."""
+    evaluations: Annotated[tuple[Path, ...], tyro.conf.Positional, required("EVALUATION...")]
+    """Folders written by `phiseg evaluate`."""
     out: Path
     """Folder for the results."""
     title: str = "Comparison of segmentation methods"
-    """Of the report."""
+    """Title of the report."""
     test: Literal["patients", "cases"] = "patients"
-    """What the significance test takes as independent: patients, or cases as in the paper."""
-    set_aside: Annotated[tuple[str, ...], tyro.conf.arg(metavar="METHOD ...")] = ()
-    """Methods that are not at a working setting: shown with a mark, but not tested."""
-    overwrite: bool = False
-    """Replace results that are in OUT."""
+    """Unit that the significance test treats as independent: patients, or cases as in the paper."""
+    set_aside: Annotated[tuple[str, ...], optional("METHOD ...", "test all methods")] = ()
+    """Methods that are not at a working setting. They are shown with a mark but not tested."""
+    overwrite: Flag = False
+    """Replace existing results in OUT."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -43,7 +44,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.core.errors import ConfigError
 
     if not command.evaluations:
-        raise ConfigError("nothing to compare; give the folders that `phiseg evaluate` wrote")
+        raise ConfigError("nothing to compare; give the folders written by `phiseg evaluate`")
     table = compare(
         command.evaluations,
         command.out,

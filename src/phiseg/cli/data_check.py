@@ -1,4 +1,4 @@
-"""`phiseg data check`."""
+"""The command `phiseg data check`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import Flag, optional, parse
 
 if TYPE_CHECKING:
     from phiseg.data.check import Report
@@ -15,22 +15,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataCheck:
-    """Read a dataset from end to end: is it whole, does it leak, and how far do its annotators agree?
+    """Check a dataset for errors and report how far its annotators agree.
 
-    Problems are changed files, labels that are no class, NaN pixels and images that lie in two splits; with any of
-    them the command ends with exit code 2, after all of them were listed. The GED floor is the
-    expected GED of samples from the annotators' distribution, if annotators are independent given the image: read a
-    model's GED beside it.
+    The command reads the whole dataset and lists every problem: modified files, invalid labels, NaN pixels, and
+    images that are in two splits. It exits with code 2 if there are any.
 
-    Example: phiseg data check data
+    The GED floor is the expected GED of samples from the annotators' own distribution, assuming that annotators are
+    independent given the image. Compare a model's GED with it.
+
+    Examples:
+        phiseg data check data
+        phiseg data check data --json report.json
     """
 
     data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-    """The prepared dataset."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write the report to this file too."""
-    overwrite: bool = False
-    """Replace that file if it exists."""
+    """Prepared dataset."""
+    json: Annotated[Path | None, optional("FILE", "print the report only")] = None
+    """File to write the report to as JSON."""
+    overwrite: Flag = False
+    """Replace FILE if it exists."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -49,7 +52,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         write_json(command.json, report.model_dump(mode="json"))
     if report.problems:
         number = len(report.problems)
-        raise DataError(f"{number} problem{'s' * (number > 1)} in {command.data}; mend what is listed above")
+        raise DataError(f"{number} problem{'s' * (number > 1)} in {command.data}; fix what is listed above")
 
 
 def _describe(report: "Report") -> str:
@@ -63,32 +66,32 @@ def _describe(report: "Report") -> str:
         low, high = report.spacing_mm
         lines.append(f"spacing: {low:.3g} mm" if low == high else f"spacing: {low:.3g} to {high:.3g} mm")
 
-    lines.append("classes: share of all pixels, share of the annotations that have it")
+    lines.append("classes: share of all pixels, share of annotations that contain the class")
     lines += [
         f"  {name:<20} {share.pixels:8.3%} {share.annotations:8.1%}" for name, share in report.classes.items()
     ]
-    lines.append("annotators: cases looked at, missing, drawn nothing")
+    lines.append("annotators: cases annotated, missing, empty")
     lines += [
         f"  {number:<3}{annotator.looked:8}{annotator.missing:8}{annotator.empty:8}"
         for number, annotator in enumerate(report.annotators)
     ]
-    lines.append(f"cases by how many of the {num_annotators} annotators drew:")
+    lines.append(f"cases by number of annotators (of {num_annotators}) with a non-empty mask:")
     read = max(1, sum(report.drew.values()))
     lines += [
         f"  {number:<3}{cases:8}{cases / read:8.1%} {'#' * round(30 * cases / read)}".rstrip()
         for number, cases in report.drew.items()
     ]
     lines += [
-        "agreement of two annotators (IoU; two empty masks count 1):",
+        "agreement of two annotators (IoU; two empty masks count as 1):",
         f"  over all {agreement.pairs} pairs: {_number(agreement.iou)}",
-        f"  over the {agreement.pairs_who_both_drew} pairs who both drew: {_number(agreement.iou_who_both_drew)}",
+        f"  over {agreement.pairs_who_both_drew} pairs of non-empty masks: {_number(agreement.iou_who_both_drew)}",
         "GED floor: "
         + ", ".join(f"{_number(floor)} with {number} samples" for number, floor in agreement.ged_floor.items()),
     ]
     lines += [f"note: {note}" for note in report.notes]
-    lines += [f"problem: {problem}" for problem in report.problems] or ["no problem found"]
+    lines += [f"problem: {problem}" for problem in report.problems] or ["no problems found"]
     return "\n".join(lines)
 
 
 def _number(value: float | None) -> str:
-    return "undefined, no case has two annotators" if value is None else f"{value:.3f}"
+    return "undefined (no case has two annotators)" if value is None else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""`phiseg data show`."""
+"""The command `phiseg data show`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,31 +7,34 @@ from typing import Annotated, Literal
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import Flag, optional, parse
 
 
 @dataclass
 class DataShow:
-    """Draw a contact sheet of a dataset: the images in its window, with every annotator's outline.
+    """Draw images of a dataset with the outlines of all annotators on one contact sheet.
 
-    Each annotator has a colour; with several foreground classes each annotator has a picture, each class a colour.
+    Images are shown in the intensity window of the dataset. Each annotator has a colour. With several foreground
+    classes, each annotator has a separate picture and each class a colour.
 
-    Example: phiseg data show data --out sheet.png --split train --order disagreement
+    Examples:
+        phiseg data show data --out sheet.png
+        phiseg data show data --out sheet.png --split train --order disagreement
     """
 
     data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-    """The prepared dataset."""
+    """Prepared dataset."""
     out: Path
-    """The picture to write, a .png file."""
+    """PNG file to write."""
     num: int = 24
     """Number of cases."""
-    split: Annotated[str | None, tyro.conf.arg(metavar="SPLIT")] = None
-    """Show only cases of this split."""
+    split: Annotated[str | None, optional("SPLIT", "all splits")] = None
+    """Split to take the cases from."""
     order: Literal["row", "random", "disagreement"] = "row"
-    """Evenly spread in the dataset's order, drawn by the seed, or those whose annotators differ most."""
+    """Choice of cases: evenly spaced rows, random, or those whose annotators disagree most."""
     seed: int = 0
-    """Of the random order."""
-    overwrite: bool = False
+    """Random seed of `--order random`."""
+    overwrite: Flag = False
     """Replace OUT if it exists."""
 
 
@@ -45,7 +48,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.plotting.primitives import to_png
 
     if command.out.suffix.lower() != ".png":
-        raise OutputError(f"{command.out} is no name for a PNG picture; let it end in .png")
+        raise OutputError(f"{command.out} is not a PNG file name; use a name that ends in .png")
     check_new_file(command.out, overwrite=command.overwrite)
     dataset = Dataset.open(command.data)
     rows = choose_cases(dataset, command.num, split=command.split, order=command.order, seed=command.seed)

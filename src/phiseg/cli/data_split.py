@@ -1,4 +1,4 @@
-"""`phiseg data split`."""
+"""The command `phiseg data split`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import optional, parse
 
 if TYPE_CHECKING:
     from phiseg.data.store import Dataset
@@ -16,22 +16,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataSplit:
-    """Split a dataset's patients anew into train, val and test, and replace its splits.json.
+    """Assign the patients of a dataset to new train, val and test splits.
 
-    All cases of a patient go to the same part. The same seed and fractions give the same split. A model that was
-    trained before has seen patients who may now be in test: train it again.
+    The command replaces splits.json. All cases of a patient go to the same split. The same seed and fractions give
+    the same splits. Retrain existing models, because their training patients may now be in the test split.
 
-    Example: phiseg data split data --seed 1 --fractions 60,20,20
+    Examples:
+        phiseg data split data --seed 1 --fractions 60,20,20
+        phiseg data split data --hold-out test --fractions 80,20,0
     """
 
     data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-    """The prepared dataset."""
+    """Prepared dataset."""
     seed: int = 0
-    """Of the split."""
+    """Random seed of the splits."""
     fractions: str = "60,20,20"
-    """Of train, val and test: percentages, or shares such as 0.6,0.2,0.2."""
-    hold_out: Annotated[str | None, tyro.conf.arg(metavar="SPLIT")] = None
-    """Let the patients of this split become test, and split only the others; give test 0 of them, as in 80,20,0."""
+    """Shares of train, val and test, as percentages or as fractions such as 0.6,0.2,0.2."""
+    hold_out: Annotated[str | None, optional("SPLIT", "split all patients")] = None
+    """Existing split whose patients become the test split. Only the other patients are split, so the share of test
+    in --fractions must be 0, as in 80,20,0."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -47,10 +50,10 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     print(f"before: {_counts(before)}")
     print(f"after:  {_counts(after)}")
     if after.splits == before.splits:
-        print("the split is the same as before")
+        print("the splits are unchanged")
     else:
         print(
-            "phiseg: warning: models trained on the old split have seen other patients; train them again",
+            "phiseg: warning: models trained on the old splits have seen other patients; retrain them",
             file=sys.stderr,
         )
 

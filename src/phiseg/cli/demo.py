@@ -1,4 +1,4 @@
-"""`phiseg demo`."""
+"""The command `phiseg demo`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,26 +9,29 @@ from phiseg.cli.parsing import parse
 
 @dataclass
 class Demo:
-    """See it all work: PHiSeg against the Probabilistic U-Net on the embedded lesion phantom.
+    """Run a complete example: train PHiSeg and a Probabilistic U-Net on synthetic lesions and compare them.
 
-    Makes the dataset, trains both with the same number of steps, scores both on the test split and writes the table
-    and report.html. A second run uses what is there; an interrupted one goes on where it was.
+    The command makes the dataset, trains both models for the same number of steps, evaluates them on the test
+    split, and writes a table and report.html. Run it again to resume after an interruption; finished parts are
+    reused.
 
-    Example: phiseg demo --out runs/demo
+    Examples:
+        phiseg demo
+        phiseg demo --out runs/demo --steps 100
     """
 
     out: Path = Path("runs/demo")
-    """Folder for everything."""
+    """Folder for all results."""
     steps: int = 400
-    """Training steps of each model."""
+    """Training steps per model."""
     size: int = 64
-    """Height and width of the images."""
+    """Height and width of the images in pixels."""
     num_cases: int = 500
-    """Images of the phantom."""
+    """Number of synthetic images."""
     num_samples: int = 100
-    """Samples per test case."""
+    """Number of samples per test case."""
     seed: int = 0
-    """Of the phantom, the trainings and the samples."""
+    """Random seed of the images, the training and the samples."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:

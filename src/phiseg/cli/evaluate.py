@@ -1,4 +1,4 @@
-"""`phiseg evaluate`."""
+"""The command `phiseg evaluate`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,59 +8,65 @@ from typing import Annotated, Literal
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.errors import ConfigError
 
 
 @dataclass
 class Evaluate:
-    """Score a model's samples on every case of a split.
+    """Evaluate a model: draw samples for every case of a split and compare them with the annotations.
 
-    OUT gets cases.csv (one row a case), summary.json (the means), reliability.csv (how true the probabilities are)
-    and examples.npz (what the figures show). GED falls with the number of samples, so compare only scores of the
-    same number, and read it beside `ged_floor`, the expected score of samples from the annotators' distribution if
-    annotators are independent given the image.
+    OUT receives cases.csv (scores per case), summary.json (means), reliability.csv (calibration of the
+    probabilities) and examples.npz (data of the figures).
 
-    Example: phiseg evaluate runs/phiseg --data data --out runs/phiseg-eval
+    GED decreases with the number of samples, so only compare evaluations with the same number. `ged_floor` is the
+    expected GED of samples from the annotators' own distribution, assuming that annotators are independent given
+    the image.
+
+    Examples:
+        phiseg evaluate runs/phiseg --data data --out runs/phiseg-eval
+        phiseg evaluate runs/phiseg --data data --out runs/phiseg-val --split val --num-samples 16
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A model folder, the run folder around it, or the name of a bundled model."""
+    """Model folder, run folder that contains one, or name of a pretrained model."""
     data: Path
-    """The prepared dataset."""
+    """Prepared dataset."""
     out: Path
-    """Folder to make."""
+    """Folder for the results."""
     split: str = "test"
-    """Which cases."""
+    """Split to evaluate on."""
     num_samples: int = 100
-    """Samples per case."""
+    """Number of samples per case."""
     seed: int = 0
-    """Of the samples."""
-    method: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """How tables call it; by default the recipe's name."""
-    dice_annotator: int | Literal["all", "majority", "staple"] | None = None
-    """Whose annotation Dice is taken against: an annotator's number, all of them, or their consensus by majority or
-    STAPLE; by default the one the model learned from, or all."""
+    """Random seed of the samples."""
+    method: Annotated[str | None, optional("NAME", "name of the recipe")] = None
+    """Name of the method in tables."""
+    dice_annotator: Annotated[
+        int | Literal["all", "majority", "staple"] | None,
+        optional("INT|all|majority|staple", "the annotator that the model was trained on, or all"),
+    ] = None
+    """Reference for Dice: the number of an annotator, all annotators, or their consensus (majority or STAPLE)."""
     num_examples: int = 4
-    """Cases kept for the figures, from the most disputed one down."""
+    """Number of cases stored for the figures, starting with the most disputed one."""
     batch_size: int = 4
-    """Images encoded at once; a matter of memory, not of results."""
+    """Number of images encoded at once. Affects memory use only, not results."""
     chunk_size: int = 16
-    """Samples of each image decoded at once; a matter of memory, not of results."""
+    """Number of samples per image decoded at once. Affects memory use only, not results."""
     device: str = "auto"
-    """Where to run, e.g. cpu or cuda:1 (several processes: cpu or cuda); by default a GPU where there is one."""
+    """Device such as cpu or cuda:1 (cpu or cuda with several processes); auto uses a GPU if available."""
     devices: int = 1
-    """Processes on this machine; they share the cases."""
+    """Number of processes on this machine among which the cases are divided."""
     num_nodes: int = 1
-    """Machines that share the cases."""
-    uncalibrated: bool = False
-    """Do not use the temperatures that `phiseg calibrate` fitted."""
-    hide_neighbours: bool = False
-    """Show a model with context (neighbouring slices) every slice without its neighbours."""
-    class_map: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA:MODEL ...")] = ()
-    """Model class for classes of the dataset, by name, such as 'class 1:nodule'; by default classes are compared
-    by number, with a warning where names differ."""
-    overwrite: bool = False
+    """Number of machines among which the cases are divided."""
+    uncalibrated: Flag = False
+    """Ignore the factors fitted by `phiseg calibrate`."""
+    hide_neighbours: Flag = False
+    """Hide the neighbouring slices from a model that uses them as context."""
+    class_map: Annotated[tuple[str, ...], optional("DATA:MODEL ...", "compare classes by number")] = ()
+    """Class of the model for classes of the dataset, by name, such as 'class 1:nodule'. Without it, a warning is
+    printed if names differ."""
+    overwrite: Flag = False
     """Replace OUT if it exists."""
 
 
@@ -78,7 +84,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         if ":" in command.device:
             kind = command.device.partition(":")[0]
             raise ConfigError(
-                f"--device {command.device} is one device, for several processes; use --device {kind}"
+                f"--device {command.device} is a single device, but several processes run; use --device {kind}"
             )
         machine = {"accelerator": command.device, "devices": command.devices, "num_nodes": command.num_nodes}
         fabric = make_fabric(TrainConfig.parse(machine, where="phiseg evaluate"), timeout=timedelta(days=14))
@@ -117,9 +123,10 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
             print(f"  {score.name:<21}{value:9.4f}{spread}")
     if summary.ged_correlated is not None:
         print(
-            "  the residual correlation of the annotators given the model's probabilities can account for a "
-            f"ged_unbiased of up to {summary.ged_correlated:.4f}"
+            "  the correlation of annotators given the model's probabilities can explain a ged_unbiased of up to "
+            f"{summary.ged_correlated:.4f}"
         )
     if summary.ged is None:
-        print("  no GED and S_NCC: they compare with several annotators, and no case here has two")
-    print(f"written to {command.out}; next: phiseg compare {command.out} ... --out report")
+        print("  no GED and S_NCC: they need at least two annotators per case")
+    print(f"results: {command.out}")
+    print(f"next: phiseg compare {command.out} ... --out report")

@@ -1,4 +1,4 @@
-"""`phiseg experiment table1`."""
+"""The command `phiseg experiment table1`."""
 
 import shlex
 import sys
@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.cli.train import split_overrides
 
 if TYPE_CHECKING:
@@ -18,53 +16,57 @@ if TYPE_CHECKING:
 
 @dataclass
 class Experiment:
-    """Train and score every method with the same budget, in both of the paper's regimes, and report.
+    """Reproduce the paper's table: train and evaluate all methods with the same budget, and write a report.
 
-    Regime `all` learns from all experts in turn, `one` from one expert (its Dice is against that expert). Every
-    row is a job of its own in OUT/rows: a finished one is skipped, an interrupted one goes on, a failed one is told
-    and the others go on. --dry-run prints one command per row for any scheduler or for several machines that
-    share OUT; the plain command then writes the report. Any key of the recipes can be changed for all rows, such as
-    --train.batch_size 6.
+    Regime `all` trains on all annotators. Regime `one` trains on a single annotator and computes Dice against that
+    annotator.
 
-    Example: phiseg experiment table1 --data data --out table1 --minutes 20 --workers 2
+    Each row of the table is a separate job in OUT/rows. Finished rows are skipped, interrupted rows are resumed,
+    and a failed row is reported while the others continue. With --dry-run the command prints one command per row,
+    for a scheduler or for several machines that share OUT; run it without --dry-run afterwards to write the report.
+
+    Recipe keys can be changed for all rows, for example with --train.batch_size 6.
+
+    Examples:
+        phiseg experiment table1 --data data --out table1 --minutes 20 --workers 2
+        phiseg experiment table1 --data data --out table1 --minutes 20 --dry-run
     """
 
     data: Path
-    """The prepared dataset. Models are selected on its val split."""
+    """Prepared dataset. Models are selected on its val split."""
     out: Path
     """Folder of the experiment."""
-    methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="RECIPE ...")] = None
-    """Recipes, shipped ones or .yaml files; by default the small ones of all methods."""
+    methods: Annotated[tuple[str, ...] | None, optional("RECIPE ...", "the small recipes of all methods")] = None
+    """Recipe names or .yaml files."""
     regimes: tuple[Literal["all", "one"], ...] = ("all", "one")
-    """Trained with all experts, with one expert."""
+    """Training with all annotators, with one annotator, or both."""
     seeds: tuple[int, ...] = (0,)
-    """Trainings of every row; with several the table shows their spread."""
+    """Seeds to train each row with. With several seeds the table shows their spread."""
     rows: tuple[str, ...] = ("*",)
-    """Only the rows whose names match, such as 'one/*' or 'all/phiseg-small/seed-0'."""
-    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Budget of every training in steps."""
-    minutes: Annotated[float | None, tyro.conf.arg(metavar="M")] = None
-    """Budget of every training in minutes of steps, without validations; turned into steps by timing a few when a
-    row begins. With one thread on a CPU (OMP_NUM_THREADS=1) only computing time counts: other load does no harm."""
+    """Patterns of the row names to run, such as 'one/*' or 'all/phiseg-small/seed-0'."""
+    steps: Annotated[int | None, optional("N", "use --minutes")] = None
+    """Training budget per row in steps."""
+    minutes: Annotated[float | None, optional("M", "use --steps")] = None
+    """Training budget per row in minutes, without validation. It is converted to steps by timing a few steps when a
+    row starts. With one CPU thread (OMP_NUM_THREADS=1) only CPU time counts, so other load does not matter."""
     expert: int = 0
-    """The annotator that regime `one` learns from."""
+    """Number of the annotator used in regime `one`."""
     num_samples: int = 100
-    """Samples per case."""
+    """Number of samples per case."""
     split: str = "test"
-    """The split that is reported."""
-    select_by: Annotated[str | None, tyro.conf.arg(metavar="SCORE")] = None
-    """Validation result that selects the model of a training, as train.select_by of a recipe; by default the
-    unbiased GED, and the loss in regime `one`, where no other expert may have a say."""
+    """Split to report."""
+    select_by: Annotated[str | None, optional("SCORE", "ged_unbiased, or loss in regime `one`")] = None
+    """Validation score that selects the model of each training, as train.select_by of a recipe."""
     test: Literal["patients", "cases"] = "patients"
-    """What the report's significance test takes as independent: patients (and seeds), or cases as in the paper."""
+    """Unit that the significance test treats as independent: patients (and seeds), or cases as in the paper."""
     workers: int = 1
-    """Rows that run at the same time; they share the cores."""
-    dry_run: bool = False
-    """Print the commands of the rows, and run none."""
-    no_report: bool = False
-    """Leave the report out."""
-    title: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
-    """Heading of the report."""
+    """Number of rows that run at the same time. They share the CPU cores."""
+    dry_run: Flag = False
+    """Print the commands of the rows without running them."""
+    no_report: Flag = False
+    """Skip the report."""
+    title: Annotated[str | None, optional("TEXT", "Experiment on DATASET")] = None
+    """Title of the report."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -117,7 +119,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     if len(jobs) == 1:
         run_job(jobs[0], plan, command.data, command.out)
     elif waiting:
-        print(f"{len(jobs) - len(waiting)} of {len(jobs)} rows are done already", file=sys.stderr)
+        print(f"{len(jobs) - len(waiting)} of {len(jobs)} rows are already finished", file=sys.stderr)
         this_program = [sys.executable, "-m", "phiseg"]
         failed = run_all(
             waiting, lambda job: [*this_program, *row_command(job)[1:]], command.out, workers=command.workers
@@ -130,5 +132,5 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     if failed:
         names = ", ".join(failed)
         raise TrainingError(
-            f"{len(failed)} of {len(jobs)} rows failed ({names}); run the command again to try them"
+            f"{len(failed)} of {len(jobs)} rows failed ({names}); run the same command to retry them"
         )

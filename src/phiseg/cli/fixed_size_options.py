@@ -1,9 +1,9 @@
-"""What `phiseg prepare arrays` and `phiseg prepare legacy` can be told alike."""
+"""Options shared by `phiseg prepare arrays` and `phiseg prepare legacy`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
+from phiseg.cli.parsing import Flag, optional
 
 if TYPE_CHECKING:
     from phiseg.data.prepare.fixed_size import FixedSizeOptions
@@ -12,26 +12,27 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class FixedSizeArguments:
-    """Options of a source that is a stack of images of one size."""
+    """Options of a source that is a stack of images of the same size."""
 
-    rescale: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="SLOPE INTERCEPT")] = None
-    """Multiply stored values by SLOPE and add INTERCEPT first, as DICOM's rescale does. Integers with a slope of at
-    least 1 (or at most -1) are rounded to int16 if the result fits; all else becomes float32."""
-    window: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
-    """Pixel values, after --rescale, that become the darkest and the brightest (lung CT: -1000 400). By default
-    0 255 for 8 bits, 0 1 or -0.5 0.5 for fractions, and else percentiles 0.5 and 99.5 of the images (of split
-    train, if there is one), which are printed."""
-    size: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
-    """Cut or pad the images to this height and width around their middle; by default they stay as they are."""
-    resplit: bool = False
-    """Leave the source's own splits out of account, and split by patient anew."""
+    rescale: Annotated[tuple[float, float] | None, optional("SLOPE INTERCEPT", "keep the stored values")] = None
+    """Factor and offset applied to the stored values first, as for DICOM. Integers with a slope of at least 1 (or
+    at most -1) are rounded to int16 if they are in its range; all others become float32."""
+    window: Annotated[tuple[float, float] | None, optional("LOW HIGH", "estimated from the values")] = None
+    """Pixel values, after --rescale, that are mapped to the darkest and brightest value (lung CT: -1000 400). If
+    not
+    given: 0 255 for 8 bits, 0 1 or -0.5 0.5 for fractions, otherwise the percentiles 0.5 and 99.5 of the images (of
+    split train, if there is one), which are printed."""
+    size: Annotated[int | None, optional("PIXELS", "keep the size")] = None
+    """Height and width to crop or pad the images to around their centre."""
+    resplit: Flag = False
+    """Ignore the splits of the source and make new ones."""
     fractions: str = "60,20,20"
-    """Shares of train, val and test in percent of the patients, for a source without splits or with --resplit."""
+    """Shares of train, val and test in percent, for a source without splits or with --resplit."""
     seed: int = 0
-    """The same seed gives the same split."""
-    name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Name of the dataset; by default that of the file."""
-    overwrite: bool = False
+    """Random seed of the split by patient."""
+    name: Annotated[str | None, optional("NAME", "name of the file")] = None
+    """Name of the dataset."""
+    overwrite: Flag = False
     """Replace OUT if it is a dataset."""
 
     def fixed_size_options(
@@ -43,7 +44,7 @@ class FixedSizeArguments:
         plane: "SlicePlane | None",
         zscore: bool = False,
     ) -> "FixedSizeOptions":
-        """Return what was chosen, checked."""
+        """Return the options, validated."""
         from phiseg.data.prepare.fixed_size import FixedSizeOptions
         from phiseg.data.splits import parse_fractions
 

@@ -1,4 +1,4 @@
-"""`phiseg info`."""
+"""The command `phiseg info`."""
 
 import platform
 from collections.abc import Sequence
@@ -8,21 +8,24 @@ from typing import Annotated
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import optional, parse
 
 
 @dataclass
 class Info:
-    """Tell about a recipe, a model, a run, a dataset or this installation.
+    """Show information about a recipe, model, run, dataset or this installation.
 
-    A recipe is printed with every key and its value: copy it, change it, train with it.
+    A recipe is printed with all keys and values. Save the output to a .yaml file, edit it, and train with it.
 
-    Examples: phiseg info; phiseg info phiseg; phiseg info data; phiseg info lidc-nodule
+    Examples:
+        phiseg info
+        phiseg info phiseg
+        phiseg info data
+        phiseg info lidc-nodule
     """
 
-    what: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")] = None
-    """Name of a recipe or of a model that comes with phiseg, a .yaml file, a model or run folder, or a dataset;
-    nothing for this installation."""
+    what: Annotated[str | None, tyro.conf.Positional, optional("[WHAT]", "this installation")] = None
+    """Name of a recipe or pretrained model, .yaml file, model folder, run folder or dataset."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -61,7 +64,7 @@ def _installation() -> str:
             f"models:  {', '.join(MODELS)}",
             f"recipes: {', '.join(recipe_names())}",
             f"weights: {', '.join(bundled_models())}",
-            "`phiseg info RECIPE` prints every key of a recipe",
+            "Run `phiseg info RECIPE` to see all keys of a recipe.",
         ]
     )
 
@@ -74,7 +77,7 @@ def _recipe(name: str) -> str:
 
     if Path(name).suffix not in {".yaml", ".yml"} and name not in recipe_names():
         known = nearest(name, [*bundled_models(), *recipe_names()])
-        raise ConfigError(f"'{name}' is neither a folder, a bundled model nor a recipe ({known})")
+        raise ConfigError(f"'{name}' is not a folder, pretrained model or recipe ({known})")
     recipe = load_recipe(name)
     model = build_model(recipe.model)
     parts = "\n".join(f"#   {part}: {count:,}" for part, count in _parameters(model).items())
@@ -98,7 +101,7 @@ def _model(folder: Path) -> str:
 
 
 def _short(value: object) -> object:
-    """Return a value, or how much of it there is where it would fill the screen."""
+    """Return a value, abbreviated if it is too long for the screen."""
     if isinstance(value, list) and len(value) > 16:
         return f"{len(value)} values"
     text = str(value)
@@ -123,10 +126,10 @@ def _dataset(folder: Path) -> str:
             f"  image: {info.image_channels} channel(s), {info.size[0]} x {info.size[1]} pixels, "
             f"{dataset.images.dtype}, spacing {info.spacing_mm or 'unknown'} mm",
             f"  classes: {', '.join(f'{i} {name}' for i, name in enumerate(info.classes))}",
-            f"  annotators: {info.num_annotators} a case, {missing} of {dataset.valid.size} annotations missing",
+            f"  annotators: {info.num_annotators} per case, {missing} of {dataset.valid.size} annotations missing",
             f"  fingerprint: {dataset.fingerprint}",
-            "  arrays: unchanged since they were written",
-            f"  made by: {info.command or 'unknown'}",
+            "  arrays: checksums match",
+            f"  created by: {info.command or 'unknown'}",
         ]
     )
 

@@ -1,7 +1,6 @@
-"""The command `phiseg`. Each command is a small typed object in a file of its own, imported when it is called.
+"""The entry point of `phiseg`. Each command is a dataclass in a separate module that is imported on demand.
 
-Exit codes: 0 success, 2 an error that the user can mend (one line on stderr), 130 interrupted, 141 nobody
-reads the output any more.
+Exit codes: 0 success, 2 user error (one line on stderr), 130 interrupted, 141 output pipe closed.
 """
 
 import os
@@ -14,56 +13,52 @@ from phiseg import __version__
 from phiseg.core.errors import PhisegError, nearest
 
 COMMANDS = {
-    "prepare phantom": ("prepare_phantom", "Make a dataset from nothing: lesions or zones with known annotators."),
-    "prepare lidc": ("prepare_lidc", "LIDC-IDRI as the archive ships it: DICOM with the readers' XML."),
-    "prepare nifti": ("prepare_nifti", "NIfTI images with one label file per rater, slice by slice."),
-    "prepare arrays": ("prepare_arrays", "One .npz file with images and masks."),
-    "prepare legacy": ("prepare_legacy", "LIDC as others made it: data_lidc.hdf5, data_lidc.pickle, PNG crops."),
-    "data check": ("data_check", "Check a dataset: hashes, labels, leaks between splits; how annotators agree."),
-    "data show": ("data_show", "Draw a contact sheet of a dataset with every annotator's outline."),
-    "data split": ("data_split", "Split a dataset's patients anew into train, val and test."),
-    "train": ("train", "Train a model on a prepared dataset; resumes bit for bit."),
-    "combine": ("combine", "Join several trained PHiSegs into one model that samples from each."),
-    "calibrate": ("calibrate", "Fit temperatures on validation data: how far samples spread, how sure they are."),
-    "evaluate": ("evaluate", "Score a model's samples on a split: GED and its floor, S_NCC, Dice."),
-    "compare": ("compare", "Put evaluations into one table with significance, figures and a report."),
-    "experiment table1": (
-        "experiment",
-        "The paper's table: train and score every method in both regimes, and report.",
-    ),
-    "sample": ("sample", "Draw samples of a split and write them as plain arrays."),
-    "predict": (
-        "predict",
-        "Segment NIfTI, DICOM or PNG with a trained model: samples, maps, millilitres, a report.",
-    ),
-    "view": ("view", "Look at scans in the browser: click a lesion, see what experts would have drawn."),
-    "export": ("export", "Write a model as ONNX or as a MONAI bundle."),
-    "demo": ("demo", "See it all work: PHiSeg against the Probabilistic U-Net, in minutes."),
-    "info": ("info", "Tell about recipes, a model, a run, a dataset or this installation."),
+    "prepare phantom": ("prepare_phantom", "Generate a synthetic dataset of lesions or zones."),
+    "prepare lidc": ("prepare_lidc", "Prepare lung nodules from the DICOM and XML files of LIDC-IDRI."),
+    "prepare nifti": ("prepare_nifti", "Prepare NIfTI volumes with one label file per rater."),
+    "prepare arrays": ("prepare_arrays", "Prepare images and masks from an .npz file."),
+    "prepare legacy": ("prepare_legacy", "Prepare published LIDC crops: data_lidc.hdf5, data_lidc.pickle, PNG."),
+    "data check": ("data_check", "Check a dataset for errors and report annotator agreement."),
+    "data show": ("data_show", "Draw images and outlines of a dataset on a contact sheet."),
+    "data split": ("data_split", "Assign patients to new train, val and test splits."),
+    "train": ("train", "Train a model on a prepared dataset, or resume training."),
+    "combine": ("combine", "Combine several trained PHiSeg models into an ensemble."),
+    "calibrate": ("calibrate", "Calibrate the spread and confidence of a model's samples."),
+    "evaluate": ("evaluate", "Evaluate a model on a split: GED, S_NCC, Dice and more."),
+    "compare": ("compare", "Compare evaluations in a table with figures and a report."),
+    "experiment table1": ("experiment", "Train, evaluate and compare all methods, as in the paper's table."),
+    "sample": ("sample", "Draw samples for a split and save them as NumPy arrays."),
+    "predict": ("predict", "Segment NIfTI, DICOM or PNG images: samples, uncertainty maps, volumes, report."),
+    "view": ("view", "Open the viewer: click a lesion in the browser and see plausible segmentations."),
+    "export": ("export", "Export a model as ONNX or as a MONAI bundle."),
+    "demo": ("demo", "Run a complete example on synthetic data in a few minutes."),
+    "info": ("info", "Show information about a recipe, model, run, dataset or this installation."),
 }
 
 LONGEST_ERROR = 2000
-"""Characters; of a longer error the beginning and the end are shown, which is where the cure stands."""
+"""Maximum length of an error in characters. The middle of a longer error is omitted."""
 
 USAGE = """usage: phiseg COMMAND ...
 
-Draws plausible expert segmentations of a medical image, and tells where experts would disagree.
+Draw plausible expert segmentations of medical images and show where experts would disagree.
 
+Commands:
 {commands}
 
-A first tour:
+Getting started:
   phiseg prepare phantom lesion data --size 64
   phiseg train phiseg-small --data data --out runs/phiseg --train.steps 1000
   phiseg evaluate runs/phiseg --data data --out runs/phiseg-eval
   phiseg compare runs/phiseg-eval runs/other-eval --out report
 
-`phiseg COMMAND --help` explains a command. `phiseg --version` prints the version.
+Run `phiseg COMMAND --help` for details and examples, `phiseg --version` for the version.
 """
 GROUP_USAGE = """usage: phiseg {group} COMMAND ...
 
+Commands:
 {commands}
 
-`phiseg {group} COMMAND --help` explains a command.
+Run `phiseg {group} COMMAND --help` for details and examples.
 """
 
 
@@ -71,16 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show ends nothing
+        sys.stdout.reconfigure(errors="backslashreplace")  # names that the terminal cannot encode
     try:
         sys.exit(_run(words))
     except PhisegError as error:
         print(f"phiseg: error: {_in_one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+    except BrokenPipeError:  # the output pipe was closed, as by `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as error:  # a file or a disk, whatever the place that did not expect it
+    except OSError as error:  # a file or disk error that was not handled where it occurred
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         print(f"phiseg: error: {_in_one_line(reason)}", file=sys.stderr)
         sys.exit(2)
@@ -93,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _in_one_line(text: str) -> str:
-    r"""Return an error as a line that can be read, whatever a stranger's file put into it.
+    r"""Return an error message as one printable line, with control characters from untrusted files escaped.
 
     >>> _in_one_line("case 'a\x1b[2J\n' is damaged")
     "case 'a\\x1b[2J\\n' is damaged"

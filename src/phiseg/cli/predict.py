@@ -1,4 +1,4 @@
-"""`phiseg predict`."""
+"""The command `phiseg predict`."""
 
 import sys
 from collections.abc import Sequence
@@ -9,68 +9,74 @@ from typing import Annotated, Literal
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import Flag, optional, parse, required
 
 
 @dataclass
 class Predict:
-    """Draw plausible segmentations of scans, in their own geometry.
+    """Segment scans: draw plausible segmentations and write them on the grid of each scan.
 
-    INPUT is a NIfTI file, a folder with a DICOM series, a PNG, or a folder of any of them. OUT gets a folder for
-    each case: samples.nii.gz (4-D, one sample after another), mean.nii.gz (probabilities), labels.nii.gz,
-    gamma.nii.gz (where samples disagree), levels.nii.gz (which latent level causes it, fine to coarse), a summary
-    (volume in ml, diameter in mm, presence), a picture, and DICOM SEG for a DICOM series; and for all cases of the
-    call cases.csv and report.html, with those first that need a review, and failed.csv if any failed. What the
-    model was trained on (spacing, window, size, plane) is applied and undone. Finished cases are not done again.
+    INPUT is a NIfTI file, a folder with a DICOM series, a PNG file, or a folder of these. Spacing, window, size and
+    plane of the training data are applied to the scan, and undone in the results. Run the same command again to
+    resume after an interruption; finished cases are kept.
 
-    A model that was trained on crops around lesions has to be shown where one is: --at. It warns where the image
-    there does not look like the training images, and where pixels or slices are of another size.
+    OUT receives one folder per case with samples.nii.gz (4-D), mean.nii.gz (probabilities), labels.nii.gz,
+    gamma.nii.gz (disagreement between samples), levels.nii.gz (share of each latent level in it, fine to coarse), a
+    summary (volume in ml, diameter in mm, presence), a picture, and DICOM SEG files for a DICOM series. It also
+    receives cases.csv and report.html, which list cases that need a review first, and failed.csv if a case failed.
 
-    Example: phiseg predict runs/phiseg scan.nii.gz --at 120,88,40 --out pred
+    A model trained on crops around lesions needs the position of the lesion: use --at or --points. The command
+    warns if the image at this position does not look like the training images, or if the spacing is different.
+
+    Examples:
+        phiseg predict lidc-nodule scan.nii.gz --at 120,88,40 --out pred
+        phiseg predict runs/phiseg scans --points points.csv --out pred
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A model folder, the run folder around it, or the name of a model that comes with phiseg."""
-    inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
-    """What to segment."""
+    """Model folder, run folder that contains one, or name of a pretrained model."""
+    inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, required("INPUT...")]
+    """Scans to segment."""
     out: Path
-    """Folder for the results; one with other cases can be gone on with."""
+    """Folder for the results. New cases are added to an existing folder."""
     at: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="X,Y,Z")] = field(default=())
-    """A place inside a lesion; once for each. Voxels from 0 along the file's axes (DICOM: column, row, slice
-    by ascending position), mm:x,y,z in NIfTI's world (right, anterior, superior) or lps:x,y,z in DICOM's."""
-    points: Annotated[Path | None, tyro.conf.arg(metavar="CSV")] = None
-    """The same for many scans: a table with the columns case,x,y,z and, if not in voxels, unit (mm or lps)."""
-    series: Annotated[str | None, tyro.conf.arg(metavar="UID")] = None
-    """Which series of a DICOM folder that holds several."""
+    """Point inside a lesion. Voxel indices from 0 along the axes of the file (DICOM: column, row, and slice in
+    order of position), or mm:x,y,z in NIfTI world coordinates (right, anterior, superior), or lps:x,y,z in DICOM
+    patient coordinates."""
+    points: Annotated[Path | None, optional("CSV", "no table")] = None
+    """Table of points for many scans, with the columns case,x,y,z and, unless in voxels, unit (mm or lps)."""
+    series: Annotated[str | None, optional("UID", "the only series of the folder")] = None
+    """Series to segment in a DICOM folder with several series."""
     num_samples: int = 32
-    """Samples per case."""
+    """Number of samples per case."""
     seed: int = 0
-    """The same seed gives the same samples."""
-    noise_length: float | None = None
-    """Millimetres along the slices after which a sample's noise has changed (inf: never; 0: every slice by itself).
-    By default the length stored with the model, or inf."""
-    noise_shared: float | None = None
-    """Share of the noise's variance, from 0 to 1, that stays the same along the slices. By default the share stored
-    with the model; 0 where --noise-length is given."""
-    reach: float | None = None
-    """Millimetres that a lesion is followed from its point; by default as far as the crop reaches."""
-    strict_spacing: bool = False
-    """Refuse scans whose pixel spacing lies outside of the range of the model's training images. By default they
-    are resampled to the nearest spacing in that range, with a warning."""
+    """Random seed of the samples."""
+    noise_length: Annotated[float | None, optional("MM", "the length stored with the model, or inf")] = None
+    """Distance in mm between slices over which the noise of a sample changes (inf: never; 0: slices are
+    independent)."""
+    noise_shared: Annotated[
+        float | None, optional("SHARE", "the share stored with the model, or 0 with --noise-length")
+    ] = None
+    """Share of the noise variance, from 0 to 1, that is common to all slices."""
+    reach: Annotated[float | None, optional("MM", "half the longer side of the crop")] = None
+    """Maximum distance in mm from the point over which a lesion is followed."""
+    strict_spacing: Flag = False
+    """Reject scans whose pixel spacing is outside the range of the training images. Without this option they are
+    resampled to the nearest spacing in that range, with a warning."""
     level_draws: int = 8
-    """Redraws of every latent level, for its share of the uncertainty; 0 leaves it out and is faster."""
-    uncalibrated: bool = False
-    """Do not use the temperatures that `phiseg calibrate` fitted."""
+    """Number of redraws per latent level to attribute the uncertainty to levels; 0 skips this and is faster."""
+    uncalibrated: Flag = False
+    """Ignore the factors fitted by `phiseg calibrate`."""
     batch_size: int = 4
-    """Slices encoded at once; a matter of memory, not of results."""
+    """Number of slices encoded at once. Affects memory use only, not results."""
     chunk_size: int = 16
-    """Samples decoded at once; a matter of memory, not of results."""
+    """Number of samples decoded at once. Affects memory use only, not results."""
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
-    """What to run on; by default a GPU where there is one."""
+    """Hardware to run on; auto uses a GPU if available."""
     devices: int = 1
-    """Processes on this machine; they share the cases."""
+    """Number of processes on this machine among which the cases are divided."""
     num_nodes: int = 1
-    """Machines that share the cases."""
+    """Number of machines among which the cases are divided."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -119,14 +125,14 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     waiting = unfinished_predictions(jobs, command.out, model, sampling=sampling, identity=identity)
     machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}
     fabric = make_fabric(TrainConfig.parse(machine, where="phiseg predict"), timeout=timedelta(days=14))
-    fabric.launch()  # every process has come to here, with the same list, when the first one goes on
+    fabric.launch()  # waits until all processes have the same list of cases
     without = sorted({scan.name for scan in scans} - {job.scan.name for job in jobs})
     if without:
-        notes.append(f"scans without a point are left out: {', '.join(without)}")
+        notes.append(f"skipping scans without a point: {', '.join(without)}")
     if points and len(scans) > 1:
-        notes.append(f"the place given with --at is looked at in each of the {len(scans)} scans")
+        notes.append(f"the point given with --at is used in all {len(scans)} scans")
     if len(waiting) < len(jobs):
-        notes.append(f"{len(jobs) - len(waiting)} of {len(jobs)} cases were finished before, and are kept")
+        notes.append(f"{len(jobs) - len(waiting)} of {len(jobs)} cases are already finished")
     for note in notes if fabric.is_global_zero else ():
         print(f"phiseg: {note}", file=sys.stderr)
     failed = predict_scans(

@@ -1,4 +1,4 @@
-"""What every `phiseg prepare` command has in common."""
+"""Output shared by all `phiseg prepare` commands."""
 
 import shlex
 import sys
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def command_line(prog: str, arguments: Sequence[str]) -> str:
-    """Return the command as it was typed, for the dataset's record."""
+    """Return the command as it was typed, to be stored in the dataset."""
     return shlex.join([*prog.split(), *arguments])
 
 
-def tell(dataset: "Dataset") -> None:
-    """Print what a dataset holds, and what one does with it next."""
+def print_summary(dataset: "Dataset") -> None:
+    """Print the contents of a dataset and the commands to run next."""
     counts = ", ".join(
         f"{sum(case['patient'] in part for case in dataset.cases)} {name}"
         for name, part in ((name, set(members)) for name, members in dataset.splits.items())
@@ -26,14 +26,14 @@ def tell(dataset: "Dataset") -> None:
         f"{dataset.path}: {dataset.num_cases} cases of {patients} patients ({counts}), "
         f"{dataset.info.num_annotators} annotators, {height} x {width} pixels"
     )
-    for name, purpose in (("train", "to train on"), ("val", "to train with"), ("test", "to evaluate on")):
+    for name, purpose in (("train", "training"), ("val", "validation"), ("test", "evaluation")):
         if not any(case["patient"] in set(dataset.splits.get(name, ())) for case in dataset.cases):
             print(
-                f"phiseg: warning: there is no case in split '{name}', {purpose}; rename splits in splits.json, or "
-                f"split patients anew: phiseg data split {dataset.path} --fractions 60,20,20",
+                f"phiseg: warning: split '{name}', needed for {purpose}, has no cases; rename a split in "
+                f"splits.json or make new ones: phiseg data split {dataset.path} --fractions 60,20,20",
                 file=sys.stderr,
             )
     print(f"look:  phiseg data show {dataset.path} --out sheet.png")
     print(f"check: phiseg data check {dataset.path}")
-    recipe = "phiseg" if dataset.info.centred_on else "phiseg-small"  # the first one turns images by any angle
+    recipe = "phiseg" if dataset.info.centred_on else "phiseg-small"  # recipe phiseg rotates by any angle
     print(f"next:  phiseg train {recipe} --data {dataset.path} --out runs/{recipe}")

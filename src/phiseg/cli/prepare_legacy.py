@@ -1,4 +1,4 @@
-"""`phiseg prepare legacy`."""
+"""The command `phiseg prepare legacy`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,28 +9,29 @@ import tyro
 
 from phiseg.cli.fixed_size_options import FixedSizeArguments
 from phiseg.cli.parsing import parse
-from phiseg.cli.prepare_common import command_line, tell
+from phiseg.cli.prepare_common import command_line, print_summary
+from phiseg.cli.fixed_size_options import FixedSizeArguments
 
 
 @dataclass
 class PrepareLegacy(FixedSizeArguments):
-    """Make a dataset from LIDC crops that others made.
+    """Prepare a dataset from LIDC crops published by others.
 
-    FILE is PHiSeg's data_lidc.hdf5 (its groups become the splits), Knegt's data_lidc.pickle (held in memory, 2 GB
-    for all of LIDC; nothing in it is run), a folder of PNGs as Kohl published them
-    (train|val|test/images/PATIENT/NAME.png and train|val|test/gt/PATIENT/NAME_l0.png to _l3.png) or the folder
+    FILE is one of: data_lidc.hdf5 of PHiSeg (its groups become the splits); data_lidc.pickle of Knegt (needs 2 GB
+    of memory for all of LIDC; no code in it is executed); a folder of PNG files as published by Kohl
+    (train|val|test/images/PATIENT/NAME.png and train|val|test/gt/PATIENT/NAME_l0.png to _l3.png); or the folder
     LIDC-IDRI-slices (PATIENT/nodule-0/images/slice-0.png and PATIENT/nodule-0/mask-0/slice-0.png to mask-3). The
-    images of LIDC-IDRI-slices were scaled slice by slice, so they are not in Hounsfield units.
+    images of LIDC-IDRI-slices were scaled per slice, so they are not in Hounsfield units.
 
-    Example: phiseg prepare legacy data_lidc.pickle data
-
-    Example: phiseg prepare legacy LIDC-IDRI-slices data
+    Examples:
+        phiseg prepare legacy data_lidc.pickle data
+        phiseg prepare legacy LIDC-IDRI-slices data
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """The file or the folder; what it is, its content says."""
+    """File or folder to read. The format is detected."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """Folder to make."""
+    """Folder of the dataset to write."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -40,4 +41,4 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
     options = command.fixed_size_options(classes=CLASSES, centred_on=CLASSES[1], modality="CT", plane="axial")
     line = command_line(prog, arguments)
-    tell(prepare_legacy(command.file, command.out, options, overwrite=command.overwrite, command=line))
+    print_summary(prepare_legacy(command.file, command.out, options, overwrite=command.overwrite, command=line))

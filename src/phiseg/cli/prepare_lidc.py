@@ -1,4 +1,4 @@
-"""`phiseg prepare lidc`."""
+"""The command `phiseg prepare lidc`."""
 
 import os
 import sys
@@ -9,52 +9,54 @@ from typing import Annotated, Literal
 
 import tyro
 
-from phiseg.cli.parsing import parse
-from phiseg.cli.prepare_common import command_line, tell
+from phiseg.cli.parsing import Flag, optional, parse
+from phiseg.cli.prepare_common import command_line, print_summary
 
 
 @dataclass
 class PrepareLidc:
-    """Make a dataset of lung nodules with four readers from LIDC-IDRI as the archive ships it.
+    """Prepare a dataset of lung nodules with four readers from the original files of LIDC-IDRI.
 
-    SRC is the folder of patients (patient / study / series) with DICOM slices and the readers' XML; XML files may
-    lie anywhere in it. Radiographs and their XML are skipped. Every outlined slice of every nodule of 3 mm and more
-    gives a crop in Hounsfield units, centred on the nodule; a reader who did not outline it has an empty mask.
-    Where the XML has fewer than four reading sessions, the other readers are missing.
+    SRC is the folder of patients (patient / study / series) with DICOM slices and the XML files of the readers,
+    which may be anywhere in it. Radiographs and their XML files are skipped.
 
-    It works through the series with several processes; run the same command again to go on after an interruption. A
-    series that cannot be read is told, counted and left out.
+    Every outlined slice of every nodule of at least 3 mm becomes a crop in Hounsfield units, centred on the nodule.
+    A reader who did not outline the nodule has an empty mask. If the XML file has fewer than four reading sessions,
+    the remaining annotations are marked as missing.
 
-    Example: phiseg prepare lidc LIDC-IDRI data/lidc
+    Series are processed in parallel. Unreadable series are reported, counted and skipped. Run the same command
+    again to resume after an interruption.
 
-    Example: phiseg prepare lidc LIDC-IDRI data/lidc-volumes --margin 4
+    Examples:
+        phiseg prepare lidc LIDC-IDRI data/lidc
+        phiseg prepare lidc LIDC-IDRI data/lidc-volumes --margin 4
     """
 
     src: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
     """Folder of LIDC-IDRI."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """Folder to make."""
+    """Folder of the dataset to write."""
     size: int = 128
     """Height and width of a crop in pixels."""
     slices: Literal["all", "largest"] = "all"
-    """Every outlined slice of a nodule, or only the one with the largest area."""
+    """Slices of a nodule to use: all outlined slices, or only the one with the largest area."""
     margin: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Number of slices added beyond the last outline on both sides of each nodule, with empty masks, so that a
-    model can learn where nodules end. Slices outside of the scan are omitted."""
-    spacing: Annotated[float | None, tyro.conf.arg(metavar="MM")] = None
-    """Resample to this pixel spacing in mm; by default the scan's own pixels are kept."""
+    model can learn where nodules end. Slices outside the scan are omitted."""
+    spacing: Annotated[float | None, optional("MM", "keep the spacing of each scan")] = None
+    """Pixel spacing in mm to resample to."""
     readers: Literal["pylidc", "sessions"] = "pylidc"
-    """Where a second annotation of a nodule by one reader goes: into a free reader's slot, as in datasets made with
-    pylidc, or (`sessions`) to the first one in the reader's own slot."""
+    """Handling of a second annotation of a nodule by the same reader: stored in the slot of a reader who did not
+    annotate it, as in datasets made with pylidc, or (`sessions`) merged with the first one."""
     window: tuple[float, float] = (-1000, 400)
-    """Hounsfield units between which the network sees differences."""
+    """Hounsfield units that are mapped to the darkest and brightest value; values outside are clipped."""
     seed: int = 0
-    """Seed of the split by patient."""
+    """Random seed of the split by patient."""
     fractions: str = "60,20,20"
-    """Shares of train, val and test, in percent or as parts of 1."""
-    workers: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Processes, each with one series in memory; by default one per core."""
-    overwrite: bool = False
+    """Shares of train, val and test, as percentages or as fractions such as 0.6,0.2,0.2."""
+    workers: Annotated[int | None, optional("N", "one per CPU core")] = None
+    """Number of processes. Each holds one series in memory."""
+    overwrite: Flag = False
     """Replace OUT if it is a dataset."""
 
 
@@ -81,4 +83,4 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     counts = dataset.info.source["counts"]
     assert isinstance(counts, dict)
     print("\n".join(f"{number:6} {what}" for what, number in counts.items()), file=sys.stderr)
-    tell(dataset)
+    print_summary(dataset)

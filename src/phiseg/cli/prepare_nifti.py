@@ -1,4 +1,4 @@
-"""`phiseg prepare nifti`."""
+"""The command `phiseg prepare nifti`."""
 
 import os
 import re
@@ -10,57 +10,58 @@ from typing import Annotated, Literal
 
 import tyro
 
-from phiseg.cli.parsing import parse
-from phiseg.cli.prepare_common import command_line, tell
+from phiseg.cli.parsing import Flag, optional, parse
+from phiseg.cli.prepare_common import command_line, print_summary
 from phiseg.core.errors import ConfigError
 
 
 @dataclass
 class PrepareNifti:
-    """Make a dataset of slices from NIfTI volumes with one label file per rater.
+    """Prepare a dataset of slices from NIfTI volumes with one label file per rater.
 
-    SRC holds a folder per case: <case>/image.nii.gz (a fourth dimension gives channels) and
-    <case>/rater-<name>.nii.gz. Or it is nnU-Net's raw folder: imagesTr/<case>_0000.nii.gz (_0001 and so on give
-    further channels) and a folder of labels per rater, such as labelsTr_anna/<case>.nii.gz; dataset.json gives the
-    names of the classes. A case is a patient of its own, unless SRC/patients.csv (case,patient) says otherwise.
+    SRC has one folder per case: <case>/image.nii.gz (a fourth dimension holds channels) and
+    <case>/rater-<name>.nii.gz. Alternatively, SRC is a raw data folder of nnU-Net: imagesTr/<case>_0000.nii.gz
+    (_0001 and so on are further channels), one label folder per rater such as labelsTr_anna/<case>.nii.gz, and
+    dataset.json with the class names. Each case is one patient, unless SRC/patients.csv (case,patient) maps cases
+    to patients.
 
-    A rater without a file for a case counts as missing there. Image and labels may have their axes in different
-    orders, but must lie on one grid. A case that cannot be used is reported, left out and counted at the end.
+    A rater without a file for a case is marked as missing for this case. Image and labels must be on the same grid,
+    but their axes may be in different orders. Unusable cases are reported, skipped and counted at the end.
 
-    Example, at the spacing and size of the paper's prostate data:
-    phiseg prepare nifti SRC OUT --spacing 0.6 --size 192 --merge 3:0 --classes background tz pz
+    Examples:
+        phiseg prepare nifti scans data --window -1000 400
+        phiseg prepare nifti prostate data --spacing 0.6 --size 192 --merge 3:0 --classes background tz pz
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
     """Folder with the volumes."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """Folder to make."""
+    """Folder of the dataset to write."""
     plane: Literal["axial", "coronal", "sagittal", "auto"] = "axial"
-    """Plane of the slices, closest to the volume's own axes; auto takes the one that each volume was scanned in."""
-    spacing: Annotated[float | None, tyro.conf.arg(metavar="MM")] = None
-    """Resample slices to square pixels of so many millimetres; by default pixels stay as they are."""
-    size: Annotated[str | None, tyro.conf.arg(metavar="H[xW]")] = None
-    """Crop or pad slices around their middle, to a square (192) or to height x width (192x160); by default to the
-    largest slice of all."""
-    window: Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
-    """Map these values to -0.5 and 0.5, as for CT; without it every volume is z-scored, as for MR."""
-    merge: Annotated[tuple[str, ...], tyro.conf.arg(metavar="OLD:NEW ...")] = ()
-    """Give labels other numbers, all at once. What is left must be 0 (background) to K-1."""
-    classes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
-    """Names of the labels 0, 1 and so on; without them labels are read twice, to see which there are."""
-    modality: Literal["CT", "MR", "PT"] | None = None
-    """What made the images (PT is PET); `phiseg predict` then refuses a DICOM series of another kind."""
+    """Plane of the slices, along the closest axis of each volume; auto uses the plane of acquisition."""
+    spacing: Annotated[float | None, optional("MM", "keep the spacing of each volume")] = None
+    """Pixel spacing in mm to resample the slices to."""
+    size: Annotated[str | None, optional("H[xW]", "size of the largest slice")] = None
+    """Size to crop or pad the slices to around their centre, a square (192) or height x width (192x160)."""
+    window: Annotated[tuple[float, float] | None, optional("LOW HIGH", "z-score each volume, as for MR")] = None
+    """Values that are mapped to -0.5 and 0.5, as for CT."""
+    merge: Annotated[tuple[str, ...], optional("OLD:NEW ...", "keep the labels")] = ()
+    """Labels to renumber, all at once. The resulting labels must be 0 (background) to K-1."""
+    classes: Annotated[tuple[str, ...], optional("NAME ...", "found by reading all labels once more")] = ()
+    """Names of the labels 0, 1 and so on."""
+    modality: Annotated[Literal["CT", "MR", "PT"] | None, optional("{CT,MR,PT}", "not recorded")] = None
+    """Modality of the images (PT is PET). `phiseg predict` then rejects DICOM series of another modality."""
     slices: Literal["all", "annotated"] = "all"
-    """Take all slices, or those on which at least one rater drew something."""
+    """Slices to use: all, or only those with a non-empty mask of at least one rater."""
     seed: int = 0
-    """Of the split."""
+    """Random seed of the split by patient."""
     fractions: str = "60,20,20"
-    """Of train, val and test, by patient: percentages, or shares such as 0.6,0.2,0.2."""
-    workers: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Processes, each with one case in memory; by default one per core."""
-    strict: bool = False
-    """Stop at the first case that cannot be used, rather than leave it out."""
-    overwrite: bool = False
+    """Shares of train, val and test, as percentages or as fractions such as 0.6,0.2,0.2."""
+    workers: Annotated[int | None, optional("N", "one per CPU core")] = None
+    """Number of processes. Each holds one case in memory."""
+    strict: Flag = False
+    """Stop at the first unusable case instead of skipping it."""
+    overwrite: Flag = False
     """Replace OUT if it is a dataset."""
 
 
@@ -94,9 +95,9 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     kept, total = len({case["scan"] for case in dataset.cases}), dataset.info.source["num_cases"]
     assert isinstance(total, int)
     if kept < total:
-        print(f"phiseg: {total - kept} of {total} cases left out, for the reasons above", file=sys.stderr)
+        print(f"phiseg: {total - kept} of {total} cases skipped, for the reasons above", file=sys.stderr)
     print(f"annotators: {', '.join(dataset.annotator_names)}")
-    tell(dataset)
+    print_summary(dataset)
 
 
 def _size(text: str | None) -> tuple[int, int] | None:
@@ -104,7 +105,7 @@ def _size(text: str | None) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"(\d+)(?:[x,](\d+))?", text)
     if not match:
-        raise ConfigError(f"--size '{text}' must be pixels, such as 192 or 192x160")
+        raise ConfigError(f"--size '{text}' is not a size in pixels; use a number or HxW, such as 192 or 192x160")
     return int(match[1]), int(match[2] or match[1])
 
 
@@ -113,9 +114,9 @@ def _merge(pairs: Sequence[str]) -> dict[int, int]:
     for pair in pairs:
         match = re.fullmatch(r"(-?\d+):(\d+)", pair)
         if not match:
-            raise ConfigError(f"--merge '{pair}' must be OLD:NEW, two labels such as 3:0")
+            raise ConfigError(f"--merge '{pair}' is not of the form OLD:NEW; give two labels, such as 3:0")
         old, new = int(match[1]), int(match[2])
         if merge.get(old, new) != new:
-            raise ConfigError(f"--merge gives label {old} two new numbers, {merge[old]} and {new}; keep one")
+            raise ConfigError(f"--merge maps label {old} to both {merge[old]} and {new}; remove one of them")
         merge[old] = new
     return merge

@@ -1,4 +1,4 @@
-"""`phiseg prepare phantom`."""
+"""The command `phiseg prepare phantom`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,33 +7,35 @@ from typing import Annotated, Literal
 
 import tyro
 
-from phiseg.cli.parsing import parse
-from phiseg.cli.prepare_common import command_line, tell
+from phiseg.cli.parsing import Flag, optional, parse
+from phiseg.cli.prepare_common import command_line, print_summary
 
 
 @dataclass
 class PreparePhantom:
-    """Make a dataset from nothing, by a seed.
+    """Generate a synthetic dataset whose annotators disagree in a known way.
 
-    `lesion` mirrors lung nodules (one class, 4 annotators, 128 x 128): whether there is a lesion at all, whether an
-    attached structure belongs to it and where its soft border lies are all disputed. `zones` mirrors the prostate
-    (2 zones, 6 annotators, 192 x 192). The generator knows how its annotators differ, so the score of a perfect
-    sampler can be computed.
+    `lesion` imitates lung nodules (one class, 4 annotators, 128 x 128 pixels). Annotators disagree about whether
+    there is a lesion, whether an attached structure belongs to it, and where its soft border lies. `zones` imitates
+    the prostate (2 zones, 6 annotators, 192 x 192 pixels). The distribution of the annotators is known, so the
+    score of a perfect model can be computed.
 
-    Example: phiseg prepare phantom lesion data --size 64 --num-cases 800
+    Examples:
+        phiseg prepare phantom lesion data --size 64 --num-cases 800
+        phiseg prepare phantom zones data/zones
     """
 
     kind: Annotated[Literal["lesion", "zones"], tyro.conf.Positional, tyro.conf.arg(metavar="lesion|zones")]
-    """Which phantom."""
+    """Kind of synthetic images."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """Folder to make."""
-    size: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
-    """Height and width of the images; by default that of the dataset it mirrors."""
-    num_cases: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Number of images, split 60/20/20 into train, val and test; by default 1,000 of lesion, 400 of zones."""
+    """Folder of the dataset to write."""
+    size: Annotated[int | None, optional("PIXELS", "128 for lesion, 192 for zones")] = None
+    """Height and width of the images in pixels."""
+    num_cases: Annotated[int | None, optional("N", "1000 for lesion, 400 for zones")] = None
+    """Number of images, split 60/20/20 into train, val and test."""
     seed: int = 0
-    """The same seed gives the same dataset."""
-    overwrite: bool = False
+    """Random seed. The same seed gives the same dataset."""
+    overwrite: Flag = False
     """Replace OUT if it is a dataset."""
 
 
@@ -51,4 +53,4 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         overwrite=command.overwrite,
         command=command_line(prog, arguments),
     )
-    tell(dataset)
+    print_summary(dataset)

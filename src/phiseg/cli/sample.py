@@ -1,4 +1,4 @@
-"""`phiseg sample`."""
+"""The command `phiseg sample`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,45 +7,46 @@ from typing import Annotated
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import Flag, optional, parse
 
 
 @dataclass
 class Sample:
-    """Draw samples of the cases of a split and write them as plain arrays, for anybody's own code.
+    """Draw samples for the cases of a split and save them as NumPy arrays.
 
-    OUT gets labels.npy (cases, samples, H, W; uint8), mean_probs.npy (cases, classes, H, W), gamma.npy (cases, H,
-    W) and cases.csv in the same order. The same seed gives the same samples, whatever the batch and chunk sizes.
+    OUT receives labels.npy (cases, samples, H, W; uint8), mean_probs.npy (cases, classes, H, W), gamma.npy (cases,
+    H, W), and cases.csv in the same order. The samples depend on the seed, not on the batch and chunk sizes.
 
-    Example: phiseg sample runs/phiseg --data data --num-samples 16 --out samples
+    Examples:
+        phiseg sample runs/phiseg --data data --num-samples 16 --out samples
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A model folder, the run folder around it, or the name of a bundled model."""
+    """Model folder, run folder that contains one, or name of a pretrained model."""
     data: Path
-    """The prepared dataset."""
+    """Prepared dataset."""
     out: Path
-    """Folder to make."""
+    """Folder for the arrays."""
     split: str = "test"
-    """Which cases."""
+    """Split to draw samples for."""
     num_samples: int = 16
-    """Samples per case."""
+    """Number of samples per case."""
     seed: int = 0
-    """Of the samples."""
-    probs: bool = False
-    """Also write probs.npy (cases, samples, classes, H, W; float32): large."""
+    """Random seed of the samples."""
+    probs: Flag = False
+    """Also write probs.npy (cases, samples, classes, H, W; float32), which is large."""
     batch_size: int = 4
-    """Images encoded at once; a matter of memory, not of results."""
+    """Number of images encoded at once. Affects memory use only, not results."""
     chunk_size: int = 16
-    """Samples of each image decoded at once; a matter of memory, not of results."""
+    """Number of samples per image decoded at once. Affects memory use only, not results."""
     device: str = "auto"
-    """Where to run, e.g. cpu or cuda:1; by default a GPU where there is one."""
-    uncalibrated: bool = False
-    """Do not use the temperatures that `phiseg calibrate` fitted."""
-    class_map: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA:MODEL ...")] = ()
-    """Model class for classes of the dataset, by name, such as 'class 1:nodule'; by default classes are compared
-    by number, with a warning where names differ."""
-    overwrite: bool = False
+    """Device such as cpu or cuda:1; auto uses a GPU if available."""
+    uncalibrated: Flag = False
+    """Ignore the factors fitted by `phiseg calibrate`."""
+    class_map: Annotated[tuple[str, ...], optional("DATA:MODEL ...", "compare classes by number")] = ()
+    """Class of the model for classes of the dataset, by name, such as 'class 1:nodule'. Without it, a warning is
+    printed if names differ."""
+    overwrite: Flag = False
     """Replace OUT if it exists."""
 
 
@@ -83,4 +84,4 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         overwrite=command.overwrite,
         progress=True,
     )
-    print(f"{command.num_samples} samples of each of {len(rows)} {command.split} cases are in {command.out}")
+    print(f"{command.out}: {command.num_samples} samples for each of {len(rows)} {command.split} cases")

@@ -1,4 +1,4 @@
-"""`phiseg train`."""
+"""The command `phiseg train`."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import Flag, parse
 from phiseg.core.errors import ConfigError
 
 
@@ -16,28 +16,31 @@ from phiseg.core.errors import ConfigError
 class Train:
     """Train a model on a prepared dataset.
 
-    RECIPE is the name of a shipped recipe (`phiseg info` lists them) or a YAML file. Any of its keys can be changed
-    here, as --section.key VALUE: --train.steps 2000, --train.batch_size 4, --model.kl_weights paper,
-    --model.channels "[16, 32, 64]", --augment.enabled false, --train.annotator 0 (learn from one expert),
-    --train.devices 2, --train.precision bf16-mixed. `phiseg info RECIPE` prints every key with its value.
+    Every key of the recipe can be set on the command line as --section.key VALUE: --train.steps 2000,
+    --train.batch_size 4, --model.kl_weights paper, --model.channels "[16, 32, 64]", --augment.enabled false,
+    --train.annotator 0 (train on one annotator), --train.devices 2, --train.precision bf16-mixed. `phiseg info`
+    lists the recipes, and `phiseg info RECIPE` all keys and values of one.
 
-    OUT becomes a run folder: config.yaml (the resolved recipe), metrics.jsonl (losses and scores), state/ (what
-    --resume needs) and model/ (the best model so far, by validation loss unless train.select_by says otherwise).
+    OUT receives config.yaml (the recipe with all settings), metrics.jsonl (losses and scores), state/ (for
+    --resume) and model/ (the best model so far, by validation loss unless train.select_by is set).
 
-    Example: phiseg train phiseg --data data --out runs/phiseg --train.steps 2000
+    Examples:
+        phiseg train phiseg --data data --out runs/phiseg
+        phiseg train phiseg-small --data data --out runs/small --train.steps 2000
+        phiseg train phiseg --data data --out runs/phiseg --resume
     """
 
     recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
-    """Name of a recipe, or a .yaml file such as the config.yaml of another run."""
+    """Name of a recipe, or a .yaml file such as config.yaml of another run."""
     data: Path
-    """The prepared dataset."""
+    """Prepared dataset."""
     out: Path
-    """The run's folder."""
-    resume: bool = False
-    """Go on from the last state in OUT as if nothing had happened; start anew if there is none."""
-    profile: bool = False
-    """Tell where the time of a step goes, and write a trace of a few steps to OUT/profile for a viewer such as
-    https://ui.perfetto.dev; the training itself stays the same."""
+    """Run folder to write."""
+    resume: Flag = False
+    """Continue from the last saved state in OUT with identical results, or start if there is none."""
+    profile: Flag = False
+    """Print where the time of a training step is spent, and write a trace of a few steps to OUT/profile for a
+    viewer such as https://ui.perfetto.dev. The training is not affected."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -58,16 +61,16 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         resume=command.resume,
         profile=command.profile,
     )
-    tell = rank_zero_only(print)  # a training on several devices runs this command in each of its processes
-    tell(f"the best model is in {model}")
+    print_once = rank_zero_only(print)  # training on several devices runs this command in each process
+    print_once(f"best model: {model}")
     dataset = Dataset.open(command.data)
     has_test = {case["patient"] for case in dataset.cases} & {*dataset.splits.get("test", ())}
     split = "" if has_test else " --split val"
-    tell(f"next: phiseg evaluate {command.out} --data {command.data} --out {command.out}-eval{split}")
+    print_once(f"next: phiseg evaluate {command.out} --data {command.data} --out {command.out}-eval{split}")
 
 
 def _check_options(words: Sequence[str]) -> None:
-    """Name the section of a recipe's key that was given without it: --steps for --train.steps."""
+    """Suggest the section of a recipe key that was given without it: --train.steps for --steps."""
     for option in (word.partition("=")[0] for word in words if word.startswith("--")):
         if option in {"--data", "--out", "--resume", "--profile", "--help"}:
             continue
@@ -77,11 +80,11 @@ def _check_options(words: Sequence[str]) -> None:
         key = option.removeprefix("--").replace("-", "_")
         for section, config in (("train", TrainConfig), ("augment", AugmentConfig)):
             if key in config.model_fields:
-                raise ConfigError(f"{option} is a key of the recipe; write --{section}.{key}")
+                raise ConfigError(f"{option} is a recipe key; write --{section}.{key}")
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate `--section.key VALUE` and `--section.key=VALUE` from the command's own arguments.
+    """Separate `--section.key VALUE` and `--section.key=VALUE` from the arguments of the command.
 
     >>> split_overrides(["unet", "--train.steps", "5", "--out", "run", "--model.norm=group"])
     (['unet', '--out', 'run'], ['--train.steps', '5', '--model.norm=group'])

@@ -1,4 +1,4 @@
-"""`phiseg view`."""
+"""The command `phiseg view`."""
 
 import socket
 import sys
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from phiseg.cli.parsing import parse
+from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.errors import ConfigError
 
 FIRST_PORT = 8760
@@ -18,28 +18,32 @@ TRIED_PORTS = 100
 
 @dataclass
 class View:
-    """Look at scans in the browser: click, and see what experts would have drawn there.
+    """Open the viewer: click a lesion in the browser and see plausible segmentations.
 
-    The page is served by this command, on this machine and for it alone; nothing is fetched from elsewhere. Further
-    scans can be dropped onto it. Ctrl-C ends it.
+    The command serves the page on this machine only, and the page loads nothing from the internet. Drop further
+    scans onto the page to open them. Press Ctrl-C to stop the viewer.
 
-    Examples: phiseg view; phiseg view lidc-nodule scan.nii.gz; phiseg view runs/phiseg data
+    Examples:
+        phiseg view
+        phiseg view lidc-nodule scan.nii.gz
+        phiseg view runs/phiseg data
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = "lidc-nodule"
-    """A model folder, the run folder around it, or the name of a model that comes with phiseg; by default the one
-    for lung nodules."""
-    scans: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SCAN...]")] = field(default=())
-    """NIfTI files, folders with a DICOM series, PNGs, folders of those, or a prepared dataset; by default a
-    synthetic example."""
-    port: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """By default the first free one from 8760 on."""
+    """Model folder, run folder that contains one, or name of a pretrained model."""
+    scans: Annotated[tuple[Path, ...], tyro.conf.Positional, optional("[SCAN...]", "a synthetic example")] = field(
+        default=()
+    )
+    """NIfTI files, folders with a DICOM series, PNG files, folders of these, or a prepared dataset."""
+    port: Annotated[int | None, optional("N", "the first free port from 8760")] = None
+    """Port of the server."""
     host: Annotated[str, tyro.conf.arg(metavar="H")] = "127.0.0.1"
-    """Another address lets other machines in, with the token in the link that is printed."""
-    no_browser: bool = False
-    """Only print the link."""
+    """Address to listen on. An address other than the default admits other machines that use the token in the
+    printed link."""
+    no_browser: Flag = False
+    """Print the link without opening a browser."""
     device: str = "auto"
-    """Where to run, e.g. cpu or cuda:1; by default a GPU where there is one."""
+    """Device such as cpu or cuda:1; auto uses a GPU if available."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -60,11 +64,11 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         viewer = Viewer.of(load_model(Path(name), device=usable_device(command.device)), Path(name).resolve().name)
         for note in viewer.add(command.scans):
             print(f"phiseg: {note}", file=sys.stderr)
-        viewer.session()  # what cannot be shown is said here, not on the page
+        viewer.session()  # report problems here instead of on the page
         address, port = listener.getsockname()[:2]
         token = None if is_loopback(address) else secrets.token_urlsafe(16)
         link = link_to(command.host, port, token)
-        print(f"the viewer is at {link}\nCtrl-C ends it", flush=True)
+        print(f"viewer: {link}\npress Ctrl-C to stop", flush=True)
         if not command.no_browser:
             _open_browser(link)
         config = uvicorn.Config(
@@ -79,24 +83,22 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         )
         try:
             uvicorn.Server(config).run(sockets=[listener])
-        except KeyboardInterrupt:  # uvicorn has ended in order and passes it on
+        except KeyboardInterrupt:  # uvicorn shuts down and then raises it again
             print()
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens at a host, at the first free port if none is named.
+    """Return a socket that listens at a host and port, or at the first free port if none is given.
 
     Raises:
-        ConfigError: there is no such address here, or the port is taken.
+        ConfigError: this machine does not have the address, or the port is in use.
     """
     if port is not None and not 0 <= port < 1 << 16:
-        raise ConfigError(f"there is no port {port}; give a number from 1 to 65535")
+        raise ConfigError(f"--port {port} is out of range; use a number from 1 to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     except OSError:
-        raise ConfigError(
-            f"there is no host '{host}'; leave --host out, or give an address of this machine"
-        ) from None
+        raise ConfigError(f"--host '{host}' is unknown; omit --host or use an address of this machine") from None
     reason = ""
     for number in range(FIRST_PORT, FIRST_PORT + TRIED_PORTS) if port is None else (port,):
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -109,19 +111,19 @@ def listen(host: str, port: int | None) -> socket.socket:
             listener.close()
             reason = error.strerror or str(error)
     if port is None:
-        raise ConfigError(f"cannot listen at {host} ({reason}); leave --host out, or name a free --port")
-    raise ConfigError(f"port {port} of {host} cannot be used ({reason}); leave --port out to take a free one")
+        raise ConfigError(f"cannot listen at {host} ({reason}); omit --host, or choose a free --port")
+    raise ConfigError(f"cannot use port {port} of {host} ({reason}); omit --port to use a free one")
 
 
 def link_to(host: str, port: int, token: str | None) -> str:
-    """Return the address of the page; that of an unspecified host is this machine's name."""
+    """Return the address of the page. An unspecified host is replaced by the name of this machine."""
     name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host  # noqa: S104
     name = f"[{name}]" if ":" in name else name
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 
 
 def _open_browser(link: str) -> None:
-    """Open the link without waiting for the browser; the socket listens already."""
+    """Open the link without waiting for the browser. The socket is already listening."""
     import webbrowser
     from threading import Thread
 

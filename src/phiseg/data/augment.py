@@ -1,6 +1,6 @@
-"""Augmentation on whole batches: parameters are drawn in one function and applied in another.
+"""Augmentation of whole batches. Parameters are drawn in one function and applied in another.
 
-An augmentation is one affine matrix per image, so rotation, crop and flips cost a single interpolation.
+An augmentation is one affine matrix per image, so rotation, crop and flips need a single interpolation.
 
 B batch, C image channels, K classes, H x W pixels.
 """
@@ -17,57 +17,60 @@ from phiseg.core.errors import ConfigError
 
 
 class AugmentConfig(StrictConfig):
-    """What is drawn for every image of a batch. The defaults are what the paper's code ran, and a mirror."""
+    """Augmentation settings. The defaults are those of the paper's code plus horizontal flips."""
 
     enabled: bool = True
-    """Whether any of this is done; false trains on the images as they are."""
+    """Augment the images; false disables all augmentation."""
     probability: float = Field(default=0.5, ge=0, le=1)
-    """Chance that an image is rotated and cropped at all."""
+    """Probability that an image is rotated and cropped."""
     rotation_degrees: float = Field(default=10.0, ge=0, le=180)
-    """The angle is uniform between minus and plus this."""
+    """Maximum angle; angles are uniform between minus and plus this value."""
     min_crop_fraction: float = Field(default=98 / 128, gt=0, le=1)
-    """The crop keeps a share of the side that is uniform between this and 1, and is resized back."""
+    """Minimum side of the crop as a fraction, uniform between this value and 1. The crop is resized to the full
+    size."""
     flip_horizontal: bool = True
-    """Mirror left and right, every other image."""
+    """Flip left and right with probability 0.5."""
     flip_vertical: bool = False
-    """Mirror top and bottom, every other image."""
+    """Flip top and bottom with probability 0.5."""
     quarter_turns: bool = False
-    """Turn by 0, 90, 180 or 270 degrees; needs square images."""
+    """Rotate by 0, 90, 180 or 270 degrees. Requires square images."""
     contrast: float = Field(default=0.0, ge=0, lt=1)
-    """Each image's values are multiplied by a factor that is uniform between 1 minus and 1 plus this."""
+    """Contrast: intensities are multiplied by a factor that is uniform between 1 minus and 1 plus this value."""
     brightness: float = Field(default=0.0, ge=0)
-    """To each image a value is added that is uniform between minus and plus this, in the network's units."""
+    """Brightness: a value uniform between minus and plus this value is added, in units of the network's input."""
     hide_neighbours: float = Field(default=0.3, ge=0, le=1)
-    """Share of the images whose neighbouring slices are hidden; without effect where model.context is 0."""
+    """Fraction of images whose neighbouring slices are hidden. No effect if model.context is 0."""
     flip_slices: bool = True
-    """Reverse the order of the slices, every other image; without effect where model.context is 0."""
+    """Reverse the order of the slices with probability 0.5. No effect if model.context is 0."""
 
 
 def draw_augmentation(
     config: AugmentConfig, batch_size: int, *, size: tuple[int, int], generator: torch.Generator
 ) -> Tensor:
-    """Draw one affine matrix per image: rotate, then crop, then turn and flip.
+    """Draw one affine matrix per image: rotation, then crop, then quarter turns and flips.
 
-    The matrices follow `torch.nn.functional.affine_grid`: they map a place of the result to the place of the
-    input it is read from, both in coordinates (x, y) that run from -1 to 1 between the image's edges. The
-    rotation is one of pixels: on an image that is not square it stays rigid. The same numbers are drawn whatever
-    the config says, so switching one part on does not change the others.
+    The matrices follow `torch.nn.functional.affine_grid`. They map a position in the result to a position in the
+    input, both in coordinates (x, y) from -1 to 1 between the edges of the image. The rotation is rigid in pixels,
+    also if the image is not square. The same random numbers are drawn for all settings, so enabling one
+    augmentation does not change the others.
 
     Args:
-        config: what to draw.
+        config: augmentation settings.
         batch_size: B.
         size: (H, W) of the images.
-        generator: source of the numbers, on the CPU.
+        generator: random generator on the CPU.
 
     Returns:
         (B, 2, 3) float32 on the CPU.
 
     Raises:
-        ConfigError: quarter turns of an image that is not square.
+        ConfigError: quarter turns are enabled, but the images are not square.
     """
     height, width = size
     if config.enabled and config.quarter_turns and height != width:
-        raise ConfigError(f"quarter_turns needs square images, these are {height} x {width}; set it to false")
+        raise ConfigError(
+            f"augment.quarter_turns requires square images, but they are {height} x {width}; set it to false"
+        )
     coin, angle, side, right, down, mirror_x, mirror_y, turn = torch.rand(
         8, batch_size, generator=generator, dtype=torch.float64
     )
@@ -76,7 +79,7 @@ def draw_augmentation(
     warped = (coin < config.probability).double()
     radians = warped * (2 * angle - 1) * math.radians(config.rotation_degrees)
     fraction = 1 - warped * side * (1 - config.min_crop_fraction)
-    shift = (1 - fraction)[:, None] * (2 * torch.stack([right, down], 1) - 1)  # (B, 2), the crop's centre
+    shift = (1 - fraction)[:, None] * (2 * torch.stack([right, down], 1) - 1)  # (B, 2), centre of the crop
     flips = torch.stack(
         [
             1 - 2 * ((mirror_x < 0.5) & config.flip_horizontal).double(),
@@ -87,7 +90,7 @@ def draw_augmentation(
     quarters = torch.floor(4 * turn) * config.quarter_turns
 
     pixels = torch.tensor([width, height], dtype=torch.float64)
-    rotation = _rotation(radians) * (pixels[None, :] / pixels[:, None])  # rotate pixels, not the stretched square
+    rotation = _rotation(radians) * (pixels[None, :] / pixels[:, None])  # rigid in pixels
     linear = fraction[:, None, None] * _rotation(quarters * (math.pi / 2)) * flips[:, None, :]
     return _affine(rotation @ linear, (rotation @ shift[..., None]).squeeze(-1))
 
@@ -95,30 +98,30 @@ def draw_augmentation(
 def apply_augmentation(
     image: Tensor, labels: Tensor, matrices: Tensor, *, num_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Warp images and labels by the same matrices, on the tensors' device.
+    """Warp images and labels by the same matrices, on the device of the tensors.
 
-    Images are interpolated linearly and continue at their border. Labels are interpolated linearly one class
-    at a time, and each pixel gets the class with the largest share; what lies outside is background.
+    Images are interpolated linearly, with border values outside. Labels are interpolated linearly per class, and
+    each pixel gets the class with the largest share. Pixels outside the image are background.
 
     Args:
         image: (B, C, H, W).
-        labels: (B, H, W) class indices, 0 the background.
+        labels: (B, H, W) class indices, 0 is the background.
         matrices: (B, 2, 3) from `draw_augmentation`.
         num_classes: K.
 
     Returns:
-        Images and labels of the same shapes and types.
+        Images and labels with the same shapes and types.
     """
     grid = F.affine_grid(matrices.to(image), list(image.shape), align_corners=False)  # (B, H, W, 2)
     warped = F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
     foreground = F.one_hot(labels.long(), num_classes)[..., 1:].permute(0, 3, 1, 2)  # (B, K-1, H, W)
     share = F.grid_sample(foreground.to(image), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    background = 1 - share.sum(1, keepdim=True)  # all that is outside counts as background
+    background = 1 - share.sum(1, keepdim=True)  # outside the image too
     return warped, torch.cat([background, share], 1).argmax(1).to(labels.dtype)
 
 
 def draw_intensities(config: AugmentConfig, batch_size: int, *, generator: torch.Generator) -> Tensor:
-    """Draw for each image what its values are multiplied by, and what is then added to them: (B, 2) on the CPU."""
+    """Draw for each image the factor and the offset of its intensities, (B, 2) on the CPU."""
     places = 2 * torch.rand(batch_size, 2, generator=generator) - 1
     return places * torch.tensor([config.contrast, config.brightness]) + torch.tensor([1.0, 0.0])
 
@@ -130,13 +133,13 @@ def apply_intensities(image: Tensor, intensities: Tensor) -> Tensor:
 
 
 def draw_neighbours(config: AugmentConfig, batch_size: int, *, generator: torch.Generator) -> Tensor:
-    """Draw for each image whether its neighbours are hidden, and whether their order is reversed: (B, 2) bool."""
+    """Draw for each image whether its neighbours are hidden and whether their order is reversed, (B, 2) bool."""
     hide, flip = torch.rand(2, batch_size, generator=generator)
     return torch.stack([hide < config.hide_neighbours, (flip < 0.5) & config.flip_slices], 1) & config.enabled
 
 
 def reverse_slices(image: Tensor, flipped: Tensor, *, context: int) -> Tensor:
-    """Exchange the slices before and after in images (B, C * (1 + 2c), H, W), where `flipped` (B,) says so."""
+    """Swap the slices before and after in images (B, C * (1 + 2c), H, W) where `flipped` (B,) is true."""
     slices = image.unflatten(1, (1 + 2 * context, -1))  # (B, 1 + 2c, C, H, W)
     order = [0, *(2 * distance + side for distance in range(context) for side in (2, 1))]
     return torch.where(flipped[:, None, None, None, None], slices[:, order], slices).flatten(1, 2)

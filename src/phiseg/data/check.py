@@ -1,6 +1,6 @@
-"""Check a prepared dataset, and tell what it says about its annotators: problems, notes and figures.
+"""Check a prepared dataset for problems and compute statistics of its annotators.
 
-Everything is read case by case, so a dataset larger than memory is checked too. Problems are collected, not raised.
+Cases are read one by one, so the dataset may be larger than memory. Problems are collected, not raised.
 
 A annotators, K classes, H x W pixels.
 """
@@ -22,77 +22,77 @@ from phiseg.metrics.ged import ged_floor
 from phiseg.metrics.overlap import pairwise_iou
 
 FLOOR_SAMPLES = (16, 100)
-"""The numbers of samples whose GED floor is told: those of the paper's figures."""
+"""Numbers of samples for which the GED floor is reported, as in the figures of the paper."""
 
 NO_SPLIT = "no split"
 
 
 class Count(StrictConfig):
-    """What lies in one split."""
+    """Size of one split."""
 
     patients: int
     cases: int
 
 
 class Annotator(StrictConfig):
-    """What one annotator did."""
+    """Numbers of cases of one annotator."""
 
     looked: int
-    """Cases the annotator looked at."""
+    """Cases with an annotation, empty or not."""
     missing: int
-    """Cases the annotator did not look at."""
+    """Cases without an annotation."""
     empty: int
-    """Cases the annotator looked at and drew nothing in."""
+    """Cases with an empty annotation."""
 
 
 class ClassShare(StrictConfig):
-    """How common a class is."""
+    """Frequency of a class."""
 
     pixels: float
     """Share of all annotated pixels."""
     annotations: float
-    """Share of the annotations that have it at all."""
+    """Share of the annotations that contain the class."""
 
 
 class Agreement(StrictConfig):
-    """How far two annotators of one case agree: IoU over the foreground classes, two empty masks count 1."""
+    """Agreement of two annotators of a case: IoU over the foreground classes, where two empty masks count as 1."""
 
     pairs: int
     iou: float | None
-    """Mean over all pairs; None where no case has two annotators."""
+    """Mean over all pairs; None if no case has two annotators."""
     pairs_who_both_drew: int
     iou_who_both_drew: float | None
-    """Mean over the pairs of which both drew something."""
+    """Mean over the pairs of non-empty annotations."""
     ged_floor: dict[int, float | None]
-    """The mean floor of the GED, by the number of samples."""
+    """Mean GED floor by number of samples."""
 
 
 class Report(StrictConfig):
-    """All that a check found."""
+    """Result of a check."""
 
     dataset: str
     cases: int
     patients: int
     problems: tuple[str, ...]
-    """What must be mended before this dataset is trained on."""
+    """Errors to fix before training."""
     notes: tuple[str, ...]
-    """What is worth knowing."""
+    """Observations that are not errors."""
     splits: dict[str, Count]
-    """The dataset's splits; patients of none are counted under "no split"."""
+    """Sizes of the splits. Patients without a split are counted as "no split"."""
     drew: dict[int, int]
-    """Cases by the number of annotators who drew something, from 0 to A."""
+    """Number of cases by number of non-empty annotations, from 0 to A."""
     annotators: tuple[Annotator, ...]
     classes: dict[str, ClassShare]
     agreement: Agreement
     spacing_mm: tuple[float, float] | None
-    """The smallest and the largest pixel spacing of the cases, where they are known."""
+    """Smallest and largest pixel spacing of the cases, if known."""
 
 
 def check_dataset(dataset: Dataset, *, progress: bool = True) -> Report:
-    """Read a dataset from end to end and report on it.
+    """Read a whole dataset and report on it.
 
     Args:
-        dataset: opened, which checks what needs no pixels: files, shapes, patients in two splits.
+        dataset: an open dataset. Opening it has already checked files, shapes and patients in two splits.
         progress: show progress bars.
     """
     problems = []
@@ -127,7 +127,7 @@ class _Mean:
 
 
 class _Tally:
-    """Sums over the cases that were read so far."""
+    """Sums over the cases read so far."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -142,7 +142,7 @@ class _Tally:
         self.floors = {number: _Mean() for number in FLOOR_SAMPLES}
 
     def add(self, row: int) -> Iterator[str]:
-        """Read one case, and yield its problems."""
+        """Read one case and yield its problems."""
         try:
             self._add_image(row)
         except DataError as error:
@@ -155,7 +155,7 @@ class _Tally:
             self._add_labels(row)
 
     def _add_image(self, row: int) -> None:
-        self.dataset.image(row)  # refuses NaN
+        self.dataset.image(row)  # raises DataError for NaN
         stored = np.ascontiguousarray(self.dataset.images[row])
         if (stored == stored.flat[0]).all():
             self.constant.append(self.dataset.cases[row]["case"])
@@ -163,7 +163,7 @@ class _Tally:
             self.rows_of_image[hashlib.sha256(stored.tobytes()).digest()].append(row)
 
     def _add_labels(self, row: int) -> None:
-        annotations = self.dataset.annotations(row)  # (A, H, W) of those who looked
+        annotations = self.dataset.annotations(row)  # (A_valid, H, W)
         counts = np.stack([np.bincount(drawn.ravel(), minlength=len(self.pixels)) for drawn in annotations])
         has_drawn = counts[:, 1:].sum(axis=1) > 0  # (A,)
         self.pixels += counts.sum(axis=0)
@@ -217,7 +217,7 @@ class _Tally:
 def _duplicates(
     dataset: Dataset, rows_of_image: dict[bytes, list[int]], homes: dict[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return the leaks, which are images that lie in two splits, and notes on all other copies."""
+    """Return the leaks (images that are in two splits) and notes on all other duplicates."""
     leaks, between_patients, within_patient = [], [], []
     for rows in rows_of_image.values():
         if len(rows) == 1:
@@ -228,7 +228,7 @@ def _duplicates(
         if len(splits) > 1:
             leaks.append(
                 f"{dataset.path / 'images.npy'}: {names} are the same image, in splits "
-                f"{' and '.join(sorted(splits))}; keep one of them, or give them the same patient"
+                f"{' and '.join(sorted(splits))}; keep one of them, or assign them to the same patient"
             )
         elif len(patients) > 1:
             between_patients.append(names)
@@ -241,7 +241,7 @@ def _duplicates(
 
 
 def _few(what: str, names: Sequence[str]) -> list[str]:
-    """Return one note that counts the names and shows the first of them, or none."""
+    """Return a note with the number of names and the first few, or no note if there are none."""
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return [f"{what}: {len(names)} ({shown})"] if names else []
 
@@ -254,7 +254,7 @@ def _count_splits(dataset: Dataset, homes: dict[str, str]) -> dict[str, Count]:
 
 
 def _spacing_range(dataset: Dataset) -> tuple[float, float] | None:
-    """Return the range of the cases' own spacing, or else that of the manifest."""
+    """Return the range of spacings in cases.csv, or otherwise in dataset.json."""
     texts = " ".join(case.get("spacing_mm", "") for case in dataset.cases)
     spacings = [float(number) for number in re.findall(r"\d+(?:\.\d*)?(?:e[-+]?\d+)?", texts)]
     spacings = spacings or list(dataset.info.spacing_mm or ())

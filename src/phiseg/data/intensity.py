@@ -1,4 +1,4 @@
-"""The intensity rule: how a stored pixel becomes the network's input."""
+"""The intensity rule that maps stored pixels to the network's input."""
 
 from typing import Any, Literal, Self
 
@@ -10,19 +10,19 @@ from phiseg.core.config import StrictConfig
 
 
 class Intensity(StrictConfig):
-    """Either a fixed window (CT, phantoms) or values that were z-scored when they were prepared (MR)."""
+    """A fixed window (CT, phantoms), or values that were z-scored during preparation (MR)."""
 
     kind: Literal["window", "zscore", "image_zscore"]
-    """`zscore`: with mean and deviation of the whole volume; `image_zscore`: of each image by itself."""
+    """`zscore`: by mean and standard deviation of the volume; `image_zscore`: of each image."""
     low: float | None = None
-    """Stored value that becomes -0.5; everything below is clipped. Only for a window."""
+    """Stored value that is mapped to -0.5; lower values are clipped. Only for a window."""
     high: float | None = None
-    """Stored value that becomes +0.5; everything above is clipped. Only for a window."""
+    """Stored value that is mapped to +0.5; higher values are clipped. Only for a window."""
 
     @model_validator(mode="after")
     def _bounds_fit_the_kind(self) -> Self:
         if self.kind != "window" and (self.low is not None or self.high is not None):
-            raise ValueError(f"{self.kind} takes neither 'low' nor 'high'; remove them or use kind: window")
+            raise ValueError(f"{self.kind} does not accept 'low' and 'high'; remove them or use kind: window")
         if self.kind == "window" and not (
             self.low is not None
             and self.high is not None
@@ -34,19 +34,19 @@ class Intensity(StrictConfig):
 
 
 def normalise(images: NDArray[Any], intensity: Intensity) -> NDArray[np.float32]:
-    """Return the network's input: a window is clipped and mapped linearly to [-0.5, 0.5], a z-score is kept.
+    """Return the network's input: a window is clipped and mapped linearly to [-0.5, 0.5], z-scores are kept.
 
     >>> normalise(np.array([-2000, -1000, 0, 1000]), Intensity(kind="window", low=-1000, high=1000))
     array([-0.5, -0.5,  0. ,  0.5], dtype=float32)
 
     Args:
         images: stored values of any numeric type and any shape.
-        intensity: the dataset's rule.
+        intensity: intensity rule of the dataset.
 
     Returns:
         A new array of the same shape.
     """
-    values = images.astype(np.float32)  # a copy: int16 arithmetic would overflow, and the store is read-only
+    values = images.astype(np.float32)  # a copy, because int16 would overflow and the store is read-only
     if intensity.low is None or intensity.high is None:
         return values
     scaled: NDArray[np.float32] = (values - intensity.low) / (intensity.high - intensity.low)
@@ -54,7 +54,7 @@ def normalise(images: NDArray[Any], intensity: Intensity) -> NDArray[np.float32]
 
 
 def zscored(image: NDArray[Any]) -> NDArray[np.float32]:
-    """Return an image (C, H, W) whose channels have mean 0 and standard deviation 1, or are 0 if constant.
+    """Return an image (C, H, W) with mean 0 and standard deviation 1 per channel; constant channels become 0.
 
     >>> zscored(np.array([[[1, 3]], [[5, 5]]]))
     array([[[-1.,  1.]],

@@ -1,7 +1,7 @@
-"""The stream of training batches: batch t is a function of the seed and of t, and of nothing else.
+"""The stream of training batches. Batch t depends only on the seed and t.
 
-Nothing keeps a running state, so a resumed run continues with the very batch it would have had, batches can be
-made ahead of time in another thread, and several processes share out the batch that one process would have.
+The stream has no state. A resumed run therefore continues with the same batches, batches can be made in advance in
+another thread, and several processes divide the batch that a single process would use.
 
 B batch (over all processes), C image channels, A annotators, H x W pixels.
 """
@@ -32,7 +32,7 @@ from phiseg.data.store import Dataset
 
 
 class Batch(NamedTuple):
-    """What one process trains on in one step."""
+    """The batch of one process in one training step."""
 
     image: Tensor
     """(B, C, H, W) float32, the network's input."""
@@ -43,28 +43,28 @@ class Batch(NamedTuple):
 
 
 class TrainingStream:
-    """Draws cases, annotators and augmentations of every step.
+    """Draw the cases, annotators and augmentations of every training step.
 
-    Epoch e is the permutation of the cases drawn from (seed, "epoch", e); batch t takes the places t*B to
-    (t+1)*B of all epochs laid end to end. Annotators come from (seed, "annotator", t), augmentations from
-    (seed, "augment", t), (seed, "intensity", t) and (seed, "neighbours", t). All are drawn for the whole batch, of
-    which process `rank` takes its share.
+    Epoch e is a permutation of the cases drawn from (seed, "epoch", e). Batch t consists of the positions t*B to
+    (t+1)*B of the concatenated epochs. Annotators are drawn from (seed, "annotator", t), augmentations from
+    (seed, "augment", t), (seed, "intensity", t) and (seed, "neighbours", t). All are drawn for the whole batch, and
+    process `rank` takes its share.
 
     Args:
-        dataset: where the cases come from.
+        dataset: dataset to draw cases from.
         split: name of the split.
-        batch_size: B, over all processes together.
-        seed: the run's seed.
-        annotator: "random" draws one of the case's valid annotators; a number always takes this one, and
-            leaves out the cases that this annotator did not see.
-        augment: what is drawn.
-        context: neighbouring slices on each side that come with each image, as further channels.
-        rank: this process.
+        batch_size: B, the sum over all processes.
+        seed: seed of the run.
+        annotator: "random" draws one of the valid annotators of each case. A number always uses this annotator and
+            skips cases that the annotator did not annotate.
+        augment: augmentation settings.
+        context: number of neighbouring slices on each side, which are added as channels.
+        rank: number of this process.
         world_size: number of processes.
 
     Raises:
-        ConfigError: the batch cannot be shared out, or there is no such annotator.
-        DataError: no case is left.
+        ConfigError: the batch size is not a multiple of the number of processes, or the annotator does not exist.
+        DataError: there are no cases.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TrainingStream:
     ) -> None:
         if batch_size < 1 or batch_size % world_size:
             raise ConfigError(
-                f"batch_size {batch_size} cannot be shared by {world_size} processes; "
+                f"batch_size {batch_size} cannot be divided among {world_size} processes; "
                 f"use a multiple of {world_size}, such as {max(1, round(batch_size / world_size)) * world_size}"
             )
         if annotator != "random" and not 0 <= annotator < dataset.info.num_annotators:
@@ -99,17 +99,17 @@ class TrainingStream:
         share = batch_size // world_size
         self._share = slice(rank * share, (rank + 1) * share)
         self.rows = dataset.rows(split)
-        """Rows that are trained on, ascending."""
+        """Rows used for training, in ascending order."""
         if annotator != "random":
             self.rows = self.rows[dataset.valid[self.rows, annotator]]
             if not self.rows.size:
                 raise DataError(
-                    f"annotator {annotator} saw no case of split '{split}' in {dataset.path}; use another"
+                    f"annotator {annotator} has no case in split '{split}' of {dataset.path}; use another annotator"
                 )
         self._permutation = lru_cache(maxsize=2)(self._draw_permutation)
 
     def batch(self, step: int, device: torch.device | str = "cpu") -> Batch:
-        """Return this process's share of batch `step`, augmented on `device`."""
+        """Return the share of this process in batch `step`, augmented on `device`."""
         rows = self._draw_rows(step)
         annotators = self._draw_annotators(step, rows)[self._share]
         matrices = draw_augmentation(
@@ -134,7 +134,7 @@ class TrainingStream:
         return Batch(image, labels, rows)
 
     def _images(self, step: int, rows: NDArray[np.int64]) -> Tensor:
-        """Return the images of this process's rows with their neighbours, (B, C * (1 + 2 * context), H, W)."""
+        """Return the images of the given rows with their neighbours, (B, C * (1 + 2 * context), H, W)."""
         if not self.context:
             return torch.from_numpy(np.stack([self.dataset.image(row) for row in rows]))
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "neighbours", step))
@@ -164,16 +164,16 @@ class TrainingStream:
 def prefetch(
     stream: TrainingStream, start: int, stop: int, *, device: torch.device | str = "cpu", depth: int = 2
 ) -> Iterator[Batch]:
-    """Yield the batches of steps `start` to `stop` - 1 in order, made ahead of time in one background thread.
+    """Yield the batches of steps `start` to `stop` - 1 in order, prepared in advance by a background thread.
 
-    An error in the thread is raised here, in its turn. The thread ends when the consumer does.
+    An error in the thread is raised when its batch is due. The thread ends with the consumer.
 
     Args:
-        stream: where the batches come from.
+        stream: stream of batches.
         start: first step.
         stop: one after the last step.
-        device: where they are augmented.
-        depth: how many batches are made ahead at most.
+        device: device for the augmentation.
+        depth: maximum number of batches prepared in advance.
     """
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as executor:
         ahead: deque[Future[Batch]] = deque()

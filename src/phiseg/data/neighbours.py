@@ -1,7 +1,6 @@
-"""Neighbouring slices: which rows of a dataset lie next to each other in the body.
+"""Neighbouring slices: rows of a dataset that are adjacent in the body.
 
-The columns of cases.csv tell: rows that agree in patient, scan, series and lesion are one stack, ordered by the
-whole number `slice`.
+Rows of cases.csv with the same patient, scan, series and lesion form a stack, ordered by the integer `slice`.
 
 N cases, c slices of context on each side.
 """
@@ -12,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 STACK_COLUMNS = ("patient", "scan", "plane", "series", "series_uid", "nodule")
-"""Columns in which slices of one stack agree, where cases.csv has them."""
+"""Columns of cases.csv, if present, that are equal for all slices of a stack."""
 MISSING_ROW = -1
-"""Stands for a neighbour that the dataset does not hold."""
+"""Row number of a neighbour that is not in the dataset."""
 
 
 def neighbour_offsets(context: int) -> list[int]:
-    """Return the order of the slices in the network's channels, relative to the slice itself.
+    """Return the offsets of the slices in the order of the network's input channels.
 
     >>> neighbour_offsets(2)
     [0, -1, 1, -2, 2]
@@ -41,13 +40,13 @@ def with_neighbours(slices: NDArray[np.int64], num_slices: int, context: int) ->
 
 
 def find_neighbours(cases: Sequence[Mapping[str, str]], context: int) -> NDArray[np.int64]:
-    """Return the rows of each case's slice and its neighbours, (N, 1 + 2c), in the order of `neighbour_offsets`.
+    """Return the rows of each case and its neighbours, (N, 1 + 2c), in the order of `neighbour_offsets`.
 
-    `MISSING_ROW` stands where the dataset does not hold the neighbour. Without a column `slice`, all are missing.
+    Neighbours that are not in the dataset are `MISSING_ROW`. Without a column `slice`, all are missing.
 
     Args:
-        cases: the rows of cases.csv.
-        context: c.
+        cases: rows of cases.csv.
+        context: c, the number of neighbours on each side.
     """
     places = [_place(case) for case in cases]
     rows = {place: row for row, place in enumerate(places) if place is not None}
@@ -62,7 +61,7 @@ def find_neighbours(cases: Sequence[Mapping[str, str]], context: int) -> NDArray
 
 
 def _place(case: Mapping[str, str]) -> tuple[tuple[str, ...], int] | None:
-    """Return the stack of a case and its number in it; None where cases.csv does not tell."""
+    """Return the stack of a case and its number in the stack, or None if cases.csv has no slice number."""
     try:
         number = int(case["slice"])
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""A .npy file that grows: rows are appended one at a time, and their number is known only at the end."""
+"""A growing .npy file: rows are appended one at a time, and their number is written at the end."""
 
 import hashlib
 import os
@@ -22,19 +22,19 @@ NPY_ERRORS = (
     SyntaxError,
     OverflowError,
     AttributeError,
-    RuntimeError,  # nested too deep
+    RuntimeError,  # too deeply nested
     MemoryError,
     struct.error,
     tokenize.TokenError,
 )
-"""What numpy raises on a damaged .npy file, whose header it reads as Python."""
+"""Exceptions that NumPy raises for a damaged .npy file, whose header it parses as Python."""
 
 
 class NpyStream:
-    """Writes an array (N, *row_shape) row by row in constant memory, hashing its bytes on the way.
+    """Write an array (N, *row_shape) row by row in constant memory, and compute its hash.
 
-    numpy pads the header so that the first axis can grow in place: it is written for N = 0 at the start, and
-    once more with the true N by `close`.
+    NumPy pads the header so that the first axis can grow in place. The header is written with N = 0 at the start
+    and rewritten with the final N by `close`.
     """
 
     def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -47,7 +47,7 @@ class NpyStream:
         self._start = self._file.tell()
 
     def append(self, row: NDArray[Any]) -> None:
-        """Add one row of the stream's shape and type."""
+        """Append a row with the shape and type of the stream."""
         assert (row.shape, row.dtype) == (self.row_shape, self.dtype), (row.shape, row.dtype)
         data = np.ascontiguousarray(row).tobytes()
         self._hash.update(data)
@@ -56,16 +56,16 @@ class NpyStream:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape so far, (N, *row_shape)."""
+        """Current shape, (N, *row_shape)."""
         return (self.num_rows, *self.row_shape)
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the array's bytes so far, in C order and without the header."""
+        """SHA-256 of the current bytes of the array in C order, without the header."""
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """Write the true number of rows into the header, and everything to the disk."""
+        """Write the final number of rows to the header, and flush everything to disk."""
         if self._file.closed:
             return
         self._file.seek(0)
@@ -91,7 +91,7 @@ class NpyStream:
 
 
 def hash_array(rows: Iterable[NDArray[Any]]) -> str:
-    """Return the SHA-256 of an array's bytes in C order, row by row, as `NpyStream` computes it."""
+    """Return the SHA-256 of the bytes of an array in C order, row by row, as computed by `NpyStream`."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(np.ascontiguousarray(row).tobytes())

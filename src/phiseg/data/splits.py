@@ -1,4 +1,4 @@
-"""Splits by patient: drawn once from a seed, written down, and never recomputed silently."""
+"""Splits by patient. They are drawn once from a seed and stored, never recomputed silently."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,33 +12,32 @@ from phiseg.core.random import derive_seed
 
 SPLIT_NAMES = ("train", "val", "test")
 MAX_NAME = 100
-"""Characters of a split's name."""
+"""Maximum length of a split name in characters."""
 
 
 def split_patients(
     patients: Iterable[str], *, seed: int, fractions: Sequence[float] = (0.6, 0.2, 0.2)
 ) -> dict[str, list[str]]:
-    """Put every patient into exactly one of train, val and test.
+    """Assign every patient to exactly one of train, val and test.
 
-    Depends on the seed and on the set of patients alone, neither on their order nor on repetitions. The
-    counts are the fractions by largest remainder, and no part stays empty while another has some to spare.
+    The result depends only on the seed and the set of patients, not on their order or repetitions. Counts follow
+    the fractions by the largest remainder method. A split with a positive fraction is empty only if there are fewer
+    patients than splits.
 
     >>> {name: len(part) for name, part in split_patients(map(str, range(68)), seed=0).items()}
     {'train': 41, 'val': 14, 'test': 13}
 
     Args:
-        patients: identifiers, repeated or not.
-        seed: the split's seed.
-        fractions: shares of train, val and test, which sum to 1, or percentages, which sum to 100.
+        patients: patient identifiers; repetitions are allowed.
+        seed: seed of the split.
+        fractions: shares of train, val and test that sum to 1, or percentages that sum to 100.
 
     Raises:
-        ConfigError: the fractions are not three such numbers, with some left for training.
+        ConfigError: the fractions are not three such numbers, or the share of train is 0.
     """
     given = ",".join(f"{share:g}" for share in fractions)
     if len(fractions) != len(SPLIT_NAMES):
-        raise ConfigError(
-            f"split fractions {given} are {len(fractions)} numbers; give three, for train, val and test"
-        )
+        raise ConfigError(f"split fractions {given} are {len(fractions)} numbers; give three: train, val and test")
     if math.isclose(sum(fractions), 100, abs_tol=1e-6):
         fractions = [share / 100 for share in fractions]
     if (
@@ -47,7 +46,8 @@ def split_patients(
         or fractions[0] == 0
     ):
         raise ConfigError(
-            f"split fractions {given} must sum to 1 or to 100, none below 0 and train above it, such as 60,20,20"
+            f"split fractions {given} are invalid; they must sum to 1 or 100, without negative numbers and with a "
+            "positive share of train, such as 60,20,20"
         )
     unique = sorted(set(patients))
     order = np.random.default_rng(derive_seed(seed, "split")).permutation(len(unique))
@@ -59,13 +59,13 @@ def split_patients(
 
 
 def parse_fractions(text: str) -> tuple[float, ...]:
-    """Read what the command line gives as fractions; `split_patients` says whether they make sense.
+    """Parse the fractions of the command line. `split_patients` validates them.
 
     >>> parse_fractions("60,20,20")
     (60.0, 20.0, 20.0)
 
     Raises:
-        ConfigError: a part is no number.
+        ConfigError: a part is not a number.
     """
     try:
         return tuple(float(word) for word in text.replace(",", " ").split())
@@ -74,28 +74,28 @@ def parse_fractions(text: str) -> tuple[float, ...]:
 
 
 def write_splits(path: Path, splits: Mapping[str, Sequence[str]], *, seed: int) -> None:
-    """Write splits.json, atomically."""
+    """Write splits.json atomically."""
     write_json(path, {"seed": seed, **{name: [*members] for name, members in splits.items()}})
 
 
 def check_splits(splits: Mapping[str, Sequence[str]], patients: Iterable[str], *, where: str) -> None:
-    """Check that the splits name only known patients, each at most once.
+    """Check that the splits contain only known patients, each at most once.
 
     Raises:
-        DataError: one line with the patient, the split(s) and the cure.
+        DataError: a patient is unknown or in two splits, or the name of a split is too long.
     """
     known = set(patients)
     home: dict[str, str] = {}
     for name, members in splits.items():
         if len(name) > MAX_NAME:
-            raise DataError(f"{where}: a split has a name of {len(name)} characters; give it a short one")
+            raise DataError(f"{where}: a split name has {len(name)} characters; use at most {MAX_NAME}")
         for patient in members:
             if patient not in known:
-                raise DataError(f"{where}: split '{name}' names '{patient}', who has no case; remove that")
+                raise DataError(f"{where}: patient '{patient}' of split '{name}' has no cases; remove the patient")
             if patient in home:
                 raise DataError(
-                    f"{where}: patient '{patient}' is in split '{home[patient]}' and again in '{name}'; "
-                    "keep one, or the scores are of images that training has seen"
+                    f"{where}: patient '{patient}' is in split '{home[patient]}' and in '{name}'; remove the "
+                    "patient from one of them, otherwise the model is tested on training images"
                 )
             home[patient] = name
 
@@ -106,9 +106,9 @@ def _counts(total: int, fractions: Sequence[float]) -> list[int]:
     by_remainder = sorted(range(len(exact)), key=lambda part: counts[part] - exact[part])
     for part in by_remainder[: total - sum(counts)]:
         counts[part] += 1
-    wanted = [part for part, share in enumerate(fractions) if share > 0]
-    for part in wanted:
-        if counts[part] == 0 and total >= len(wanted):
+    used = [part for part, share in enumerate(fractions) if share > 0]
+    for part in used:
+        if counts[part] == 0 and total >= len(used):
             counts[counts.index(max(counts))] -= 1
             counts[part] = 1
     return counts

@@ -1,6 +1,6 @@
-"""Writing a prepared dataset from a stream of cases, in bounded memory.
+"""Write a prepared dataset from a stream of cases in bounded memory.
 
-The folder appears when it is complete; an error or a kill on the way leaves nothing that opens as a dataset.
+The folder appears when it is complete. An error or a kill before that leaves nothing that opens as a dataset.
 
 N cases, A annotators, C image channels, H x W pixels.
 """
@@ -25,20 +25,20 @@ from phiseg.data.store import MISSING, ArrayInfo, Dataset, DatasetInfo, SlicePla
 
 
 class Case(NamedTuple):
-    """One image with what its annotators drew."""
+    """One image with its annotations."""
 
     case: str
-    """Unique name."""
+    """Unique name of the case."""
     patient: str
-    """Splits are made by patient."""
+    """Identifier of the patient, the unit of the splits."""
     image: NDArray[Any]
-    """(C, H, W), stored values."""
+    """(C, H, W) stored values."""
     labels: NDArray[Any]
-    """(A, H, W) class indices; whatever stands at a missing annotator is ignored."""
+    """(A, H, W) class indices; values of missing annotators are ignored."""
     valid: NDArray[np.bool_]
-    """(A,) false where the annotator did not look at this image."""
+    """(A,) false where the annotation is missing."""
     columns: Mapping[str, str | float | int] = {}
-    """Further columns of cases.csv; cases may have different ones."""
+    """Additional columns of cases.csv, which may differ between cases."""
 
 
 def write_dataset(
@@ -65,31 +65,31 @@ def write_dataset(
     """Write a dataset from a stream of cases, holding one image at a time in memory.
 
     Args:
-        out: folder to make; it appears when everything is written, or not at all.
+        out: folder to write. It appears when it is complete.
         name: name of the dataset.
-        classes: class names, the background first.
+        classes: class names, background first.
         num_annotators: A.
         image_shape: (C, H, W) of every image.
-        image_dtype: type the images are stored with; any integer or floating type.
-        intensity: rule that maps a stored value to the network's input.
-        cases: any number of cases, at least one.
-        splits: patients of each split; without it they are split by `seed` and `fractions`.
-        seed: seed of whatever was drawn, the split included.
+        image_dtype: integer or floating type of the stored images.
+        intensity: rule that maps stored values to the network's input.
+        cases: at least one case.
+        splits: patients of each split; None draws them from `seed` and `fractions`.
+        seed: seed of the splits and of generated data.
         fractions: shares of train, val and test.
-        spacing_mm: pixel spacing (vertical, horizontal), when all cases share it.
-        plane: how volumes were sliced, when it is known.
-        centred_on: what every image is centred on; None for whole slices.
-        modality: what made the images, as DICOM names it (CT, MR, PT), when it is known.
-        source: what it was made from.
-        command: the command line, for the record.
-        overwrite: replace a dataset that is there.
+        spacing_mm: pixel spacing (vertical, horizontal), if all cases have the same.
+        plane: plane of the slices, if known.
+        centred_on: object at the centre of every image; None for whole slices.
+        modality: DICOM modality of the images (CT, MR, PT), if known.
+        source: description of the source files.
+        command: command line that created the dataset.
+        overwrite: replace an existing dataset.
 
     Returns:
-        The dataset, opened.
+        The open dataset.
 
     Raises:
-        DataError: a case does not fit the description, by name.
-        OutputError: `out` exists and may not be replaced, or cannot be written.
+        DataError: a case does not match the other arguments.
+        OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
     image_type, label_type, flag = np.dtype(image_dtype), np.dtype(np.uint8), np.dtype(np.bool_)
     assert image_type.kind in "iuf", f"{image_type} is not a numeric type"
@@ -107,7 +107,7 @@ def write_dataset(
             )
             for case in _reading(cases):
                 if case.case in table:
-                    raise DataError(f"case '{case.case}' comes twice; give every case its own name")
+                    raise DataError(f"case '{case.case}' occurs twice; use a unique name for each case")
                 case = case._replace(image=case.image.astype(image_type))
                 _check(case, images.row_shape, labels.row_shape, classes)
                 present = np.asarray(case.valid, dtype=flag)
@@ -116,7 +116,7 @@ def write_dataset(
                 valid.append(present)
                 table[case.case] = {"case": case.case, "patient": case.patient, **case.columns}
         if not table:
-            raise DataError(f"no case of the source could be used, so {out} was not made; the lines above say why")
+            raise DataError(f"the source has no usable case, so {out} was not written; see the messages above")
         patients = [str(row["patient"]) for row in table.values()]
         if splits is None:
             splits = split_patients(patients, seed=seed, fractions=fractions)
@@ -144,7 +144,7 @@ def write_dataset(
 
 
 def _reading(cases: Iterable[Case]) -> Iterator[Case]:
-    """Pass the cases on; what the source cannot read is an error of the data, not of the output folder."""
+    """Yield the cases, and raise read errors of the source as DataError instead of OutputError."""
     try:
         yield from cases
     except OSError as error:
@@ -159,13 +159,15 @@ def _check(case: Case, image_shape: tuple[int, ...], labels_shape: tuple[int, ..
         ("valid", case.valid, labels_shape[:1]),
     ):
         if np.shape(array) != shape:
-            raise DataError(f"{where}: {what} has shape {np.shape(array)}, the dataset has {shape}")
+            raise DataError(f"{where}: {what} has shape {np.shape(array)}, but the dataset has {shape}")
     if not case.case or not case.patient:
         raise DataError(f"{where}: a case needs a name and a patient")
     if not np.isfinite(case.image).all():
-        raise DataError(f"{where}: NaN or infinite pixels as {case.image.dtype}; repair the image or leave it out")
+        raise DataError(
+            f"{where}: the image has NaN or infinite pixels as {case.image.dtype}; fix or remove the image"
+        )
     if not np.any(case.valid):
-        raise DataError(f"{where}: no annotator looked at this image; leave it out")
+        raise DataError(f"{where}: all annotations are missing; remove the case")
     for annotator in np.flatnonzero(case.valid):
         check_classes(case.labels[annotator], classes, where=f"{where}, annotator {annotator}")
 
@@ -175,7 +177,7 @@ def _describe(stream: NpyStream) -> ArrayInfo:
 
 
 def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the union of all cases' columns, in the order in which they first appear."""
+    """Write the union of the columns of all cases in order of first occurrence."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")

@@ -255,7 +255,7 @@ def _note_split(survey: _Survey, patient: str, split: str | None, path: Path) ->
     other = survey.home.setdefault(patient, split)
     if other != split:
         raise DataError(
-            f"{path}: patient '{patient}' is in split '{other}' and again in '{split}', so scores would be of "
+            f"{path}: patient '{patient}' is in split '{other}' and in '{split}', so scores would be of "
             "patients that training has seen; keep one of them, or pass --resplit to split by patient anew"
         )
 

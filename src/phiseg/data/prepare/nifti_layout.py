@@ -189,6 +189,6 @@ def _patients(path: Path, cases: set[str]) -> dict[str, str]:
         if case not in cases:
             raise DataError(f"{path}, line {line}: there is no case '{case}'; correct the name or remove the line")
         if case in patients:
-            raise DataError(f"{path}, line {line}: case '{case}' stands there twice; keep one line")
+            raise DataError(f"{path}, line {line}: case '{case}' occurs twice; keep one line")
         patients[case] = patient
     return patients

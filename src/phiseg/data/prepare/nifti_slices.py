@@ -139,7 +139,7 @@ def read_merged(path: Path, *, merge: Mapping[int, int]) -> Volume:
 
 def _read_classes(path: Path, *, plan: Plan) -> Volume:
     volume = read_merged(path, merge=plan.merge)
-    check_classes(volume.values, plan.classes, where=str(path), cure="use --merge, as in --merge 3:0")
+    check_classes(volume.values, plan.classes, where=str(path), fix="use --merge, as in --merge 3:0")
     return Volume(volume.values.astype(np.uint8), volume.affine)
 
 
