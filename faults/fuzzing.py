@@ -283,7 +283,7 @@ def judge(command: str, code: object, said: str) -> tuple[str, str | None]:
     if any(len(line) > LONGEST_LINE for line in lines):
         return "lost", f"{command}: a line of {max(map(len, lines)):,} characters"
     if code == 0:
-        return "skipped" if "left out" in said else "read", None
+        return "skipped" if "skipped: " in said else "read", None
     told = [line for line in lines if line.startswith("phiseg: ")]
     if command == "predict" and any("is left out: " in line for line in told):
         return "skipped", None

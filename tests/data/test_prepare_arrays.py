@@ -181,8 +181,8 @@ def test_what_is_no_column_is_ignored_and_named(prepare, capfd):
     arrays["objects"] = np.array([{}] * 6, dtype=object)
     dataset = prepare(arrays, window=(0, 1))
     said = capfd.readouterr().err
-    assert "ignored 'note', 'objects', 'volume': no column of one value a row" in said
-    assert "ignored 'patient': cases.csv has a column of that name already; patients are told by 'case_ids'" in said
+    assert "ignored 'note', 'objects', 'volume', not a column with one value per row" in said
+    assert "ignored 'patient', because cases.csv already has a column of this name; use 'case_ids'" in said
     assert list(dataset.cases[0]) == ["case", "patient"]
 
 
@@ -191,8 +191,8 @@ def test_rows_without_a_reader_are_left_out_with_a_count(prepare, capfd):
     valid[[1, 4]] = 0
     dataset = prepare(some_arrays() | {"valid": valid}, window=(0, 1))
     assert dataset.num_cases == 4
-    assert "left out 2 images that no annotator looked at" in capfd.readouterr().err
-    with pytest.raises(DataError, match="no case that an annotator looked at"):
+    assert "skipped 2 images without annotations" in capfd.readouterr().err
+    with pytest.raises(DataError, match="has no annotated case"):
         prepare(some_arrays() | {"valid": valid * 0})
 
 
@@ -204,7 +204,7 @@ def with_pixel(value):
 
 
 BAD = {
-    "no images": ({"masks": np.zeros((2, 1, 3, 3))}, "no array 'images' \\(it holds masks\\)"),
+    "no images": ({"masks": np.zeros((2, 1, 3, 3))}, "no array 'images' \\(found: masks\\)"),
     "no masks": ({"images": np.zeros((2, 3, 3))}, "no array 'masks'"),
     "flat images": (some_arrays() | {"images": np.zeros((6, 8))}, "'images' has shape \\(6, 8\\)"),
     "no rows": (some_arrays() | {"images": np.zeros((0, 8, 10))}, "'images' has shape \\(0, 8, 10\\)"),
@@ -212,27 +212,27 @@ BAD = {
     "other size": (some_arrays() | {"masks": np.zeros((6, 3, 10, 8))}, "'masks' has shape \\(6, 3, 10, 8\\)"),
     "no annotator": (some_arrays() | {"masks": np.zeros((6, 0, 8, 10))}, "at least one annotator"),
     "valid of another shape": (some_arrays() | {"valid": np.ones((6, 2))}, "'valid' has shape \\(6, 2\\)"),
-    "valid of other values": (some_arrays() | {"valid": np.full((6, 3), 2)}, "'valid' must hold only 0 and 1"),
+    "valid of other values": (some_arrays() | {"valid": np.full((6, 3), 2)}, "'valid' must contain only 0 and 1"),
     "too few patients": (some_arrays() | {"case_ids": np.arange(5)}, "'case_ids' has shape \\(5,\\)"),
-    "patients as fractions": (some_arrays() | {"case_ids": np.arange(6) / 2}, "'case_ids' is float64"),
-    "empty split": (some_arrays() | {"split": np.array([""] * 6)}, "'split' has an empty name"),
-    "unprintable patient": (some_arrays() | {"case_ids": np.array(["a\nb"] * 6)}, "cannot be printed"),
+    "patients as fractions": (some_arrays() | {"case_ids": np.arange(6) / 2}, "'case_ids' has type float64"),
+    "empty split": (some_arrays() | {"split": np.array([""] * 6)}, "'split' contains an empty name"),
+    "unprintable patient": (some_arrays() | {"case_ids": np.array(["a\nb"] * 6)}, "unprintable characters"),
     "no Unicode": (
         some_arrays() | {"note": np.full(6, 2**31, dtype=np.uint32).view("<U1")},
-        "its text is no Unicode",
+        "its text is not Unicode",
     ),
-    "surrogate": (some_arrays() | {"note": np.array(["\udc80"] * 6)}, "cannot be printed"),
-    "spacing 0": (some_arrays() | {"pixel_spacing_mm": np.array(0.0)}, "above 0"),
-    "objects": (some_arrays() | {"images": np.array([None] * 6)}, "'images' holds Python objects"),
+    "surrogate": (some_arrays() | {"note": np.array(["\udc80"] * 6)}, "unprintable characters"),
+    "spacing 0": (some_arrays() | {"pixel_spacing_mm": np.array(0.0)}, "finite positive numbers"),
+    "objects": (some_arrays() | {"images": np.array([None] * 6)}, "'images' contains Python objects"),
     "text": (some_arrays() | {"images": np.full((6, 8, 10), "x")}, "pixels are <U1"),
-    "NaN": (with_pixel(np.nan), "case 'row-00002': NaN or infinite pixels"),
+    "NaN": (with_pixel(np.nan), "case 'row-00002': the image has NaN or infinite pixels"),
     "too large for float32": (
         with_pixel(1e300),
         "case 'row-00002': the image has NaN or infinite pixels as float32",
     ),
-    "label 255": (some_arrays() | {"masks": np.full((6, 1, 8, 10), 255)}, "label 255 is no class"),
-    "label -1": (some_arrays() | {"masks": np.full((6, 1, 8, 10), -1)}, "label -1 is no class"),
-    "half a label": (some_arrays() | {"masks": np.full((6, 1, 8, 10), 0.5)}, "masks hold NaN or fractions"),
+    "label 255": (some_arrays() | {"masks": np.full((6, 1, 8, 10), 255)}, "label 255 is not a class"),
+    "label -1": (some_arrays() | {"masks": np.full((6, 1, 8, 10), -1)}, "label -1 is not a class"),
+    "half a label": (some_arrays() | {"masks": np.full((6, 1, 8, 10), 0.5)}, "masks contain NaN or fractions"),
     "Fortran order": (some_arrays() | {"images": np.asfortranarray(np.zeros((6, 8, 10)))}, "ascontiguousarray"),
 }
 
@@ -257,14 +257,14 @@ def test_a_label_beyond_the_classes_names_the_case(prepare):
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        ({"window": (0, 1), "zscore": True}, "exclude each other"),
+        ({"window": (0, 1), "zscore": True}, "cannot be used together"),
         ({"window": (1, 0)}, "the lower one first"),
-        ({"size": 0}, "size 0 must be 1 to 8192"),
-        ({"classes": ("a", "a")}, "two or more different names"),
+        ({"size": 0}, "size 0 is out of range"),
+        ({"classes": ("a", "a")}, "at least two different names"),
         ({"fractions": (1, 1, 1)}, "split fractions"),
-        ({"rescale": (0, 1)}, "slope other than 0"),
-        ({"rescale": (1, float("nan"))}, "slope other than 0"),
-        ({"rescale": (1, 0), "zscore": True}, "--zscore cancels --rescale"),
+        ({"rescale": (0, 1)}, "nonzero slope"),
+        ({"rescale": (1, float("nan"))}, "nonzero slope"),
+        ({"rescale": (1, 0), "zscore": True}, "--rescale has no effect with --zscore"),
     ],
 )
 def test_wrong_options_are_refused(prepare, options, cause):
@@ -359,7 +359,7 @@ def test_an_encrypted_zip_is_one_line(tmp_path):
 
 def test_what_is_no_npz_says_so(tmp_path):
     (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(DataError, match=r"no readable \.npz file"):
+    with pytest.raises(DataError, match=r"not a readable \.npz file"):
         prepare_arrays(tmp_path / "text.npz", tmp_path / "out", progress=False)
     with pytest.raises(DataError, match="does not exist"):
         prepare_arrays(tmp_path / "nowhere.npz", tmp_path / "out", progress=False)

@@ -114,7 +114,7 @@ BAD_GROUPS = {
     "label 2": (lambda g: g["val"]["labels"].fill(2), "case 'val-00000': label 2 is not one of the classes"),
     "NaN": (lambda g: g["val"]["images"].fill(np.nan), "case 'val-00000': NaN or infinite pixels"),
     "text for images": (lambda g: g["val"].update(images=np.full((2, 8, 8), b"a")), "must be numbers"),
-    "fractions for uids": (lambda g: g["val"].update(uids=np.array([0.5, 1])), "must be text or whole numbers"),
+    "fractions for uids": (lambda g: g["val"].update(uids=np.array([0.5, 1])), "must be text or integers"),
 }
 
 
@@ -154,7 +154,7 @@ def test_an_hdf5_file_may_not_lead_to_other_files(prepare, hdf5, tmp_path, kind)
             layout = h5py.VirtualLayout((6, 8, 8), "f8")
             layout[:] = h5py.VirtualSource("secret.h5", "images", (6, 8, 8))
             file["train"].create_virtual_dataset("images", layout)
-    with pytest.raises(DataError, match=r"is a link|keeps its values in other files"):
+    with pytest.raises(DataError, match=r"is a link|stores its values in other files"):
         prepare(path)
 
 
@@ -359,9 +359,9 @@ def test_a_malicious_pickle_does_not_run(prepare, pickled, tmp_path, name):
             pickle.load(file)
         assert marker.exists()
         marker.unlink()
-    with pytest.raises(DataError, match=r"is no pickle of numpy arrays|is neither HDF5 nor a pickle"):
+    with pytest.raises(DataError, match=r"is not a pickle of NumPy arrays|is not an HDF5 file"):
         prepare(path)
-    with pytest.raises(DataError, match="is no pickle of numpy arrays"):
+    with pytest.raises(DataError, match="is not a pickle of NumPy arrays"):
         legacy_pickle.load(path)
     assert not marker.exists()
 
@@ -395,7 +395,7 @@ BOMBS = {
 def test_a_small_pickle_takes_little_memory(pickled, name):
     path = pickled(BOMBS[name])
     tracemalloc.start()
-    with pytest.raises(DataError, match="is no pickle of numpy arrays"):
+    with pytest.raises(DataError, match="is not a pickle of NumPy arrays"):
         legacy_pickle.load(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -403,17 +403,23 @@ def test_a_small_pickle_takes_little_memory(pickled, name):
 
 
 BAD_CROPS = {
-    "a list": ([1, 2], "holds no dict of crops"),
-    "an empty dict": ({}, "has no case"),
-    "numbers": ({"a": 3}, "crop 'a' lacks its image"),
-    "no uid": ({"a": {"image": np.zeros((4, 4)), "masks": []}}, "crop 'a' lacks"),
+    "a list": ([1, 2], "does not contain a dict of crops"),
+    "an empty dict": ({}, "has no annotated case"),
+    "numbers": ({"a": 3}, "crop 'a' has no image"),
+    "no uid": ({"a": {"image": np.zeros((4, 4)), "masks": []}}, "crop 'a' has no"),
     "no masks": ({"a": {"image": np.zeros((4, 4)), "masks": [], "series_uid": "1"}}, "not one array"),
     "text masks": ({"a": {"image": np.zeros((4, 4)), "masks": "abcd", "series_uid": "1"}}, "not one array"),
-    "flat image": ({"a": {"image": np.zeros(4), "masks": [np.zeros((4, 4))], "series_uid": "1"}}, "no array"),
-    "uid of arrays": ({"a": {"image": np.zeros((4, 4)), "masks": [np.zeros((4, 4))], "series_uid": []}}, "no text"),
+    "flat image": (
+        {"a": {"image": np.zeros(4), "masks": [np.zeros((4, 4))], "series_uid": "1"}},
+        "is not an array",
+    ),
+    "uid of arrays": (
+        {"a": {"image": np.zeros((4, 4)), "masks": [np.zeros((4, 4))], "series_uid": []}},
+        "is not text",
+    ),
     "text pixels": (
         {"a": {"image": np.full((4, 4), "x"), "masks": [np.zeros((4, 4))], "series_uid": "1"}},
-        "crop|case 'a': its pixels are <U1",
+        "crop|case 'a': the pixels are <U1",
     ),
     "other size": (
         some_crops() | {"z": {"image": np.zeros((4, 4)), "masks": [np.zeros((4, 4))] * 4, "series_uid": "1"}},
@@ -553,7 +559,7 @@ def test_pngs_of_another_size_or_colour_are_named(prepare, crops_folder, capfd):
     root, _ = crops_folder(PATIENTS)
     Image.new("RGB", (8, 8)).save(root / "val" / "images" / "LIDC-IDRI-0001" / "z-10.0_c0.png")
     assert prepare(root).num_cases == 7
-    assert "its pixels are RGB, not grey" in capfd.readouterr().err
+    assert "its mode is RGB, not grey" in capfd.readouterr().err
     crops_folder([("test", "big")], size=9)
     with pytest.raises(DataError, match=r"case 'big/z-10.0_c0' has an image \(1, 9, 9\)"):
         prepare(root)
@@ -593,7 +599,7 @@ def test_lidc_idri_slices_are_read_in_the_order_of_nodules_and_slices(prepare, s
     assert dataset.valid.all()
     assert sorted(chain(*dataset.splits.values())) == ["LIDC-IDRI-0001", "LIDC-IDRI-0002"]
     assert dataset.info.source["kind"] == "LIDC-IDRI-slices"
-    assert "not Hounsfield units" in capfd.readouterr().err
+    assert "cannot be converted to Hounsfield units" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["images", "mask-0", "mask-3"])
@@ -640,9 +646,9 @@ def test_what_is_none_of_them_says_so(prepare, tmp_path):
     (tmp_path / "nothing").write_text("")
     (tmp_path / "folder").mkdir()
     for name in ("text", "nothing"):
-        with pytest.raises(DataError, match="is neither HDF5 nor a pickle nor a folder"):
+        with pytest.raises(DataError, match="is not an HDF5 file, a pickle or a folder"):
             prepare(tmp_path / name)
-    with pytest.raises(DataError, match=r"no PNGs in a known layout; give a folder that holds images/PATIENT"):
+    with pytest.raises(DataError, match=r"no PNG files in a known layout; give a folder with images/PATIENT"):
         prepare(tmp_path / "folder")
     with pytest.raises(DataError, match="No such file"):
         prepare(tmp_path / "nowhere")

@@ -419,7 +419,7 @@ def garbage(source, folder):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (sagittal, "not an axial slice"),
+        (sagittal, "has no axial slices"),
         (no_pixels_at_all, "no readable image"),
         (nobody, "no PatientID"),
         (broken_xml, "damaged"),
@@ -434,7 +434,7 @@ def test_a_broken_series_is_told_and_the_others_go_on(lidc_source, good, prepare
     assert {case["patient"] for case in dataset.cases} == {"good"}
     lines = dataset.info.source["left_out"]
     assert any(reason in line and str(folder) in line for line in lines), lines
-    assert all(f"left out: {line}" in capfd.readouterr().err for line in lines[:1])
+    assert all(f"skipped: {line}" in capfd.readouterr().err for line in lines[:1])
 
 
 def test_flipped_slices_are_used_as_they_are(lidc_source, good, prepare):

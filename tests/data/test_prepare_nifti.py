@@ -180,7 +180,7 @@ def test_patients_of_several_cases_stay_together(source):
         ("case,patient\np1,anna\np1,bob\n", r"patients\.csv, line 3: case 'p1' occurs twice"),
         (
             "case;patient\np1;anna\n",
-            r"patients\.csv, line 2: no case or no patient; the first line is 'case,patient'",
+            r"patients\.csv, line 2: no case or no patient; the first line must be 'case,patient'",
         ),
     ],
 )
@@ -428,7 +428,7 @@ BAD = {
     damage_bytes: r"p2/image\.nii\.gz cannot be read as NIfTI",
     damage_labels: r"rater-bo\.nii\.gz contains 0\.5, which is not a class index",
     damage_time: r"rater-bo\.nii\.gz has 4 dimensions",
-    damage_contrast: r"p2/image\.nii\.gz: every voxel has the same value",
+    damage_contrast: r"p2/image\.nii\.gz: all voxels have the same value",
     remove_image: r"p2/rater-al\.nii\.gz has no image; add .*p2/image\.nii\.gz",
     remove_raters: r"p2/image\.nii\.gz has no rater",
     double_image: r"image\.nii and image\.nii\.gz are both there",
@@ -446,7 +446,7 @@ def test_one_bad_case_is_told_left_out_and_counted(source, cli, damage):
     assert {row["scan"] for row in dataset.cases} == {"p1", "p3"}
     (reason,) = dataset.info.source["left_out"]
     assert "case 'p2'" in reason
-    assert "left out: case 'p2': " in done.err
+    assert "skipped: case 'p2': " in done.err
     assert "phiseg: 1 of 3 cases left out" in done.err
     assert "Traceback" not in done.err
 
@@ -472,7 +472,7 @@ def test_when_every_case_is_bad_it_is_an_error_and_nothing_is_written(source, cl
         (source / case / "image.nii.gz").write_bytes(b"no")
     done = cli("prepare", "nifti", source, source.parent / "out")
     assert done.code == 2
-    assert "none of its cases can be used" in done.err
+    assert "has no usable case; see the messages above" in done.err
     for case in ("p1", "p2", "p3"):
         write(source / case / "image.nii.gz", np.full(SHAPE, np.nan, np.float32))
     assert "the source has no usable case" in cli("prepare", "nifti", source, source.parent / "out").err
@@ -482,7 +482,7 @@ def test_when_every_case_is_bad_it_is_an_error_and_nothing_is_written(source, cl
 def test_a_folder_without_a_case_names_both_layouts(tmp_path):
     (tmp_path / "src" / "empty").mkdir(parents=True)
     with pytest.raises(
-        DataError, match=r"src has no case; expected <case>/image\.nii\.gz .*or imagesTr/<case>_0000"
+        DataError, match=r"src has no cases; expected <case>/image\.nii\.gz .*or imagesTr/<case>_0000"
     ):
         prepare(tmp_path / "src")
     with pytest.raises(DataError, match=r"nowhere is no folder"):
@@ -495,7 +495,7 @@ def test_gaps_in_channels_and_labels_without_an_image_leave_the_case_out(nnunet,
     dataset = prepare(nnunet)
     assert {row["scan"] for row in dataset.cases} == {"c_2"}
     told = capfd.readouterr().err
-    assert "c_1_0001.nii.gz: channels 0001 are not 0000, 0001 and so on" in told
+    assert "c_1_0001.nii.gz: the channels are 0001, but must be 0000, 0001 and so on" in told
     assert "labelsTr_a/c_9.nii.gz has no image" in told
 
 
@@ -508,14 +508,14 @@ def test_channels_on_different_grids_are_an_error(nnunet):
 @pytest.mark.parametrize("text", ["{", '{"labels": {"whole": [1, 2]}}', "[]", '{"labels": {"a": 1, "b": 1}}'])
 def test_names_that_cannot_be_read_may_be_given_instead(nnunet, text):
     (nnunet / "dataset.json").write_text(text)
-    with pytest.raises(DataError, match=r'dataset\.json: its "labels" are not such as .*pass --classes'):
+    with pytest.raises(DataError, match=r'dataset\.json: "labels" must be of the form .*set --classes'):
         prepare(nnunet)
     assert prepare(nnunet, classes=("a", "b", "c", "d")).info.classes == ("a", "b", "c", "d")
 
 
 def test_one_name_is_not_enough(nnunet):
     (nnunet / "dataset.json").write_text('{"labels": {"background": 0}}')
-    with pytest.raises(ConfigError, match="1 class names; there must be 2 to 255"):
+    with pytest.raises(ConfigError, match="there are 1 class names; give 2 to 255"):
         prepare(nnunet)
 
 
@@ -539,12 +539,12 @@ def test_an_existing_folder_is_kept_unless_it_may_be_replaced(source):
         (["--merge", "3:0", "3:1"], "--merge maps label 3 to both 0 and 1"),
         (["--size", "1x2x3"], "--size '1x2x3' is not a size in pixels"),
         (["--size", "0"], "size 0 x 0 must be 1 to 8192 pixels"),
-        (["--spacing", "-1"], "spacing -1 must be millimetres above 0"),
-        (["--spacing", "nan"], "spacing nan must be millimetres above 0"),
-        (["--window", "5", "1"], "window (5.0, 1.0) must be two numbers, the lower one first"),
+        (["--spacing", "-1"], "spacing -1 is invalid; give a positive number"),
+        (["--spacing", "nan"], "spacing nan is invalid; give a positive number"),
+        (["--window", "5", "1"], "window (5.0, 1.0) is invalid; give two numbers, the lower one first"),
         (["--fractions", "0,50,50"], "split fractions"),
-        (["--classes", "a", "b", "a"], "two classes of a, b, a have the same name"),
-        (["--classes", "one"], "1 class names; there must be 2 to 255"),
+        (["--classes", "a", "b", "a"], "two of the classes a, b, a have the same name"),
+        (["--classes", "one"], "there are 1 class names; give 2 to 255"),
     ],
 )
 def test_wrong_options_are_told_before_any_work(source, cli, words, message):
@@ -563,7 +563,7 @@ def test_a_file_with_a_misspelt_name_is_told(source, cli):
     (source / "p1" / "Rater-3.nii.gz").write_bytes((source / "p1" / "image.nii.gz").read_bytes())
     done = cli("prepare", "nifti", source, source.parent / "out")
     assert done.code == 0
-    assert "Rater-3.nii.gz is neither image nor rater-<name>" in done.err
+    assert "Rater-3.nii.gz is not named image or rater-<name>" in done.err
     assert "cases left out" not in done.err
 
 

@@ -65,7 +65,7 @@ def test_fractions_without_meaning_are_refused(fractions):
 
 
 def test_a_patient_twice_in_one_split_is_found_too():
-    with pytest.raises(DataError, match="again in 'train'"):
+    with pytest.raises(DataError, match="twice in split 'train'"):
         check_splits({"train": ["a", "a"]}, ["a"], where="splits.json")
 
 

@@ -183,7 +183,7 @@ def test_an_existing_folder_is_replaced_only_on_demand(folder):
     [
         ({"image": np.zeros((1, 5, 7), np.int16)}, r"'case-1': image has shape \(1, 5, 7\)"),
         ({"labels": np.zeros((2, 5, 7))}, r"labels has shape \(2, 5, 7\)"),
-        ({"valid": np.zeros(3, bool)}, "no annotator"),
+        ({"valid": np.zeros(3, bool)}, "all annotations are missing"),
         ({"labels": np.full((3, 5, 7), 3)}, r"'case-1', annotator 0: label 3 .*0 background, 1 inner, 2 outer"),
         ({"labels": np.full((3, 5, 7), -1)}, "label -1"),
         ({"case": "case-0"}, "'case-0' occurs twice"),
@@ -253,12 +253,12 @@ def edit_json(path, **changes):
         ({"format": "coco"}, "not the manifest of a phiseg dataset"),
         ({"version": 2, "new": 1}, "version 2"),
         ({"clases": []}, "did you mean 'classes'"),
-        ({"num_annotators": 4}, "do not fit"),
+        ({"num_annotators": 4}, "do not match"),
         ({"classes": ["a", "a", "b"]}, "same name"),
         ({"intensity": {"kind": "window"}}, "low < high"),
         (
             {"arrays": {key: {"sha256": "", "shape": [], "dtype": "u1"} for key in ("images", "labels")}},
-            "do not fit",
+            "do not match",
         ),
     ],
 )

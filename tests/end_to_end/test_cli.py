@@ -136,7 +136,7 @@ def test_info_tells_about_a_dataset(tour, cli):
         "phantom-lesion",
         "15 (train 9 cases",
         "0 background, 1 lesion",
-        "4 a case, 0 of 60",
+        "4 per case, 0 of 60",
         "phiseg prepare",
     ):
         assert words in told

@@ -56,7 +56,7 @@ def test_show_writes_a_picture_once(cli, zones, tmp_path):
 def test_show_refuses_what_it_cannot_do(cli, lesions, tmp_path):
     (tmp_path / "folder.png").mkdir()
     for out, problem in (
-        (tmp_path / "sheet.pdf", "let it end in .png"),
+        (tmp_path / "sheet.pdf", "ends in .png"),
         (tmp_path / "folder.png", "is a folder; pass the name of a file"),
         (lesions / "dataset.json" / "sheet.png", "is not a writable directory"),
     ):

@@ -279,8 +279,8 @@ def test_temperatures_are_stored_and_used_until_told_otherwise(cli, trained, les
     done = cli("calibrate", run, "--data", lesions, "--num-samples", 4)
     assert done.code == 0
     assert "area_coverage" in done.out
-    assert "on the 3 cases of 3 patients it was fitted on (split 'val', 4 samples a case):" in done.out
-    assert "3 patients of split 'val' have two annotators, too few to tell a gain from chance" in done.err
+    assert "scores on the 3 fitted cases of 3 patients (split 'val', 4 samples per case):" in done.out
+    assert "only 3 patients of split 'val' have two annotators" in done.err
     stored = json.loads((run / "model" / "calibration.json").read_text())
     assert stored["fit"]["split"] == "val"
     assert (stored["fit"]["num_cases"], stored["fit"]["num_patients"]) == (3, 3)

@@ -23,7 +23,7 @@ from faults.trees import differences, half_written
     ("code", "said", "seen"),
     [
         (2, "phiseg: error: x.nii is damaged; copy it again", "rejected"),
-        (0, "phiseg: left out: case 'a': damaged\nwritten", "skipped"),
+        (0, "phiseg: skipped: case 'a': damaged\nwritten", "skipped"),
         (0, "written", "read"),
         (2, "reading: 100%|####| 3/3 [00:01<00:00, 2.9case/s]\nphiseg: error: bad", "rejected"),
         (2, 'Traceback (most recent call last):\n  File "a.py", line 3\nValueError: no', "lost"),

@@ -136,7 +136,7 @@ def test_the_command_exports_another_size_without_temperatures_and_a_bundle(save
     ("words", "reason"),
     [
         ([], "give --onnx FILE, --monai-bundle DIR or both"),
-        (["--monai-bundle", "new", "--size", "8", "8"], "--size is for --onnx FILE"),
+        (["--monai-bundle", "new", "--size", "8", "8"], "--size applies to --onnx FILE only"),
         (["--onnx", "new", "--size", "0", "8"], "size 0 x 8"),
     ],
 )

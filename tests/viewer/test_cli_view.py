@@ -26,7 +26,7 @@ def test_without_a_port_the_next_free_one_is_taken():
 
 
 def test_a_named_port_that_is_taken_is_one_line_with_the_cure(taken):
-    with pytest.raises(ConfigError, match=rf"port {taken} of 127.0.0.1 cannot be used .*; leave --port out"):
+    with pytest.raises(ConfigError, match=rf"cannot use port {taken} of 127.0.0.1 .*; omit --port"):
         listen("127.0.0.1", taken)
 
 

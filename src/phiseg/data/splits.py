@@ -93,6 +93,8 @@ def check_splits(splits: Mapping[str, Sequence[str]], patients: Iterable[str], *
             if patient not in known:
                 raise DataError(f"{where}: patient '{patient}' of split '{name}' has no cases; remove the patient")
             if patient in home:
+                if home[patient] == name:
+                    raise DataError(f"{where}: patient '{patient}' is twice in split '{name}'; remove one entry")
                 raise DataError(
                     f"{where}: patient '{patient}' is in split '{home[patient]}' and in '{name}'; remove the "
                     "patient from one of them, otherwise the model is tested on training images"

@@ -1,18 +1,18 @@
-"""Anybody's arrays: one .npz file with images and masks.
+"""Prepare arrays from an .npz file with images and masks.
 
     phiseg prepare arrays FILE.npz DATA
 
-| key | shape | what |
+| key | shape | content |
 |---|---|---|
-| `images` | (N, H, W) or (N, H, W, C) | any numbers |
-| `masks` | (N, A, H, W), or (N, H, W) of one annotator | class indices |
-| `valid` | (N, A) | false where that annotator did not look at that image; by default all looked |
-| `case_ids` | (N,) | the patient; by default every row is a patient of its own |
-| `split` | (N,) | name of the split; by default patients are split by a seed |
-| `pixel_spacing_mm` | a number, (N,) or (N, 2) | vertical and horizontal |
+| `images` | (N, H, W) or (N, H, W, C) | numbers |
+| `masks` | (N, A, H, W), or (N, H, W) for one annotator | class indices |
+| `valid` | (N, A) | false where the annotation is missing; by default none is |
+| `case_ids` | (N,) | patient; by default each row is a separate patient |
+| `split` | (N,) | name of the split; by default patients are split at random |
+| `pixel_spacing_mm` | a number, (N,) or (N, 2) | vertical and horizontal spacing |
 
-Every other array (N,), or (N, M) with a small M, becomes a column, or M of them, of cases.csv. The columns `nodule`
-and `slice` also name the case: PATIENT-nodule-N-slice-M.
+Other arrays (N,), or (N, M) with a small M, become columns of cases.csv. The columns `nodule` and `slice` are also
+used in the names of cases: PATIENT-nodule-N-slice-M.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from phiseg.data.store import Dataset
 from phiseg.data.writer import Case
 
 MAX_COLUMNS = 16
-"""An array (N, M) becomes M columns only up to this M."""
+"""Maximum M for which an array (N, M) becomes M columns."""
 
 _KNOWN = ("images", "masks", "valid", "case_ids", "split", "pixel_spacing_mm")
 _TAKEN = ("case", "patient", "spacing_mm")
@@ -47,19 +47,19 @@ def prepare_arrays(
     command: str = "",
     progress: bool = True,
 ) -> Dataset:
-    """Write an .npz file as a prepared dataset, reading it row by row.
+    """Convert an .npz file to a prepared dataset, row by row.
 
     Args:
-        path: the .npz file; nothing in it is unpickled.
-        out: folder to make.
-        options: what the user decides.
-        overwrite: replace a dataset that is there.
-        command: the command line, for the record.
+        path: .npz file; nothing in it is unpickled.
+        out: folder of the dataset to write.
+        options: options chosen by the user.
+        overwrite: replace an existing dataset.
+        command: command line to store in the dataset.
         progress: show progress bars.
 
     Raises:
-        DataError: the file is damaged, or its arrays do not fit together, in one line with the cure.
-        OutputError: `out` exists and may not be replaced, or cannot be written.
+        DataError: the file is damaged, or the shapes of its arrays do not match.
+        OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     with Npz(path) as npz:
@@ -81,7 +81,7 @@ def sha256_of(path: Path) -> str:
 
 
 class ArraysSource:
-    """The rows of an .npz file; only `images` and `masks` stay on the disk."""
+    """Rows of an .npz file. `images` and `masks` are read from disk row by row, all other arrays are in memory."""
 
     def __init__(self, npz: Npz) -> None:
         self.path = npz.path
@@ -93,7 +93,7 @@ class ArraysSource:
         self._check(
             "masks",
             len(masks.shape) in (3, 4) and masks.shape[0] == num_rows and [*masks.shape[-2:]] == size,
-            f"({num_rows}, A, {size[0]}, {size[1]}) to go with images {images.shape}",
+            f"({num_rows}, A, {size[0]}, {size[1]}) to match images {images.shape}",
         )
         self._num_annotators = masks.shape[1] if len(masks.shape) == 4 else 1
         self._check("masks", self._num_annotators > 0, "at least one annotator")
@@ -101,7 +101,7 @@ class ArraysSource:
         self._patients = self._read_names("case_ids")
         self._splits = self._read_names("split")
         if self._splits and ({"", "seed"} & {*self._splits}):
-            raise DataError(f"{self.path}: 'split' has an empty name or 'seed'; use train, val and test")
+            raise DataError(f"{self.path}: 'split' contains an empty name or 'seed'; use train, val and test")
         spacing = self._read_spacing()
         self.spacing_mm = self._shared(spacing)
         self._columns = self._spacing_columns(spacing) | self._read_columns()
@@ -124,7 +124,7 @@ class ArraysSource:
             yield Item(case, self._splits[row] if self._splits else None)
 
     def _case_names(self) -> list[str]:
-        """Name each case by its patient with nodule and slice where that is unique, else with its row."""
+        """Name each case by patient, nodule and slice if that is unique, otherwise by patient and row."""
         if not self._patients:
             return [f"row-{row:05d}" for row in range(self._num_rows)]
         if {"nodule", "slice"} <= self._columns.keys():
@@ -138,7 +138,7 @@ class ArraysSource:
         if not fits:
             shape = self._npz.header(key).shape
             raise DataError(
-                f"{self.path}: '{key}' has shape {shape}, it must have {expected}; transpose it (numpy.moveaxis)"
+                f"{self.path}: '{key}' has shape {shape}, expected {expected}; transpose it (numpy.moveaxis)"
             )
 
     def _read_valid(self) -> NDArray[np.bool_]:
@@ -146,37 +146,37 @@ class ArraysSource:
         if not self._has("valid"):
             return np.ones(shape, dtype=np.bool_)
         header = self._npz.header("valid")
-        self._check("valid", header.shape == shape, f"{shape} to go with the masks")
+        self._check("valid", header.shape == shape, f"{shape} to match the masks")
         valid = self._npz.read("valid")
         if valid.dtype.kind not in "biuf" or not np.isin(valid, (0, 1)).all():
             raise DataError(
-                f"{self.path}: 'valid' must hold only 0 and 1: 1 where that annotator looked at that row"
+                f"{self.path}: 'valid' must contain only 0 and 1; use 0 where the annotation is missing"
             )
         return valid.astype(np.bool_)
 
     def _read_names(self, key: str) -> list[str]:
-        """Return one name a row, or nothing where the file has no such key."""
+        """Return one name per row, or an empty list if the file has no such key."""
         if not self._has(key):
             return []
         header = self._npz.header(key)
-        self._check(key, header.shape == (self._num_rows,), f"({self._num_rows},), one name a row")
+        self._check(key, header.shape == (self._num_rows,), f"({self._num_rows},), one name per row")
         if header.dtype.kind not in "iuSU":
-            raise DataError(f"{self.path}: '{key}' is {header.dtype}; save it as text or whole numbers")
+            raise DataError(f"{self.path}: '{key}' has type {header.dtype}; save it as text or integers")
         return self._texts(key, self._npz.read(key))
 
     def _read_spacing(self) -> NDArray[np.float64] | None:
-        """Return (N, 2): vertical and horizontal; None where the file has none."""
+        """Return the vertical and horizontal spacing (N, 2), or None if the file has none."""
         if not self._has("pixel_spacing_mm"):
             return None
         header = self._npz.header("pixel_spacing_mm")
         shapes = ((), (1,), (self._num_rows,), (self._num_rows, 2))
         self._check("pixel_spacing_mm", header.shape in shapes, f"({self._num_rows},) or ({self._num_rows}, 2)")
         if header.dtype.kind not in "iuf":
-            raise DataError(f"{self.path}: 'pixel_spacing_mm' is {header.dtype}; save it as numbers")
+            raise DataError(f"{self.path}: 'pixel_spacing_mm' has type {header.dtype}; save it as numbers")
         spacing = self._npz.read("pixel_spacing_mm").astype(np.str_).astype(np.float64)  # 0.7 of float32 stays 0.7
         if not (np.isfinite(spacing) & (spacing > 0)).all():
             raise DataError(
-                f"{self.path}: 'pixel_spacing_mm' must hold finite numbers above 0; correct or remove it"
+                f"{self.path}: 'pixel_spacing_mm' must contain finite positive numbers; fix or remove it"
             )
         if spacing.size == 1:
             spacing = spacing.reshape(1)
@@ -195,7 +195,7 @@ class ArraysSource:
         return {f"spacing_mm_{axis}": self._texts("pixel_spacing_mm", spacing[:, axis]) for axis in (0, 1)}
 
     def _read_columns(self) -> dict[str, list[str]]:
-        """Return every further column of the table, and tell which arrays are none."""
+        """Return the additional columns of the table, and report arrays that are ignored."""
         columns: dict[str, list[str]] = {}
         ignored = list(self._npz.unreadable)
         for key, (shape, dtype, *_) in self._npz.headers.items():
@@ -214,13 +214,13 @@ class ArraysSource:
                 columns |= {f"{key}_{i}": self._texts(key, values[:, i]) for i in range(shape[1])}
         for key in sorted(set(ignored) & set(_TAKEN)):
             tell(
-                f"{self.path}: ignored '{key}': cases.csv has a column of that name already; patients are told by "
-                "'case_ids', spacing by 'pixel_spacing_mm'"
+                f"{self.path}: ignored '{key}', because cases.csv already has a column of this name; use "
+                "'case_ids' for patients and 'pixel_spacing_mm' for the spacing"
             )
         others = sorted(set(ignored) - set(_TAKEN))
         if others:
             names = ", ".join(f"'{key}'" if key.isprintable() else repr(key) for key in others)
-            tell(f"{self.path}: ignored {names}: no column of one value a row")
+            tell(f"{self.path}: ignored {names}, not a column with one value per row")
         return columns
 
     def _texts(self, key: str, values: NDArray[Any]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Reading .npz files of strangers: row by row, without unpickling, and without believing what a header says.
+"""Read untrusted .npz files row by row, without unpickling.
 
-An .npz is a zip of .npy files. A header is believed only where it agrees with the size of its member.
+An .npz file is a zip archive of .npy files. A header is accepted only if it agrees with the size of its member.
 """
 
 import lzma
@@ -21,31 +21,31 @@ from phiseg.core.errors import DataError
 from phiseg.data.npy import NPY_ERRORS
 
 MAX_ROW_BYTES = 2**30
-"""A single image, or all masks of one, may not be larger."""
+"""Maximum size of an image, or of all masks of an image."""
 MAX_TABLE_BYTES = 2**28
-"""An array that is read as a whole may not be larger."""
+"""Maximum size of an array that is read as a whole."""
 
-_CURE = "save it again with numpy.savez"
+_SAVE_AGAIN = "save it again with numpy.savez"
 
 
 class Header(NamedTuple):
-    """What a member says about itself."""
+    """Header of a .npy file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     fortran: bool
     offset: int
-    """Bytes before the array."""
+    """Number of bytes before the array."""
 
 
 class Npz:
-    """An open .npz file; its headers are read and checked, its arrays are not."""
+    """An open .npz file. The headers are validated on opening, the arrays when they are read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.headers: dict[str, Header] = {}
         self.unreadable: dict[str, str] = {}
-        """Members that hold no plain array, with the reason."""
+        """Members that are not plain arrays, with the reason."""
         with _border(path):
             self._zip = zipfile.ZipFile(path)
         try:
@@ -63,68 +63,71 @@ class Npz:
         self._zip.close()
 
     def header(self, key: str) -> Header:
-        """Return what an array says about itself.
+        """Return the header of an array.
 
         Raises:
-            DataError: there is no such array, or it holds something else than plain values.
+            DataError: the array does not exist or does not contain plain values.
         """
         if key in self.unreadable:
-            raise DataError(f"{self.path}: '{key}' {self.unreadable[key]}; {_CURE}")
+            raise DataError(f"{self.path}: '{key}' {self.unreadable[key]}; {_SAVE_AGAIN}")
         if key not in self.headers:
             found = ", ".join(sorted({*self.headers, *self.unreadable})[:20]) or "nothing"
-            raise DataError(f"{self.path} holds no array '{key}' (it holds {found}); {_CURE} and that name")
+            raise DataError(f"{self.path} has no array '{key}' (found: {found}); {_SAVE_AGAIN} and this name")
         return self.headers[key]
 
     def rows(self, key: str) -> Iterator[NDArray[Any]]:
-        """Yield an array's rows one at a time, as read-only views of what was read."""
+        """Yield the rows of an array one at a time, read-only."""
         header = self.header(key)
         shape = header.shape[1:]
         length = math.prod(shape) * header.dtype.itemsize
         if header.fortran and len(header.shape) > 1:
             raise DataError(
-                f"{self.path}: '{key}' is in Fortran order, column by column; save numpy.ascontiguousarray of it"
+                f"{self.path}: '{key}' is in Fortran order; save it in C order with numpy.ascontiguousarray"
             )
         if length > MAX_ROW_BYTES:
-            raise DataError(f"{self.path}: one row of '{key}' {shape} is larger than 1 GiB; cut the images smaller")
+            raise DataError(f"{self.path}: one row of '{key}' {shape} is larger than 1 GiB; use smaller images")
         with _border(self.path, key), self._zip.open(f"{key}.npy") as file:
             _exactly(file, header.offset)
             for _ in range(header.shape[0]):
                 yield np.frombuffer(_exactly(file, length), dtype=header.dtype).reshape(shape)
-            file.read(1)  # at the end the zip's checksum is compared
+            file.read(1)  # verifies the checksum of the zip archive
 
     def read(self, key: str) -> NDArray[Any]:
         """Return a small array as a whole."""
         header = self.header(key)
         length = math.prod(header.shape) * header.dtype.itemsize
         if length > MAX_TABLE_BYTES:
-            raise DataError(f"{self.path}: '{key}' {header.shape} of {header.dtype} is too large; shorten its text")
+            raise DataError(f"{self.path}: '{key}' {header.shape} of {header.dtype} is too large; use shorter text")
         with _border(self.path, key), self._zip.open(f"{key}.npy") as file:
             _exactly(file, header.offset)
             values = np.frombuffer(_exactly(file, length), dtype=header.dtype)
             file.read(1)
             if not is_unicode(values):
-                raise ValueError("its text is no Unicode")
+                raise ValueError("its text is not Unicode")
             return values.reshape(header.shape, order="F" if header.fortran else "C")
 
     def _read_header(self, key: str) -> None:
         with _border(self.path, key), self._zip.open(f"{key}.npy") as file:
             version = npy_format.read_magic(file)
             if version not in ((1, 0), (2, 0)):
-                raise ValueError(f"its .npy format {version} is not known")
+                raise ValueError(f"unknown .npy format version {version}")
             read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
             shape, fortran, dtype = read(file)
             offset = file.tell()
             size = self._zip.getinfo(f"{key}.npy").file_size
         if dtype.hasobject or dtype.kind not in "biufcSUmM" or dtype.itemsize == 0:
-            self.unreadable[key] = "holds Python objects or records, not plain values"
+            self.unreadable[key] = "contains Python objects or records, not plain values"
         elif any(length < 0 for length in shape) or offset + math.prod(shape) * dtype.itemsize != size:
-            raise DataError(f"{self.path}: '{key}' says {dtype} {shape} but holds {size - offset} bytes; {_CURE}")
+            raise DataError(
+                f"{self.path}: the header of '{key}' states {dtype} {shape}, but there are {size - offset} bytes; "
+                f"{_SAVE_AGAIN}"
+            )
         else:
             self.headers[key] = Header(shape, dtype, fortran, offset)
 
 
 def is_unicode(values: NDArray[Any]) -> bool:
-    """Return whether text of a stranger, (N,) as it was read, is made of characters; numbers always are."""
+    """Return whether untrusted text, (N,), consists of valid characters. True for numbers."""
     if values.dtype.kind != "U":
         return True
     codes = values.view(np.dtype(np.uint32).newbyteorder(values.dtype.byteorder))
@@ -136,7 +139,7 @@ def _exactly(file: IO[bytes], length: int) -> bytes:
     while length:
         part = file.read(length)
         if not part:
-            raise EOFError("it ends too early")
+            raise EOFError("unexpected end of file")
         parts.append(part)
         length -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -144,12 +147,12 @@ def _exactly(file: IO[bytes], length: int) -> bytes:
 
 @contextmanager
 def _border(path: Path, key: str | None = None) -> Iterator[None]:
-    """Turn whatever zipfile, zlib and numpy raise on a damaged file into one line."""
+    """Raise exceptions of zipfile, zlib and NumPy for a damaged file as DataError."""
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist; give an .npz file that numpy.savez wrote") from None
+        raise DataError(f"{path} does not exist; give an .npz file written by numpy.savez") from None
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, *NPY_ERRORS) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
-        what = f"'{key}' of {path} cannot be read" if key else f"{path} is no readable .npz file"
-        raise DataError(f"{what} ({reason}); give a file that numpy.savez wrote, or {_CURE}") from None
+        what = f"cannot read '{key}' of {path}" if key else f"{path} is not a readable .npz file"
+        raise DataError(f"{what} ({reason}); give a file written by numpy.savez, or {_SAVE_AGAIN}") from None

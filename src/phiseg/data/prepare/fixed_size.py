@@ -1,7 +1,7 @@
-"""From a stack of images of one size, with masks, to a prepared dataset: what .npz, HDF5, pickles and PNGs share.
+"""Convert images of a fixed size, with masks, to a prepared dataset. Shared by .npz, HDF5, pickle and PNG sources.
 
-The source is read twice: once to learn its labels, intensities and patients, and once to write it. Here one image
-at a time is in memory, and a sample of pixels.
+The source is read twice: first to determine labels, intensities and patients, then to write the dataset. Only one
+image and a sample of pixels are in memory.
 
 A annotators, C image channels, H x W pixels.
 """
@@ -33,22 +33,22 @@ _SAMPLED_PIXELS = 20_000
 
 
 class Item(NamedTuple):
-    """One case as the source has it, and the split that the source puts it in."""
+    """One case of the source, and its split in the source."""
 
     case: Case
     split: str | None
 
 
 class Source(Protocol):
-    """What can be read from the start as often as one likes."""
+    """A source that can be iterated repeatedly."""
 
     @property
     def path(self) -> Path:
-        """The file or folder."""
+        """File or folder of the source."""
 
     @property
     def spacing_mm(self) -> tuple[float, float] | None:
-        """Pixel spacing (vertical, horizontal), when all cases share it."""
+        """Pixel spacing (vertical, horizontal), if all cases have the same."""
 
     def __len__(self) -> int: ...
 
@@ -60,47 +60,47 @@ class FixedSizeOptions:
     """What the user decides about a stack."""
 
     rescale: tuple[float, float] | None = None
-    """Slope and intercept: stored values are multiplied by the first, and the second is added, before all else."""
+    """Slope and intercept that are applied to the stored values first."""
     window: tuple[float, float] | None = None
-    """Stored values that become the darkest and the brightest; by default they are found from the images."""
+    """Stored values that are mapped to the darkest and brightest value; None estimates them from the images."""
     zscore: bool = False
-    """Subtract each image's mean and divide by its standard deviation, instead of a window."""
+    """Normalise each image to mean 0 and standard deviation 1 instead of using a window."""
     classes: tuple[str, ...] | None = None
-    """Class names, the background first; by default as many as the masks hold."""
+    """Class names, background first; None numbers the classes in the masks."""
     size: int | None = None
-    """Cut or pad every image to this height and width around its middle; by default they stay as they are."""
+    """Height and width to crop or pad the images to around their centre; None keeps the size."""
     centred_on: str | None = None
-    """What every image is centred on, such as a nodule; None for whole slices."""
+    """Object at the centre of every image, such as a nodule; None for whole slices."""
     modality: str | None = None
-    """What made the images, as DICOM names it (CT, MR, PT), when it is known."""
+    """DICOM modality of the images (CT, MR, PT), if known."""
     plane: SlicePlane | None = None
-    """How the images lie in the body, when it is known."""
+    """Plane of the images, if known."""
     resplit: bool = False
-    """Split by patient anew, whatever the source says."""
+    """Ignore the splits of the source and make new ones by patient."""
     seed: int = 0
     fractions: tuple[float, ...] = (60, 20, 20)
     name: str | None = None
-    """Name of the dataset; by default that of the file."""
+    """Name of the dataset; None uses the name of the file."""
 
     def __post_init__(self) -> None:
         if self.window and self.zscore:
-            raise ConfigError("--window and --zscore exclude each other; pass one of them")
+            raise ConfigError("--window and --zscore cannot be used together; omit one of them")
         if self.rescale and self.zscore:
-            raise ConfigError("--zscore cancels --rescale; pass one of them")
+            raise ConfigError("--rescale has no effect with --zscore; omit one of them")
         check_rescale(self.rescale)
         check_window(self.window)
         if self.size is not None:
             check_size(self.size)
-        split_patients([], seed=self.seed, fractions=self.fractions)  # complains now, not after the last case
+        split_patients([], seed=self.seed, fractions=self.fractions)  # validate before reading
         if self.classes is not None and not 2 <= len(set(self.classes)) == len(self.classes) <= MISSING:
             raise ConfigError(
-                "--classes needs two or more different names with blanks between, such as: background nodule"
+                "--classes requires at least two different names separated by spaces, such as: background nodule"
             )
 
 
 @dataclass
 class _Survey:
-    """What the first reading finds out."""
+    """Properties of the source, determined in the first pass."""
 
     image_shape: tuple[int, ...] = ()
     image_dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
@@ -113,10 +113,10 @@ class _Survey:
     largest_label: int = 0
     sample: list[NDArray[Any]] = field(default_factory=list)
     home: dict[str, str | None] = field(default_factory=dict)
-    """The split of every patient."""
+    """Split of each patient."""
 
     def splits(self) -> dict[str, list[str]] | None:
-        """Return the patients of every split that the source names, or None."""
+        """Return the patients of each split of the source, or None if it has no splits."""
         names = sorted(
             {name for name in self.home.values() if name is not None},
             key=lambda name: (SPLIT_NAMES.index(name) if name in SPLIT_NAMES else len(SPLIT_NAMES), name),
@@ -136,27 +136,27 @@ def write_fixed_size(
     command: str = "",
     progress: bool = True,
 ) -> Dataset:
-    """Write a source as a prepared dataset, and tell on stderr what was chosen or left out.
+    """Convert a source to a prepared dataset. Print automatic choices and skipped images to stderr.
 
     Args:
-        out: folder to make.
-        source: the images with their masks.
-        options: what the user decided.
-        provenance: what the source is, for the record.
-        overwrite: replace a dataset that is there.
-        command: the command line, for the record.
+        out: folder of the dataset to write.
+        source: images with their masks.
+        options: options chosen by the user.
+        provenance: description of the source to store in the dataset.
+        overwrite: replace an existing dataset.
+        command: command line to store in the dataset.
         progress: show progress bars.
 
     Raises:
-        DataError: the source is damaged, or its cases do not fit together, in one line with the file and the cure.
-        ConfigError: the fractions are no fractions.
-        OutputError: `out` exists and may not be replaced, or cannot be written.
+        DataError: the source is damaged, or its cases differ in size or type.
+        ConfigError: the fractions are invalid.
+        OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
     survey = _look_through(source, options, progress)
     if not survey.num_cases:
-        raise DataError(f"{source.path} has no case that an annotator looked at; check its masks and its 'valid'")
+        raise DataError(f"{source.path} has no annotated case; check its masks and 'valid'")
     if survey.num_unread:
-        tell(f"{source.path}: left out {survey.num_unread} images that no annotator looked at")
+        tell(f"{source.path}: skipped {survey.num_unread} images without annotations")
     classes = options.classes or _default_classes(survey.largest_label)
     intensity = _intensity(survey, options, source.path)
     size = (options.size, options.size) if options.size else survey.image_shape[1:]
@@ -189,7 +189,7 @@ def write_fixed_size(
 
 
 def tell(note: str) -> None:
-    """Write a line that the user should see, on stderr and clear of progress bars."""
+    """Print a note to stderr without breaking progress bars."""
     tqdm.write(f"phiseg: {note}", file=sys.stderr)
 
 
@@ -197,13 +197,13 @@ def text_of(value: Any, *, where: str) -> str:
     """Return a name, number or identifier as text.
 
     Raises:
-        DataError: it cannot stand in a table.
+        DataError: the text has unprintable characters.
     """
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     text = str(value)
     if not text.isprintable():
-        raise DataError(f"{where}: {text[:40]!r} has characters that cannot be printed; write it in plain text")
+        raise DataError(f"{where}: {text[:40]!r} has unprintable characters; use plain text")
     return text
 
 
@@ -224,13 +224,13 @@ def _look_through(source: Source, options: FixedSizeOptions, progress: bool) -> 
             survey.is_binary = case.image.dtype.kind == "b" and not options.rescale
         if shape != survey.image_shape or labels.shape[1:] != shape[1:] or annotators != survey.num_annotators:
             raise DataError(
-                f"{where} has an image {shape} with masks {case.labels.shape}, the first case has an image "
-                f"{survey.image_shape} with {survey.num_annotators} masks; all must have one size"
+                f"{where} has an image {shape} with masks {case.labels.shape}, but the first case has an image "
+                f"{survey.image_shape} with {survey.num_annotators} masks; use the same size for all cases"
             )
         if image.dtype != survey.image_dtype:
             raise DataError(
-                f"{where}: its pixels are {image.dtype}, those of the first case {survey.image_dtype}; "
-                "save all with the same type"
+                f"{where}: the pixels are {image.dtype}, but those of the first case are {survey.image_dtype}; "
+                "save all images with the same type"
             )
         if options.rescale:
             image = rescaled(image, options.rescale)
@@ -243,7 +243,7 @@ def _look_through(source: Source, options: FixedSizeOptions, progress: bool) -> 
         if options.resplit or split in (None, "train"):
             seen += 1
             slot = len(survey.sample) if seen <= _SAMPLED_IMAGES else int(random.integers(seen))
-            if slot < _SAMPLED_IMAGES:  # every image so far has the same chance to stay in the sample
+            if slot < _SAMPLED_IMAGES:  # reservoir sampling: all images have the same probability
                 pixels = random.choice(image.ravel(), min(image.size, _SAMPLED_PIXELS), replace=False)
                 survey.sample[slot : slot + 1] = [pixels]
     if options.rescale:
@@ -255,15 +255,15 @@ def _note_split(survey: _Survey, patient: str, split: str | None, path: Path) ->
     other = survey.home.setdefault(patient, split)
     if other != split:
         raise DataError(
-            f"{path}: patient '{patient}' is in split '{other}' and in '{split}', so scores would be of "
-            "patients that training has seen; keep one of them, or pass --resplit to split by patient anew"
+            f"{path}: patient '{patient}' is in split '{other}' and in '{split}', so the model would be "
+            "tested on training patients; remove one of them, or use --resplit to make new splits"
         )
 
 
 def _stored(image: NDArray[Any], where: str) -> NDArray[Any]:
-    """Return the image in the type it is stored with: its own, float32 for wider ones, uint8 for booleans."""
+    """Return the image in its storage type: unchanged, except float32 for wider floats and uint8 for booleans."""
     if image.dtype.kind not in "biuf":
-        raise DataError(f"{where}: its pixels are {image.dtype}, not numbers; save them as integers or floats")
+        raise DataError(f"{where}: the pixels are {image.dtype}, not numbers; save them as integers or floats")
     stored: np.dtype[Any] = image.dtype.newbyteorder("=")
     if image.dtype.kind == "b":
         stored = np.dtype(np.uint8)
@@ -272,21 +272,21 @@ def _stored(image: NDArray[Any], where: str) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         pixels: NDArray[Any] = image.astype(stored)
     if not np.isfinite(pixels).all():
-        raise DataError(f"{where}: NaN or infinite pixels as {stored}; repair the image or leave it out")
+        raise DataError(f"{where}: the image has NaN or infinite pixels as {stored}; fix or remove the image")
     return pixels
 
 
 def _labels(masks: NDArray[Any], where: str) -> NDArray[Any]:
-    """Return masks as whole numbers that are classes, whatever type they came with."""
+    """Return masks of any numeric type as integer class indices."""
     if masks.dtype.kind not in "biuf":
-        raise DataError(f"{where}: its masks are {masks.dtype}, not numbers; save class indices 0, 1, ...")
+        raise DataError(f"{where}: the masks are {masks.dtype}, not numbers; save class indices 0, 1, ...")
     if masks.dtype.kind == "f" and not (np.isfinite(masks).all() and (masks == np.rint(masks)).all()):
-        raise DataError(f"{where}: its masks hold NaN or fractions; save class indices 0, 1, ...")
+        raise DataError(f"{where}: the masks contain NaN or fractions; save class indices 0, 1, ...")
     low, high = masks.min(), masks.max()
     if low < 0 or high >= MISSING:
         raise DataError(
-            f"{where}: label {low if low < 0 else high} is no class; masks hold 0 for the background and 1, 2, ... "
-            "for classes (divide masks of 0 and 255 by 255); a reader who is missing is marked in 'valid'"
+            f"{where}: label {low if low < 0 else high} is not a class; use 0 for the background and 1, 2, ... for "
+            "classes (divide masks of 0 and 255 by 255), and mark missing annotations in 'valid'"
         )
     return masks.astype(np.uint8)
 
@@ -325,7 +325,7 @@ def _default_classes(largest_label: int) -> tuple[str, ...]:
 
 
 def _intensity(survey: _Survey, options: FixedSizeOptions, path: Path) -> Intensity:
-    """Return the rule the user chose, or that of the images' type and range."""
+    """Return the intensity rule chosen by the user, or the one that matches the type and range of the images."""
     if options.zscore:
         return Intensity(kind="image_zscore")
     if options.window:
@@ -334,7 +334,7 @@ def _intensity(survey: _Survey, options: FixedSizeOptions, path: Path) -> Intens
         low, high = 0, 255
     elif survey.low >= 0 and survey.high <= 1 and (survey.is_binary or survey.image_dtype.kind == "f"):
         low, high = 0, 1
-    elif survey.low >= -0.5 and survey.high <= 0.5:  # the network's own range, as in PHiSeg's data_lidc.hdf5
+    elif survey.low >= -0.5 and survey.high <= 0.5:  # range of the network's input, as in PHiSeg's data_lidc.hdf5
         low, high = -0.5, 0.5
     else:
         low, high = _percentile_range(survey.sample, path)
@@ -343,12 +343,12 @@ def _intensity(survey: _Survey, options: FixedSizeOptions, path: Path) -> Intens
 
 def _percentile_range(sample: Sequence[NDArray[Any]], path: Path) -> tuple[float, float]:
     if not sample:
-        raise DataError(f"{path} has no split 'train' to find the intensities from; pass --window LOW HIGH")
+        raise DataError(f"{path} has no split 'train' to estimate the window from; set --window LOW HIGH")
     low, high = (float(f"{value:.6g}") for value in np.percentile(np.concatenate(sample), PERCENTILES))
     if low >= high:
         high = low + max(1.0, abs(low))
     tell(
         f"{path}: chose --window {low:g} {high:g}, percentiles {PERCENTILES[0]} and {PERCENTILES[1]} of the images "
-        "(of split 'train' if there are splits); for CT pass a window of your own, such as --window -1000 400"
+        "(of split 'train', if there are splits); for CT set the window, such as --window -1000 400"
     )
     return low, high

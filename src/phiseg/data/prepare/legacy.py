@@ -1,14 +1,14 @@
-"""LIDC crops that others made, in the forms in which they go around.
+"""LIDC crops published by others, in their common file formats.
 
     phiseg prepare legacy FILE DATA
 
 - `data_lidc.hdf5` of PHiSeg: groups train, val and test, each with `images` (N, H, W), `labels` (N, H, W, A) and
   `uids` (N,), one for each series;
 - `data_lidc.pickle` of Knegt: a dict of dicts with `image` (H, W), `masks` (A, H, W) and `series_uid`, not split;
-- a folder of PNGs, as `legacy_png` describes them.
+- a folder of PNG files, described in `legacy_png`.
 
-The content of FILE decides how it is read. It is not trusted: `legacy_pickle` reads pickles, and an HDF5 file may
-not lead to other files. The series, or the folder of PNGs, is the patient.
+The format of FILE is detected from its contents. Files are not trusted: pickles are read by `legacy_pickle`, and an
+HDF5 file must not refer to other files. The series, or the folder of PNG files, identifies the patient.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ MAX_READERS = 64
 _FORMS = f"PHiSeg's data_lidc.hdf5, Knegt's data_lidc.pickle or a folder of PNGs: {LAYOUTS}"
 _BLOCK_BYTES = 2**24
 _BEST_COMPRESSION = 1100
-"""HDF5's compression makes nothing smaller by more than this."""
+"""Upper limit of the compression ratio of HDF5."""
 
 
 def prepare_legacy(
@@ -51,25 +51,25 @@ def prepare_legacy(
     command: str = "",
     progress: bool = True,
 ) -> Dataset:
-    """Write crops that others made as a prepared dataset.
+    """Convert published LIDC crops to a prepared dataset.
 
     Args:
-        path: the HDF5 file, the pickle (which is held in memory, 2 GB for all of LIDC) or the folder of PNGs.
-        out: folder to make.
-        options: what the user decides.
-        overwrite: replace a dataset that is there.
-        command: the command line, for the record.
+        path: HDF5 file, pickle (held in memory, 2 GB for all of LIDC) or folder of PNG files.
+        out: folder of the dataset to write.
+        options: options chosen by the user.
+        overwrite: replace an existing dataset.
+        command: command line to store in the dataset.
         progress: show progress bars.
 
     Raises:
-        DataError: the source is damaged or none of these, or a patient is in two splits.
-        OutputError: `out` exists and may not be replaced, or cannot be written.
+        DataError: the source is damaged or has another format, or a patient is in two splits.
+        OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     kind, source = _open(path)
     provenance: dict[str, JsonValue] = {"kind": kind, "file": path.resolve().name}
     if isinstance(source, PngFolder):
-        provenance["left_out"] = source.skipped.reasons  # grows while it is read; the manifest is written after it
+        provenance["left_out"] = source.skipped.reasons  # filled while reading, before the manifest is written
     else:
         provenance["sha256"] = sha256_of(path)
     try:
@@ -82,7 +82,7 @@ def prepare_legacy(
 
 
 def _open(path: Path) -> tuple[str, Source]:
-    """Recognise a source by its content."""
+    """Detect the format of a source and open it."""
     if path.is_dir():
         folder = PngFolder(path)
         return folder.kind, folder
@@ -95,11 +95,11 @@ def _open(path: Path) -> tuple[str, Source]:
         return "PHiSeg's HDF5", Hdf5File(path)
     if start[:1] in (b"\x80", b"(", b"}") and (start[:1] != b"\x80" or start[1:] <= b"\x05"):
         return "Knegt's pickle", PickleFile(path)
-    raise DataError(f"{path} is neither HDF5 nor a pickle nor a folder; give {_FORMS}")
+    raise DataError(f"{path} is not an HDF5 file, a pickle or a folder; give {_FORMS}")
 
 
 class Hdf5File:
-    """PHiSeg's data_lidc.hdf5, read a few rows at a time."""
+    """The data_lidc.hdf5 of PHiSeg, read in blocks of rows."""
 
     spacing_mm = None
 
@@ -125,7 +125,7 @@ class Hdf5File:
 
     @contextmanager
     def _open(self) -> Iterator[dict[str, dict[str, Any]]]:
-        """Open the file and yield the checked arrays of every split."""
+        """Open the file and yield the validated arrays of each split."""
         try:
             with h5py.File(self.path, "r") as file:
                 found = [split for split in SPLIT_NAMES if file.id.links.exists(split.encode())]
@@ -143,7 +143,7 @@ class Hdf5File:
             MemoryError,
         ) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise DataError(f"{self.path} is damaged ({reason}); download or make it again") from None
+            raise DataError(f"{self.path} is damaged ({reason}); download or create it again") from None
 
     def _group(self, file: Any, split: str) -> dict[str, Any]:
         group = self._own(file, split, h5py.Group)
@@ -158,52 +158,50 @@ class Hdf5File:
         ):
             raise DataError(
                 f"{self.path}: '{split}' has images {images.shape}, labels {labels.shape} and uids {uids.shape}; "
-                "they must have (N, H, W), (N, H, W, A) and (N,), so make the file again"
+                "expected (N, H, W), (N, H, W, A) and (N,); create the file again"
             )
         if images.dtype.kind not in "biuf" or labels.dtype.kind not in "biuf":
             raise DataError(
-                f"{self.path}: images and labels of group '{split}' must be numbers; make the file again"
+                f"{self.path}: images and labels of group '{split}' must be numbers; create the file again"
             )
         if uids.dtype.kind not in "iuSU" and h5py.check_string_dtype(uids.dtype) is None:
-            raise DataError(
-                f"{self.path}: uids of group '{split}' must be text or whole numbers; make the file again"
-            )
+            raise DataError(f"{self.path}: uids of group '{split}' must be text or integers; create the file again")
         return {"images": images, "labels": labels, "uids": uids}
 
     def _own(self, group: Any, name: str, kind: type) -> Any:
-        """Return a member that lies in this very file: nothing may lead to files of the one who opens it."""
+        """Return a member that is stored in this file; links to other files are rejected."""
         place = f"{group.name.strip('/')}/{name}".strip("/")
-        links = group.id.links  # asks for the link itself, and does not follow it
+        links = group.id.links  # inspects the link without following it
         if not links.exists(name.encode()):
             raise DataError(f"{self.path} has no '{place}'; give {_FORMS}")
         if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
             raise DataError(
-                f"{self.path}: '{place}' is a link, which may lead to another file; copy the data into it"
+                f"{self.path}: '{place}' is a link, possibly to another file; copy the data into the file"
             )
         member = group[name]
         if not isinstance(member, kind):
-            raise DataError(f"{self.path}: '{place}' is no {kind.__name__.lower()}; give {_FORMS}")
+            raise DataError(f"{self.path}: '{place}' is not a {kind.__name__.lower()}; give {_FORMS}")
         if isinstance(member, h5py.Dataset):
             if member.external or member.is_virtual:
                 raise DataError(
-                    f"{self.path}: '{place}' keeps its values in other files; copy the data into this one"
+                    f"{self.path}: '{place}' stores its values in other files; copy the data into this file"
                 )
             if member.nbytes > _BEST_COMPRESSION * member.id.get_storage_size() + _BLOCK_BYTES:
                 raise DataError(
-                    f"{self.path}: '{place}' says {member.shape} but holds far less; make the file again"
+                    f"{self.path}: '{place}' has shape {member.shape}, but far fewer bytes; create the file again"
                 )
         return member
 
 
 def _rows(dataset: Any) -> Iterator[Any]:
-    """Yield the rows of an HDF5 dataset, reading a block of them at a time."""
+    """Yield the rows of an HDF5 dataset, read in blocks."""
     length = max(1, _BLOCK_BYTES // max(1, dataset.nbytes // max(1, len(dataset))))
     for start in range(0, len(dataset), length):
         yield from dataset[start : start + length]
 
 
 class PickleFile:
-    """Knegt's data_lidc.pickle, which is in memory as a whole."""
+    """The data_lidc.pickle of Knegt, which is loaded into memory."""
 
     spacing_mm = None
 
@@ -214,7 +212,7 @@ class PickleFile:
             tell(f"{path}: reading {size / 2**30:.1f} GB into memory")
         self._entries = legacy_pickle.load(path)
         if not isinstance(self._entries, dict):
-            raise DataError(f"{path} holds no dict of crops; give {_FORMS}")
+            raise DataError(f"{path} does not contain a dict of crops; give {_FORMS}")
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -224,9 +222,9 @@ class PickleFile:
             name = text_of(key, where=str(self.path))
             where = f"{self.path}: crop '{name}'"
             if not isinstance(entry, dict) or not {"image", "masks", "series_uid"} <= entry.keys():
-                raise DataError(f"{where} lacks its image, its masks or its series_uid; give {_FORMS}")
+                raise DataError(f"{where} has no image, masks or series_uid; give {_FORMS}")
             if not isinstance(entry["series_uid"], str | bytes | int):
-                raise DataError(f"{where}: its series_uid is no text; give {_FORMS}")
+                raise DataError(f"{where}: series_uid is not text; give {_FORMS}")
             series = text_of(entry["series_uid"], where=where)
             image, masks = _plane(entry["image"], where), _planes(entry["masks"], where)
             yield Item(Case(name, series, image[None], masks, np.ones(len(masks), dtype=np.bool_)), None)
@@ -234,17 +232,17 @@ class PickleFile:
 
 def _plane(value: Any, where: str) -> NDArray[Any]:
     if not isinstance(value, PickledArray) or value.values.ndim != 2 or not value.values.size:
-        raise DataError(f"{where}: its image, or one of its masks, is no array (H, W); give {_FORMS}")
+        raise DataError(f"{where}: the image or a mask is not an array (H, W); give {_FORMS}")
     return value.values
 
 
 def _planes(value: Any, where: str) -> NDArray[Any]:
-    """Return masks (A, H, W) that came as one array, or as one for each reader."""
+    """Return masks (A, H, W) from one array or from one array per reader."""
     if isinstance(value, PickledArray) and value.values.ndim == 3 and value.values.size:
         return value.values
-    if isinstance(value, list | tuple) and len(value) > MAX_READERS:  # each of them may be the same one plane
+    if isinstance(value, list | tuple) and len(value) > MAX_READERS:  # they may all refer to the same plane
         raise DataError(f"{where} has {len(value)} masks, more than {MAX_READERS} readers; give {_FORMS}")
     planes = [_plane(plane, where) for plane in value] if isinstance(value, list | tuple) else []
     if not planes or len({plane.shape for plane in planes}) > 1 or any(p.dtype.kind not in "biuf" for p in planes):
-        raise DataError(f"{where}: its masks are not one array (H, W) for each reader; give {_FORMS}")
+        raise DataError(f"{where}: the masks are not one array (H, W) per reader; give {_FORMS}")
     return np.stack(planes)

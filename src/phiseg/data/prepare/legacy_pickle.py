@@ -1,15 +1,15 @@
-"""Reading a stranger's pickle: numpy arrays, numbers, text and plain containers, and nothing else.
+"""Read an untrusted pickle that contains only NumPy arrays, numbers, text and plain containers.
 
-A pickle is a program. Here it runs on a machine that has lost everything it could do harm with:
+A pickle is a program for a virtual machine. This unpickler restricts the machine:
 
-- only the instructions for plain values, containers and calls are known; those for classes, extensions and
-  persistent objects are not;
-- all it can call are stand-ins for the few functions that numpy's pickles name. A stand-in checks its arguments and
-  makes an inert value of ours; the file calls no function of numpy, and no `__setstate__` but ours;
-- no read is longer than the file, a dict's keys are text or whole numbers, and nothing is copied more often than it
-  stands in the file, so that memory stays within a multiple of the file's size.
+- It supports only the instructions for plain values, containers and calls, not those for classes, extensions and
+  persistent objects.
+- Calls reach only replacements of the few functions that occur in pickles of NumPy. A replacement validates its
+  arguments and creates an inert value. The file calls no function of NumPy, and no `__setstate__` except ours.
+- No read is longer than the file, keys of dicts are text or integers, and bytes are not copied more often than they
+  occur in the file. Memory is therefore bounded by a multiple of the file size.
 
-The base is Python's unpickler in Python: the one in C takes memory for any memo number that a file names.
+It is based on the unpickler written in Python, because the one in C allocates memory for any memo number in a file.
 """
 
 import math
@@ -30,26 +30,26 @@ _PLAIN_TYPE = re.compile(r"[<>=|]?([?]|b1|[iu][1248]|f[248]|[SU]\d{1,4})")
 
 
 class PickledArray:
-    """An array of a pickle: bytes, and what they mean."""
+    """An array in a pickle."""
 
     def __init__(self) -> None:
         self.values: NDArray[Any] = np.empty(0)
 
     def __setstate__(self, state: Any) -> None:
-        """Take what numpy writes for an array: (version, shape, type, Fortran order, bytes)."""
+        """Set the array from the state written by NumPy: (version, shape, type, Fortran order, bytes)."""
         _demand(isinstance(state, tuple) and len(state) == 5, "an array")
         _, shape, dtype, fortran, data = state
         self.values = _array(data, dtype, shape, "F" if fortran else "C")
 
 
 class _Type:
-    """A numpy type of a pickle."""
+    """A NumPy type in a pickle."""
 
     def __init__(self, name: str) -> None:
         self.dtype = np.dtype(name)
 
     def __setstate__(self, state: Any) -> None:
-        """Take the byte order; a plain type has nothing else to say."""
+        """Set the byte order, the only state of a plain type."""
         _demand(isinstance(state, tuple) and len(state) >= 5, "a type")
         _, order, subtype, names, fields = state[:5]
         order = _text(order)
@@ -59,7 +59,7 @@ class _Type:
 
 
 class _StandIn:
-    """What a pickle gets in the place of a function or class; it can be called, and cannot be changed."""
+    """Immutable replacement of a function or class in a pickle."""
 
     __slots__ = ("_call",)
 
@@ -74,12 +74,12 @@ class _StandIn:
 
 
 def load(path: Path) -> Any:
-    """Return what a pickle holds, with every array as a `PickledArray`.
+    """Return the contents of a pickle, with arrays as `PickledArray`.
 
-    The file is read into memory once. Pickles of protocol 0 to 5, of Python 2 and 3 and of numpy 1 and 2 are read.
+    The file is read into memory once. Protocols 0 to 5, Python 2 and 3, and NumPy 1 and 2 are supported.
 
     Raises:
-        DataError: the file is damaged, or holds something else; nothing of it has been run.
+        DataError: the file is damaged or contains other objects. No code in the file is executed.
     """
     try:
         with path.open("rb") as file:
@@ -103,13 +103,13 @@ def load(path: Path) -> Any:
     ) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(
-            f"{path} is no pickle of numpy arrays and plain containers ({reason}), so it was not read further; "
-            "download it again from a source you trust"
+            f"{path} is not a pickle of NumPy arrays and plain containers ({reason}); "
+            "download it again from a trusted source"
         ) from None
 
 
 class _BoundedReader:
-    """A file that refuses to be asked for more than it has."""
+    """A file that rejects reads beyond its end."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file = file
@@ -117,7 +117,7 @@ class _BoundedReader:
 
     def read(self, length: int) -> bytes:
         if not 0 <= length <= self._left:
-            raise EOFError("it ends too early")
+            raise EOFError("unexpected end of file")
         self._left -= length
         return self._file.read(length)
 
@@ -128,7 +128,7 @@ class _BoundedReader:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Knows the instructions of plain values, containers and calls."""
+    """An unpickler for plain values, containers and calls."""
 
     stack: list[Any]
     append: Callable[[Any], None]
@@ -144,9 +144,9 @@ class _Unpickler(pickle._Unpickler):
             ("numpy", "dtype"): _StandIn(_make_type),
             ("_codecs", "encode"): _StandIn(self._encode),
         }
-        for builtins in ("__builtin__", "builtins"):  # of Python 2 and 3
+        for builtins in ("__builtin__", "builtins"):  # Python 2 and 3
             self._known[builtins, "bytes"] = _StandIn(_no_bytes)
-        for core in ("numpy.core", "numpy._core"):  # of numpy 1 and 2
+        for core in ("numpy.core", "numpy._core"):  # NumPy 1 and 2
             self._known[f"{core}.multiarray", "_reconstruct"] = reconstruct
             self._known[f"{core}.multiarray", "scalar"] = scalar
             self._known[f"{core}.numeric", "_frombuffer"] = frombuffer
@@ -170,7 +170,7 @@ class _Unpickler(pickle._Unpickler):
 
     def load_bytearray8(self) -> None:
         (length,) = struct.unpack("<Q", self.read(8))
-        self.append(self.read(length))  # Python's own takes the memory before it finds the file too short
+        self.append(self.read(length))  # the base class allocates memory before it reads
 
     def load_setitem(self) -> None:
         value = self.stack.pop()
@@ -193,11 +193,11 @@ class _Unpickler(pickle._Unpickler):
         self._extend(self.pop_mark())
 
     def _put(self, items: list[Any]) -> None:
-        """Add keys and values in turn; the hash of a nested tuple can take forever, so keys are simple."""
+        """Add alternating keys and values. Keys must be simple, because hashing a nested tuple can take forever."""
         target = self.stack[-1]
         _demand(type(target) is dict and len(items) % 2 == 0, "a broken dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            _demand(type(key) in (str, bytes, int), "a dict with strange keys")
+            _demand(type(key) in (str, bytes, int), "a dict with unsupported keys")
             target[_text(key)] = value
 
     def _extend(self, values: list[Any]) -> None:
@@ -206,7 +206,7 @@ class _Unpickler(pickle._Unpickler):
         target.extend(values)
 
     def _encode(self, text: Any, encoding: Any) -> bytes:
-        """Stand in for `_codecs.encode`, with which protocol 2 spells bytes."""
+        """Replace `_codecs.encode`, which protocol 2 uses for bytes."""
         _demand(isinstance(text, str) and encoding in ("latin1", "latin-1"), "text in another encoding")
         self._copies_left -= len(text)
         _demand(self._copies_left >= 0, "the same bytes many times over")
@@ -244,34 +244,34 @@ class _Unpickler(pickle._Unpickler):
 
 def _demand(holds: bool, what: str) -> None:
     if not holds:
-        raise pickle.UnpicklingError(f"it holds {what}")
+        raise pickle.UnpicklingError(f"it contains {what}")
 
 
 def _text(value: Any) -> Any:
-    """Return bytes, which Python 2 had for text, as text, and anything else as it is."""
+    """Return bytes (text in Python 2) as text, and other values unchanged."""
     return value.decode("latin1") if isinstance(value, bytes) else value
 
 
 def _refuse(*_: Any) -> NoReturn:
-    raise pickle.UnpicklingError("it makes an array in an unusual way")
+    raise pickle.UnpicklingError("it creates an array in an unusual way")
 
 
 _NDARRAY = _StandIn(_refuse)
 
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> PickledArray:
-    """Stand in for numpy's `_reconstruct`, whose array is filled by its state."""
+    """Replace `_reconstruct` of NumPy; the array is filled by its state."""
     _demand(kind is _NDARRAY and shape == (0,) and code in (b"b", "b"), "an array of an unusual class")
     return PickledArray()
 
 
 def _no_bytes() -> bytes:
-    """Stand in for `bytes()`, with which protocol 2 spells empty bytes."""
+    """Replace `bytes()`, which protocol 2 uses for empty bytes."""
     return b""
 
 
 def _make_type(name: Any, *_: Any) -> _Type:
-    """Stand in for `numpy.dtype(name, align, copy)`."""
+    """Replace `numpy.dtype(name, align, copy)`."""
     name = _text(name)
     plain = isinstance(name, str) and len(name) < 10 and _PLAIN_TYPE.fullmatch(name)
     _demand(bool(plain), "an array of Python objects or of an unusual type")
@@ -279,17 +279,17 @@ def _make_type(name: Any, *_: Any) -> _Type:
 
 
 def _scalar(kind: Any, data: Any) -> Any:
-    """Stand in for numpy's `scalar`: one number or text, as Python's own."""
+    """Replace `scalar` of NumPy; return a number or text as a Python object."""
     return _array(data, kind, (), "C").item()
 
 
 def _frombuffer(data: Any, kind: Any, shape: Any, order: Any, axis_order: Any = None) -> PickledArray:
-    """Stand in for numpy's `_frombuffer`, with which protocol 5 spells arrays; numpy 2.4 on, with permuted axes."""
+    """Replace `_frombuffer` of NumPy, which protocol 5 uses for arrays (since NumPy 2.4 with permuted axes)."""
     array = PickledArray()
     array.values = _array(data, kind, shape, order)
     if axis_order is not None:
         fits = isinstance(axis_order, tuple) and all(type(axis) is int for axis in axis_order)
-        _demand(fits and sorted(axis_order) == [*range(array.values.ndim)], "an array whose axes are none")
+        _demand(fits and sorted(axis_order) == [*range(array.values.ndim)], "an array with invalid axes")
         array.values = array.values.transpose(axis_order)
     return array
 
@@ -301,7 +301,7 @@ def _array(data: Any, kind: Any, shape: Any, order: Any) -> NDArray[Any]:
     lengths = shape if isinstance(shape, tuple) and len(shape) <= 8 else (-1,)
     fits = all(type(length) is int and length >= 0 for length in lengths)
     fits = fits and dtype.itemsize > 0 and math.prod(lengths) * dtype.itemsize == len(data)
-    _demand(fits, "an array whose bytes do not fit its shape")
+    _demand(fits, "an array whose bytes do not match its shape")
     flat: NDArray[Any] = np.frombuffer(data, dtype=dtype)
-    _demand(is_unicode(flat), "text that is no Unicode")
+    _demand(is_unicode(flat), "text that is not Unicode")
     return flat.reshape(lengths, order="F" if order in ("F", b"F") else "C")

@@ -1,9 +1,9 @@
-"""LIDC crops as folders of PNGs, in two layouts.
+"""LIDC crops as folders of PNG files, in two layouts.
 
 - Kohl's crops: `{train,val,test}/images/PATIENT/NAME.png` with `{train,val,test}/gt/PATIENT/NAME_l0.png` and
   further readers, or the same without the splits. A reader without a file is marked as missing.
 - LIDC-IDRI-slices: `PATIENT/nodule-N/images/slice-M.png` with `PATIENT/nodule-N/mask-0/slice-M.png` and further
-  readers. Every slice has a file of every reader, so that a missing file is an error.
+  readers. Every slice has a file for every reader, so a missing file is an error.
 """
 
 import re
@@ -33,12 +33,12 @@ class _Crop(NamedTuple):
     case: str
     image: Path
     masks: dict[int, Path]
-    """The readers who have a file."""
+    """Mask files by reader."""
     columns: Mapping[str, int] = {}
 
 
 class PngFolder:
-    """A folder in either layout; a crop with an unreadable file is reported and skipped."""
+    """A folder in either layout. Crops with an unreadable file are reported and skipped."""
 
     spacing_mm = None
 
@@ -49,11 +49,11 @@ class PngFolder:
             self.kind, self._crops = "LIDC-IDRI-slices", list(_find_nodules(path))
             if self._crops:
                 tell(
-                    f"{path}: these 8-bit images were scaled slice by slice, so their values are not Hounsfield "
-                    "units and cannot be converted to them; for Hounsfield units use 'phiseg prepare lidc'"
+                    f"{path}: these 8-bit images were scaled per slice and cannot be converted to Hounsfield "
+                    "units; for Hounsfield units use 'phiseg prepare lidc'"
                 )
         if not self._crops:
-            raise DataError(f"{path} has no PNGs in a known layout; give a folder that holds {LAYOUTS}")
+            raise DataError(f"{path} has no PNG files in a known layout; give a folder with {LAYOUTS}")
         self._num_readers = 1 + max((reader for crop in self._crops for reader in crop.masks), default=0)
         self._broken: set[Path] = set()
         self.skipped = SkippedCases()
@@ -72,12 +72,12 @@ class PngFolder:
                 self.skipped.note(str(error))
 
     def tell_counts(self) -> None:
-        """Write how many crops were left out and how many masks are missing, on stderr."""
+        """Print the numbers of skipped crops and of missing masks to stderr."""
         if self._broken:
-            tell(f"{self.path}: left out {len(self._broken)} of {len(self)} crops with a broken file")
+            tell(f"{self.path}: skipped {len(self._broken)} of {len(self)} crops with an unreadable file")
         missing = sum(self._num_readers - len(crop.masks) for crop in self._crops)
         if missing:
-            tell(f"{self.path}: {missing} masks have no file; their readers are marked as missing")
+            tell(f"{self.path}: {missing} masks have no file and are marked as missing")
 
     def _case(self, crop: _Crop) -> Case:
         image = _read_png(crop.image)
@@ -94,7 +94,7 @@ class PngFolder:
 
 
 def _find_crops(root: Path) -> Iterator[_Crop]:
-    """Find the crops of every split, also where each split's archive was unpacked into a folder of its own."""
+    """Find the crops of all splits, including archives that were unpacked into a separate folder per split."""
     parts = (
         [(None, root)]
         if (root / "images").is_dir()
@@ -116,7 +116,7 @@ def _find_crops(root: Path) -> Iterator[_Crop]:
 
 
 def _find_nodules(root: Path) -> Iterator[_Crop]:
-    """Find the slices of LIDC-IDRI-slices by patient, nodule and slice, also in a folder of that name in `root`.
+    """Find the slices of LIDC-IDRI-slices in `root`, or in a folder of that name in `root`.
 
     Raises:
         DataError: the image of a slice or the mask of a reader is missing.
@@ -150,7 +150,7 @@ def _find_nodules(root: Path) -> Iterator[_Crop]:
 
 
 def _numbered(folder: Path, pattern: str) -> list[tuple[int, Path]]:
-    """Return the members of a folder whose names match, with their numbers and in that order."""
+    """Return the members of a folder whose names match, with their numbers, in ascending order."""
     if not folder.is_dir():
         return []
     matches = ((re.fullmatch(pattern, path.name), path) for path in folder.iterdir())
@@ -164,13 +164,13 @@ def _read_png(path: Path) -> NDArray[Any]:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=["PNG"]) as image:
                 if image.mode not in ("L", "1", "I;16", "I;16B", "I"):
-                    raise ValueError(f"its pixels are {image.mode}, not grey")
+                    raise ValueError(f"its mode is {image.mode}, not grey")
                 pixels = np.asarray(image)
     except (
         Image.DecompressionBombError,
         Image.DecompressionBombWarning,
         OSError,
-        SyntaxError,  # Pillow's, on a broken chunk
+        SyntaxError,  # raised by Pillow for a broken chunk
         ValueError,
         TypeError,
         IndexError,

@@ -1,11 +1,11 @@
-"""LIDC-IDRI as the archive ships it: folders of DICOM slices, and the readers' outlines as XML.
+"""Prepare the original files of LIDC-IDRI: folders of DICOM slices, and the outlines of the readers as XML.
 
     phiseg prepare lidc SRC DATA
 
-`lidc_series` turns one series into crops. Here the files of one folder are one job, done by one of several
-processes and kept in a work folder beside DATA, so that memory is bounded by one series and an interrupted
-preparation goes on where it was. At the end the series are put together in the order of patients: the result does
-not depend on which process did what, or when.
+`lidc_series` converts one series to crops. This module processes each folder as a job in one of several processes,
+and stores its result in a work folder next to DATA. Memory is bounded by one series, and an interrupted preparation
+can be resumed. At the end the series are combined in the order of patients, so the result does not depend on the
+processes.
 """
 
 import hashlib
@@ -38,31 +38,31 @@ from phiseg.imaging.outlines import MAX_READERS
 
 
 class _Series(NamedTuple):
-    """A series whose crops are made."""
+    """A finished series."""
 
     patient: str
     uid: str
     num_crops: int
     num_nodules: int
     folder: str
-    """Where its slices lie."""
+    """Folder of the slices."""
     crops: str
-    """Name of the file with its crops."""
+    """Name of the file with the crops."""
 
 
 @dataclass
 class _Outcome:
-    """What became of files: which crops were made, and a record of everything else."""
+    """Result of a job: the finished series, and counts and problems."""
 
     series: list[_Series] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
-    """All series, whatever became of them."""
+    """UIDs of all series, finished or not."""
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
-    """One line for everything that was left out."""
+    """One line for each skipped item."""
 
     def add(self, other: "_Outcome") -> None:
-        """Add what became of other files."""
+        """Add the result of another job."""
         self.series += other.series
         self.seen += other.seen
         self.counts.update(other.counts)
@@ -70,23 +70,23 @@ class _Outcome:
 
 
 class _Found(NamedTuple):
-    """What lies in the source."""
+    """Files of the source."""
 
     folders: list[list[Path]]
     """Files that may be DICOM, by folder."""
     readings: dict[str, Path]
-    """The readers' XML of every CT series that has one."""
+    """XML file of each CT series that has one."""
     counts: Counter[str]
 
 
 class _Job(NamedTuple):
-    """The DICOM files of one folder, and what to do with them."""
+    """The DICOM files of one folder, with the options to process them."""
 
     files: list[Path]
     readings: Mapping[str, Path]
     options: LidcOptions
     result: Path
-    """Where the outcome is kept; the crops of its series go beside it."""
+    """File for the result; the crops of its series are stored next to it."""
 
 
 def prepare_lidc(
@@ -102,45 +102,45 @@ def prepare_lidc(
     command: str = "",
     progress: bool = True,
 ) -> Dataset:
-    """Make a dataset of lung nodules with four readers.
+    """Prepare a dataset of lung nodules with four readers.
 
-    What is wrong with a series is printed to stderr and counted in the manifest's `source`; the others go on.
+    Problems of a series are printed to stderr and counted in the entry `source` of the manifest.
 
     Args:
-        src: folder of DICOM and XML files in any arrangement, with the slices of a series in one folder.
-        out: folder to make.
-        options: how the crops are cut.
-        window: Hounsfield units that become -0.5 and 0.5 for the network; the stored values are HU.
+        src: folder with DICOM and XML files in any arrangement, with the slices of each series in one folder.
+        out: folder of the dataset to write.
+        options: cropping options.
+        window: Hounsfield units that are mapped to -0.5 and 0.5; the stored values are HU.
         seed: seed of the split.
         fractions: shares of train, val and test, by patient.
-        workers: processes; a script that asks for several needs an `if __name__ == "__main__":`.
+        workers: number of processes; with several, a script needs an `if __name__ == "__main__":` guard.
         overwrite: replace an existing dataset.
-        command: the command line, for the record.
+        command: command line to store in the dataset.
         progress: show progress bars.
 
     Raises:
         ConfigError: an option is out of range.
-        DataError: `src` has no series that could be used.
-        OutputError: `out` exists, or cannot be written.
+        DataError: `src` has no usable series.
+        OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
     options = options or LidcOptions()
     check_size(options.size)
     check_spacing(options.spacing_mm)
     check_window(window)
-    split_patients([], seed=seed, fractions=fractions)  # complains now, not after the last series
+    split_patients([], seed=seed, fractions=fractions)  # validate before reading
     place = Path(os.path.realpath(out))
     work = place.with_name(f".{place.name}.work")
     if not overwrite and (place / "dataset.json").is_file():
-        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed when only this was left to do
+        shutil.rmtree(work, ignore_errors=True)  # left by a run that was killed at the very end
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     skipped = SkippedCases()
     found = _find(src, skipped)
     outcomes = _run(list(_jobs(found, options, work)), workers, skipped, progress=progress)
     series, counts = _gather(found, list(outcomes))
     if not series:
-        shutil.rmtree(work, ignore_errors=True)  # there is nothing to go on with
+        shutil.rmtree(work, ignore_errors=True)  # nothing to resume
         counted = ", ".join(f"{number} {what}" for what, number in counts.items()) or "no DICOM file"
-        raise DataError(f"{src} has no usable nodule ({counted}); give the folder with LIDC-IDRI's patients")
+        raise DataError(f"{src} has no usable nodule ({counted}); give the folder with the patients of LIDC-IDRI")
     dataset = write_dataset(
         out,
         name="lidc",
@@ -170,13 +170,13 @@ def prepare_lidc(
 
 
 def _find(src: Path, skipped: SkippedCases) -> _Found:
-    """Walk through the source; of XML files only the beginning is read, of others nothing."""
+    """List the files of the source. Only the beginning of XML files is read."""
     if not src.is_dir():
-        raise DataError(f"{src} is not a folder; give the folder that holds LIDC-IDRI's patients")
+        raise DataError(f"{src} is not a folder; give the folder with the patients of LIDC-IDRI")
     found = _Found([], {}, Counter())
     walked = set()
     for folder, subfolders, names in os.walk(src, followlinks=True):
-        if (place := os.path.realpath(folder)) in walked:  # a link into a folder that it lies in
+        if (place := os.path.realpath(folder)) in walked:  # a link to a parent folder
             subfolders.clear()
             continue
         walked.add(place)
@@ -201,13 +201,13 @@ def _find_reading(path: Path, found: _Found, skipped: SkippedCases) -> None:
         found.counts["chest radiograph XML files"] += 1
     elif uid in found.readings:
         found.counts["further XML files about a series"] += 1
-        skipped.note(f"{path}, for {found.readings[uid]} is about the same series {uid}; remove one of them")
+        skipped.note(f"{path} and {found.readings[uid]} describe the same series {uid}; remove one of them")
     else:
         found.readings[uid] = path
 
 
 def _jobs(found: _Found, options: LidcOptions, work: Path) -> Iterator[_Job]:
-    """Yield one job per folder; the result's name stands for everything that the result depends on."""
+    """Yield one job per folder. The name of the result is a hash of everything that the result depends on."""
     readings = {uid: _stamp(path) for uid, path in found.readings.items()}
     known = hashlib.sha256(json.dumps([asdict(options), readings], sort_keys=True).encode())
     for files in found.folders:
@@ -219,13 +219,13 @@ def _jobs(found: _Found, options: LidcOptions, work: Path) -> Iterator[_Job]:
 def _stamp(path: Path) -> tuple[str, int, int]:
     try:
         status = path.stat()
-    except OSError:  # who reads the file will say so
+    except OSError:  # reported when the file is read
         return str(path), -1, -1
     return str(path), status.st_size, status.st_mtime_ns
 
 
 def _run(jobs: list[_Job], workers: int, skipped: SkippedCases, *, progress: bool) -> Iterator[_Outcome]:
-    """Do the jobs; tell what is left out as it comes."""
+    """Run the jobs, and report skipped items as they occur."""
     with tqdm(total=len(jobs), desc="reading", unit="folder", disable=not progress) as bar:
         try:
             for _, result in in_order(_do, jobs, workers):
@@ -235,12 +235,12 @@ def _run(jobs: list[_Job], workers: int, skipped: SkippedCases, *, progress: boo
                 bar.update()
                 yield outcome
         except KeyboardInterrupt:
-            bar.write("phiseg: stopping; run the same command again to go on from here", file=sys.stderr)
+            bar.write("phiseg: stopping; run the same command again to resume", file=sys.stderr)
             raise
 
 
 def _do(job: _Job) -> _Outcome:
-    """Make the crops of every series in a folder, or find them made."""
+    """Crop every series in a folder, or return the stored result."""
     if job.result.exists():
         return _read_outcome(job.result)
     folder = read_folder(job.files)
@@ -251,7 +251,7 @@ def _do(job: _Job) -> _Outcome:
             outcome.add(_do_series(series, job, job.result.with_name(f"{job.result.stem}-{number}.npz")))
         except DataError as error:
             outcome.add(_Outcome(seen=[series.uid], counts=Counter({"broken series": 1}), problems=[str(error)]))
-    if not outcome.problems:  # else the next run tries again
+    if not outcome.problems:  # otherwise the next run tries again
         write_json(job.result, vars(outcome))
     return outcome
 
@@ -263,7 +263,7 @@ def _read_outcome(path: Path) -> _Outcome:
 
 
 def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
-    """Make the crops of one series and keep them in a file."""
+    """Crop one series and store the crops in a file."""
     outcome = _Outcome(seen=[series.uid])
     folder = job.files[0].parent
     if series.modality != "CT":
@@ -271,12 +271,12 @@ def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
         return outcome
     if series.uid not in job.readings:
         outcome.counts["CT series without XML"] += 1
-        outcome.problems.append(f"{folder}: no XML file is about CT series {series.uid}; put it beside the slices")
+        outcome.problems.append(f"{folder}: CT series {series.uid} has no XML file; put it next to the slices")
         return outcome
     if not series.slices:
-        raise DataError(f"{folder}: CT series {series.uid} has no slice that says where it lies; fetch it again")
+        raise DataError(f"{folder}: CT series {series.uid} has no slice with a position; download it again")
     if not series.patient:
-        raise DataError(f"{folder}: CT series {series.uid} has no PatientID, which splits go by; fetch it again")
+        raise DataError(f"{folder}: CT series {series.uid} has no PatientID, needed for splits; download it again")
     reading = read_lidc_xml(job.readings[series.uid])
     if not reading.annotations:
         outcome.counts["CT series without an outlined nodule"] += 1
@@ -287,7 +287,7 @@ def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
     unreadable = "slices" if job.options.margin else "outlined slices"
     outcome.counts[f"{unreadable} without a readable image"] += len(outcome.problems)
     if not crops:
-        raise DataError(f"{folder}: CT series {series.uid} has no readable image of its nodules; fetch it again")
+        raise DataError(f"{folder}: CT series {series.uid} has no readable image of its nodules; download it again")
     with atomic_file(crops_file) as file:
         np.savez(
             file,
@@ -306,7 +306,7 @@ def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
 def _gather(found: _Found, outcomes: list[_Outcome]) -> tuple[list[_Series], Counter[str]]:
     """Return the series in the order of patients, and all counts.
 
-    Of a series that lies in two folders, the one with more crops is taken; of equals, the first by name.
+    If a series is in two folders, the one with more crops is used, or the first by name if they are equal.
     """
     total = _Outcome(counts=found.counts)
     for outcome in outcomes:
@@ -323,7 +323,7 @@ def _gather(found: _Found, outcomes: list[_Outcome]) -> tuple[list[_Series], Cou
 
 
 def _cases(all_series: list[_Series], work: Path, *, progress: bool) -> Iterator[Case]:
-    """Read the crops of all series, one series at a time."""
+    """Yield the crops of all series, reading one series at a time."""
     names = _short_names(all_series)
     for series in tqdm(all_series, desc="writing", unit="series", disable=not progress):
         with np.load(work / series.crops, allow_pickle=False) as arrays:
@@ -335,7 +335,7 @@ def _cases(all_series: list[_Series], work: Path, *, progress: bool) -> Iterator
 
 
 def _short_names(all_series: list[_Series]) -> dict[str, str]:
-    """Name every series by its patient and the end of its UID: five digits as in the archive's folders, or more."""
+    """Name each series by its patient and the last digits of its UID, five as in the archive or more if needed."""
     for length in (5, 10, 20, 64):
         names = {series.uid: f"{series.patient}-{series.uid[-length:]}" for series in all_series}
         if len(set(names.values())) == len(names):

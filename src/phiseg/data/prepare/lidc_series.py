@@ -1,6 +1,6 @@
-"""One CT series with its readers' outlines, turned into crops around its nodules.
+"""Crop the nodules of one CT series with the outlines of its readers.
 
-A annotation slots (4), H x W pixels of a crop. Places are (row, column) pixels of the full slice.
+A annotation slots (4), H x W pixels of a crop. Positions are (row, column) pixels of the full slice.
 """
 
 from collections.abc import Sequence
@@ -19,34 +19,34 @@ from phiseg.imaging.lidc_xml import LidcReading, Outline
 from phiseg.imaging.outlines import MAX_READERS, cluster, rasterise
 
 AIR = -1024
-"""Hounsfield units of nothing: beyond the slice's edge, and in what scanners pad their round field of view with."""
+"""Hounsfield units outside the slice, and in the padding around the round field of view of scanners."""
 
 Z_TOLERANCE_MM = 0.1
-"""How far an outline may lie from a slice, where the image that it names is not there."""
+"""Maximum distance between an outline and a slice, if the image that the outline refers to is missing."""
 
 
 @dataclass(frozen=True)
 class LidcOptions:
-    """How crops are cut."""
+    """Cropping options."""
 
     size: int = 128
     """Height and width in pixels."""
     slices: Literal["all", "largest"] = "all"
-    """Every outlined slice of a nodule, or the one with the largest area summed over readers."""
+    """All outlined slices of a nodule, or the one with the largest area summed over readers."""
     spacing_mm: float | None = None
-    """Pixel spacing of the crops; none keeps the scan's pixels."""
+    """Pixel spacing of the crops; None keeps the spacing of the scan."""
     margin: int = 0
-    """Number of slices added beyond the last outline on both sides of a nodule, with empty masks. Slices outside of
+    """Number of slices added beyond the last outline on both sides of a nodule, with empty masks. Slices outside
     the scan are omitted. With a margin, slices between the outlines that nobody outlined are added too."""
     readers: Literal["pylidc", "sessions"] = "pylidc"
-    """Where the second annotation of a nodule by one reader goes. `pylidc`: into a free slot, as if another reader
-    had drawn it, as in the datasets that pylidc made. `sessions`: to the first one, into the reader's own slot."""
+    """Handling of a second annotation of a nodule by the same reader. `pylidc`: stored in a free slot, as in
+    datasets made with pylidc. `sessions`: merged with the first one in the slot of the reader."""
 
     def __post_init__(self) -> None:
         if self.margin < 0:
-            raise ConfigError(f"margin {self.margin} must be a number of slices, 0 or more")
+            raise ConfigError(f"margin {self.margin} is negative; use 0 or more slices")
         if self.margin and self.slices == "largest":
-            raise ConfigError("a margin needs all slices of a nodule; pass --slices all or no --margin")
+            raise ConfigError("--margin requires all slices of a nodule; use --slices all or omit --margin")
 
 
 class Crop(NamedTuple):
@@ -55,15 +55,15 @@ class Crop(NamedTuple):
     image: NDArray[np.int16]
     """(H, W) Hounsfield units."""
     labels: NDArray[np.uint8]
-    """(A, H, W), 1 inside of the nodule; all 0 for a reader who did not outline it here."""
+    """(A, H, W) 1 inside the nodule; all 0 for a reader who did not outline it on this slice."""
     valid: NDArray[np.bool_]
-    """(A,), false where the XML has no reading session, and so no reader who could have drawn."""
+    """(A,) false where the XML file has no reading session."""
     columns: dict[str, str | float | int]
-    """Where it comes from, for cases.csv."""
+    """Origin of the crop, for cases.csv."""
 
 
 class _Drawn(NamedTuple):
-    """An outline, the number of the slice that it lies on, and that of its annotation."""
+    """An outline with the number of its slice and of its annotation."""
 
     level: int
     outline: Outline
@@ -73,13 +73,13 @@ class _Drawn(NamedTuple):
 @dataclass(frozen=True)
 class _Nodule:
     slots: list[list[_Drawn]]
-    """What is drawn in each of the A annotation slots."""
+    """Outlines in each of the A annotation slots."""
     readers: list[str]
-    """The reading session behind each slot; empty for nobody."""
+    """Reading session of each slot; empty if there is none."""
     valid: NDArray[np.bool_]
-    """(A,), whether there is a reader for the slot, who drew or saw nothing."""
+    """(A,) whether the slot has a reader, who may not have outlined the nodule."""
     repeated: bool
-    """Whether a reader annotated it more than once."""
+    """Whether a reader annotated the nodule more than once."""
 
     @property
     def levels(self) -> list[int]:
@@ -88,12 +88,12 @@ class _Nodule:
 
     @property
     def box(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """First and last pixel of the outlines on all slices."""
+        """First and last pixel of the outlines over all slices."""
         points = np.concatenate([drawn.outline.points for slot in self.slots for drawn in slot])
         return points.min(axis=0), points.max(axis=0)
 
     def masks(self, level: int, origin: tuple[int, int], size: tuple[int, int]) -> NDArray[np.bool_]:
-        """Fill the outlines on one slice, (A, H, W); where a slot holds several annotations, it has their union."""
+        """Return the filled outlines on one slice, (A, H, W); several annotations in a slot are united."""
         masks = np.zeros((len(self.slots), *size), dtype=np.bool_)
         for mask, slot in zip(masks, self.slots, strict=True):
             for number in {drawn.annotation for drawn in slot}:
@@ -102,7 +102,7 @@ class _Nodule:
         return masks
 
     def chosen(self, options: LidcOptions, num_levels: int) -> Sequence[int]:
-        """Return the numbers of the slices to crop, of a scan with `num_levels` slices."""
+        """Return the numbers of the slices to crop in a scan with `num_levels` slices."""
         if options.slices == "largest":
             return [self.largest()]
         if not options.margin:
@@ -118,16 +118,16 @@ class _Nodule:
 
 
 def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> tuple[list[Crop], int, list[str]]:
-    """Cut out every nodule of a series, ordered by nodule and slice.
+    """Crop every nodule of a series, ordered by nodule and slice.
 
     Args:
-        series: the slices.
-        reading: what the readers drew.
-        options: how to cut.
+        series: slices of the series.
+        reading: outlines of the readers.
+        options: cropping options.
 
     Returns:
-        The crops, the number of nodules that a reader annotated more than once, and one line for every slice of a
-        nodule whose image is missing or cannot be read.
+        The crops, the number of nodules that a reader annotated more than once, and one line for each slice of a
+        nodule whose image is missing or unreadable.
 
     Raises:
         DataError: no slice is axial.
@@ -138,16 +138,16 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
     crops = {}
     found = _nodules(annotations, reading.num_sessions, options, tolerance=_thickness(levels))
     nodules = list(enumerate(found))
-    wanted = [
+    chosen = [
         (level, number, nodule) for number, nodule in nodules for level in nodule.chosen(options, len(levels))
     ]
-    for level, group in groupby(sorted(wanted, key=itemgetter(0, 1)), key=itemgetter(0)):
+    for level, group in groupby(sorted(chosen, key=itemgetter(0, 1)), key=itemgetter(0)):
         image = next((header for header in levels[level] if header.sop_uid in drawn_on), levels[level][0])
         try:
             values = read_values(image.path)
         except DataError as error:
             outlined = any(level in nodule.levels for _, _, nodule in group)
-            problems.append(f"{error} ({'an outlined slice' if outlined else 'a slice beside a nodule'})")
+            problems.append(f"{error} ({'an outlined slice' if outlined else 'a slice next to a nodule'})")
             continue
         for _, number, nodule in group:
             crops[number, level] = _crop(image, values, level, number, nodule, options)
@@ -155,35 +155,35 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
 
 
 def _levels(series: Series) -> list[list[SliceHeader]]:
-    """Group axial slices by where they lie, from one end to the other; copies of a slice share a level.
+    """Group axial slices by position, from one end to the other; copies of a slice share a level.
 
-    Others, such as a scout of the same series, are passed over: an outline on one of them has no image.
+    Other slices, such as a scout of the same series, are ignored: an outline on one of them has no image.
     """
     axial = [header for header in series.slices if header.is_axial]
     if not axial:
         first = series.slices[0]
         raise DataError(
-            f"{first.path} is not an axial slice (its rows run along {first.along_row}, its columns along "
-            f"{first.along_column}) and neither are the others, but the readers drew on axial ones; fetch them"
+            f"{first.path.parent} has no axial slices (in {first.path.name} rows run along {first.along_row}, "
+            f"columns along {first.along_column}), but the outlines are on axial slices; download the series again"
         )
     return [list(group) for _, group in groupby(axial, key=lambda header: round(header.depth_mm, 3))]
 
 
 def _thickness(levels: list[list[SliceHeader]]) -> float:
-    """Return the slice thickness, or the slices' distance where the headers do not say."""
+    """Return the slice thickness, or the distance of the slices if the headers do not state it."""
     if levels[0][0].thickness_mm:
         return levels[0][0].thickness_mm
-    places = [group[0].depth_mm for group in levels]
-    return float(np.median(np.diff(places))) if len(places) > 1 else 1.0
+    positions = [group[0].depth_mm for group in levels]
+    return float(np.median(np.diff(positions))) if len(positions) > 1 else 1.0
 
 
 def _locate(
     series: Series, reading: LidcReading, levels: list[list[SliceHeader]]
 ) -> tuple[list[tuple[int, list[_Drawn]]], list[str]]:
-    """Find the slice of every outline: by the image it names, or by its position.
+    """Find the slice of each outline by the UID of its image, or by its position.
 
     Returns:
-        The reader of every annotation with what is drawn, and a line for every position without a slice.
+        The reader and the outlines of each annotation, and one line for each position without a slice.
     """
     by_uid = {header.sop_uid: level for level, group in enumerate(levels) for header in group}
     places = np.array([group[0].position[2] for group in levels])
@@ -202,7 +202,7 @@ def _locate(
             annotations.append((annotation.reader, slot))
     folder = series.slices[0].path.parent
     return annotations, [
-        f"{folder} has no image of the outlined slice at z = {z} mm; fetch it" for z in sorted(lost)
+        f"{folder} has no image of the outlined slice at z = {z} mm; download it again" for z in sorted(lost)
     ]
 
 
@@ -221,12 +221,10 @@ def _nodules(
 
 
 def _nodule(annotations: list[tuple[int, list[_Drawn]]], num_sessions: int, *, share: bool) -> _Nodule:
-    """Give annotations their slots: the reader's own, or a free one for a reader's second annotation.
+    """Assign annotations to slots: the slot of the reader, or a free one for a second annotation of the reader.
 
-    With `share`, all annotations of a reader go into the reader's own slot.
-
-    More annotations than slots cannot all be of different readers; those of one reader then share a slot. A slot
-    without a reading session, into which nothing was put, is a missing reader.
+    With `share`, all annotations of a reader go into the slot of the reader. This also applies if there are more
+    annotations than slots. An empty slot without a reading session is a missing reader.
     """
     slots: list[list[_Drawn]] = [[] for _ in range(MAX_READERS)]
     readers = [""] * MAX_READERS

@@ -1,9 +1,9 @@
-"""NIfTI volumes with one label file per rater, prepared slice by slice.
+"""Prepare NIfTI volumes with one label file per rater, slice by slice.
 
     phiseg prepare nifti SRC DATA --spacing 0.6 --size 192
 
-`nifti_layout` finds the files. A first look at the headers settles what all cases share, then `nifti_slices` reads
-and cuts one volume at a time. A bad case is left out; the others stay.
+`nifti_layout` finds the files. A first pass over the headers determines the properties that all cases share. Then
+`nifti_slices` reads and slices one volume at a time. Unusable cases are skipped.
 """
 
 from collections import Counter
@@ -58,30 +58,30 @@ def prepare_nifti(
 ) -> Dataset:
     """Write the slices of NIfTI volumes as a prepared dataset.
 
-    Under `source`, `dataset.json` names the raters in the annotators' order, and the cases that were left out.
+    The entry `source` of `dataset.json` lists the raters in the order of the annotators, and the skipped cases.
 
     Args:
-        source: a folder in one of the layouts of `nifti_layout`.
-        out: folder to make.
-        slicing: how volumes become images.
-        merge: new label of old labels, all at once; labels that are not named stay.
-        classes: class names, the background first; by default those of dataset.json, or numbers.
-        modality: what made the images, as DICOM names it (CT, MR, PT), when it is known.
+        source: folder in one of the layouts of `nifti_layout`.
+        out: folder of the dataset to write.
+        slicing: slicing options.
+        merge: mapping from old to new labels, applied at once; other labels are kept.
+        classes: class names, background first; by default those of dataset.json, or numbers.
+        modality: DICOM modality of the images (CT, MR, PT), if known.
         seed: seed of the split.
         fractions: shares of train, val and test, by patient.
-        workers: processes that read and cut; the result does not depend on them.
-        strict: let the first bad case be an error, rather than leave it out.
-        overwrite: replace an existing folder.
-        command: the command line, for the record.
+        workers: number of processes; does not affect the result.
+        strict: raise an error for the first unusable case instead of skipping it.
+        overwrite: replace an existing dataset.
+        command: command line to store in the dataset.
         progress: show progress bars.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is invalid.
         DataError: the source has no usable case, or its labels are not 0 to K-1.
-        OutputError: `out` exists, or cannot be written.
+        OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
-    split_patients([], seed=seed, fractions=fractions)  # complains now, not after the last volume
+    split_patients([], seed=seed, fractions=fractions)  # validate before reading
     slicing = slicing or Slicing()
     skipped = SkippedCases(strict)
     found = find_scans(source, skipped)
@@ -102,7 +102,7 @@ def prepare_nifti(
         "slices": slicing.slices,
         "merge": {str(old): new for old, new in plan.merge.items()},
         "num_cases": found.num_cases,
-        "left_out": skipped.reasons,  # the list grows while cases are read; the manifest is written after them
+        "left_out": skipped.reasons,  # filled while reading, before the manifest is written
     }
     return write_dataset(
         out,
@@ -133,19 +133,19 @@ def _survey(
     skipped: SkippedCases,
     progress: bool,
 ) -> tuple[list[Scan], Plan]:
-    """Settle what all cases share, from headers; labels are read only where nobody names the classes."""
+    """Determine the properties that all cases share from headers; read labels only if no class names are given."""
     names = tuple(classes) if classes else _merged_names(read_class_names(folder), merge)
     if names and not 2 <= len(names) <= MISSING:
         raise ConfigError(
-            f"{len(names)} class names; there must be 2 to {MISSING}, the background first, separated by blanks"
+            f"there are {len(names)} class names; give 2 to {MISSING}, background first, separated by spaces"
         )
     if names and len(set(names)) < len(names):
-        raise ConfigError(f"two classes of {', '.join(names)} have the same name; pass others with --classes")
+        raise ConfigError(f"two of the classes {', '.join(names)} have the same name; set --classes")
     read_labels = read_nifti_header if names else partial(read_merged, merge=merge)
     scans: list[Scan] = []
     stacks: list[Volume] = []
     labels, types, channels = {0}, set[np.dtype[Any]](), Counter[int]()
-    for scan in tqdm(found.scans, desc="a first look", unit="volume", disable=not progress):
+    for scan in tqdm(found.scans, desc="reading headers", unit="volume", disable=not progress):
         with skipped.unless_good(scan.case):
             images, drawn = on_one_grid(scan, partial(read_nifti_header, channels=True), read_labels)
             scans.append(scan)
@@ -155,7 +155,7 @@ def _survey(
             if not names:
                 labels |= {int(label) for volume in drawn.values() for label in np.unique(volume.values)}
     if not scans:
-        raise DataError(f"{folder}: none of its cases can be used; the lines above say why")
+        raise DataError(f"{folder} has no usable case; see the messages above")
     frames = [frame_of(stack, slicing, size=None) for stack in stacks]
     height, width = (max(frame.size[axis] for frame in frames) for axis in (0, 1))
     return scans, Plan(
@@ -171,7 +171,7 @@ def _survey(
 
 
 def _merged_names(names: dict[int, str] | None, merge: Mapping[int, int]) -> tuple[str, ...] | None:
-    """Return the names of the labels that are left after merging; one that keeps its number keeps its name."""
+    """Return the names of the labels after merging; labels that keep their number keep their name."""
     if names is None:
         return None
     left: dict[int, str] = {}
@@ -184,16 +184,16 @@ def _merged_names(names: dict[int, str] | None, merge: Mapping[int, int]) -> tup
 
 
 def _numbered(labels: set[int], folder: Path) -> tuple[str, ...]:
-    """Return names for the labels that were found."""
+    """Return names for the labels found."""
     found = [0, *sorted(labels - {0})]
     if len(found) == 1:
-        raise DataError(f"{folder}: every label is 0, so there is nothing to learn; check the label files")
+        raise DataError(f"{folder}: all labels are 0; check the label files")
     wrong = [f"{label}:{index}" for index, label in enumerate(found) if label != index]
     if wrong or len(found) > MISSING:
         listed = ", ".join(map(str, found[:10])) + (", ..." if len(found) > 10 else "")
         raise DataError(
-            f"{folder}: the labels are {listed}; they must be 0 to K-1, so renumber them "
-            f"(such as --merge {' '.join(wrong[:10])}), or name every class with --classes"
+            f"{folder}: the labels are {listed}, but they must be 0 to K-1; renumber them "
+            f"(such as --merge {' '.join(wrong[:10])}), or name all classes with --classes"
         )
     return ("background", *(f"class {label}" for label in found[1:]))
 
@@ -207,8 +207,8 @@ def _intensity(window: Window | None) -> Intensity:
 
 
 def _stored_type(window: Window | None, types: set[np.dtype[Any]]) -> np.dtype[Any]:
-    """Return int16 where it holds every value as it is, else float32."""
+    """Return int16 if it can represent every value, otherwise float32."""
     limits = np.iinfo(np.int16)
-    low_fits = window is not None and limits.min <= window[0] <= limits.max  # padding has that value
+    low_fits = window is not None and limits.min <= window[0] <= limits.max  # value of the padding
     fits = low_fits and all(np.can_cast(dtype, np.int16) for dtype in types)
     return np.dtype(np.int16 if fits else np.float32)

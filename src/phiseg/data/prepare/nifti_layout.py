@@ -1,18 +1,18 @@
-"""Which NIfTI files belong together: the two layouts that `phiseg prepare nifti` reads.
+"""The two folder layouts of `phiseg prepare nifti`.
 
-Case folders, simple enough to type by hand:
+Case folders:
 
-    SRC/<case>/image.nii.gz            a fourth dimension gives channels
+    SRC/<case>/image.nii.gz            a fourth dimension holds channels
     SRC/<case>/rater-<name>.nii.gz     one file per rater
 
-nnU-Net's raw layout, with a folder of labels per rater:
+The raw data layout of nnU-Net, with one label folder per rater:
 
-    SRC/imagesTr/<case>_0000.nii.gz    _0001 and so on give further channels
-    SRC/labelsTr_<name>/<case>.nii.gz  or plain labelsTr with one rater
-    SRC/dataset.json                   its "labels" give the names of the classes
+    SRC/imagesTr/<case>_0000.nii.gz    _0001 and so on are further channels
+    SRC/labelsTr_<name>/<case>.nii.gz  or labelsTr for a single rater
+    SRC/dataset.json                   "labels" holds the class names
 
-Files may be .nii or .nii.gz. A case is a patient of its own, unless SRC/patients.csv (`case,patient`) says
-otherwise.
+Files may be .nii or .nii.gz. Each case is one patient, unless SRC/patients.csv (`case,patient`) maps cases to
+patients.
 """
 
 import csv
@@ -39,45 +39,45 @@ class Scan:
     images: tuple[Path, ...]
     """One file, or one per channel."""
     labels: dict[str, Path]
-    """File of each rater who looked at this case."""
+    """Label file of each rater of this case."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Everything that a folder holds."""
+    """Cases and raters of a folder."""
 
     layout: str
     scans: list[Scan]
     num_cases: int
-    """Cases that were found, complete or not."""
+    """Number of cases found, including incomplete ones."""
     raters: list[str]
-    """Names of all raters, sorted; the place in the list is the annotator's index."""
+    """Sorted names of all raters; the position is the index of the annotator."""
 
 
 @dataclass
 class _Files:
-    """The candidates of one case, before anything is known to be complete."""
+    """Files of one case, possibly incomplete."""
 
     images: list[Path]
     labels: list[tuple[str, Path]]
 
 
 def find_scans(folder: Path, skipped: SkippedCases) -> Source:
-    """List the cases of a folder; one that is not complete is left out.
+    """List the cases of a folder; incomplete cases are skipped.
 
     Raises:
-        DataError: the folder has neither layout, or its patients.csv is wrong.
+        DataError: the folder has neither layout, or its patients.csv is invalid.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder; give one with case folders or with imagesTr")
+        raise DataError(f"{folder} is not a folder; give a folder with case folders or with imagesTr")
     nnunet = (folder / "imagesTr").is_dir()
     found = _nnunet(folder) if nnunet else _case_folders(folder, skipped)
     if not found and any(stem == "image" for stem, _ in _nifti_files(folder)):
-        raise DataError(f"{folder} is a case itself; give the folder that holds the cases")
+        raise DataError(f"{folder} is a single case; give the folder that contains the cases")
     if not found:
         raise DataError(
-            f"{folder} has no case; expected <case>/image.nii.gz with <case>/rater-<name>.nii.gz beside it, "
-            "or imagesTr/<case>_0000.nii.gz with labelsTr_<name>/<case>.nii.gz"
+            f"{folder} has no cases; expected <case>/image.nii.gz and <case>/rater-<name>.nii.gz, "
+            "or imagesTr/<case>_0000.nii.gz and labelsTr_<name>/<case>.nii.gz"
         )
     patients = _patients(folder / "patients.csv", set(found))
     scans = []
@@ -94,10 +94,10 @@ def find_scans(folder: Path, skipped: SkippedCases) -> Source:
 
 
 def read_class_names(folder: Path) -> dict[int, str] | None:
-    """Read what dataset.json calls each label: {"name": 1} or, as older files have it, {"1": "name"}.
+    """Read the class names in dataset.json, as {"name": 1} or in the older form {"1": "name"}.
 
     Raises:
-        DataError: there are names, but not one for each label.
+        DataError: dataset.json has "labels" that are not of these forms.
     """
     path = folder / "dataset.json"
     if not path.exists():
@@ -112,7 +112,7 @@ def read_class_names(folder: Path) -> dict[int, str] | None:
         return names or None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         raise DataError(
-            f'{path}: its "labels" are not such as {{"background": 0, "zone": 1}}; correct them or pass --classes'
+            f'{path}: "labels" must be of the form {{"background": 0, "zone": 1}}; fix them or set --classes'
         ) from None
 
 
@@ -126,7 +126,7 @@ def _case_folders(folder: Path, skipped: SkippedCases) -> dict[str, _Files]:
             found[inner.name] = _Files(images, labels)
             known = {*images, *(path for _, path in labels)}
             for path in (path for _, path in files if path not in known):
-                skipped.note(f"{path} is neither image nor rater-<name>; rename it if it is one of them")
+                skipped.note(f"{path} is not named image or rater-<name>; rename it if it is one of them")
     return found
 
 
@@ -143,7 +143,7 @@ def _nnunet(folder: Path) -> dict[str, _Files]:
 
 
 def _nifti_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name without its ending, and the path; hidden files, such as macOS leaves, are none."""
+    """Yield the name without its suffix and the path of each NIfTI file, except hidden files (macOS)."""
     for path in sorted(folder.iterdir()):
         match = _NIFTI.fullmatch(path.name)
         if match and not path.name.startswith("."):
@@ -156,18 +156,19 @@ def _check(files: _Files, *, where: Path, channel_files: bool) -> None:
         raise DataError(f"{files.labels[0][1]} has no image; add {where / example}")
     if not files.labels:
         place = "labelsTr_<name>" if channel_files else "rater-<name>.nii.gz"
-        raise DataError(f"{files.images[0]} has no rater; add {place}, or remove the image")
+        raise DataError(f"{files.images[0]} has no labels; add {place}, or remove the image")
     channels = [path.name.split(".nii")[0][-4:] for path in files.images]
     if channel_files and channels != [f"{number:04d}" for number in range(len(channels))]:
         raise DataError(
-            f"{files.images[0]}: channels {', '.join(channels)} are not 0000, 0001 and so on, once each; rename"
+            f"{files.images[0]}: the channels are {', '.join(channels)}, but must be 0000, 0001 and so on, once "
+            "each; rename the files"
         )
     if not channel_files and len(files.images) > 1:
-        raise DataError(f"{files.images[0]} and {files.images[1].name} are both there; keep one of them")
+        raise DataError(f"{files.images[0]} and {files.images[1].name} both exist; remove one of them")
     home: dict[str, Path] = {}
     for rater, path in files.labels:
         if rater in home:
-            raise DataError(f"{home[rater]} and {path} are both of rater '{rater}'; keep one of them")
+            raise DataError(f"{home[rater]} and {path} are both of rater '{rater}'; remove one of them")
         home[rater] = path
 
 
@@ -185,10 +186,10 @@ def _patients(path: Path, cases: set[str]) -> dict[str, str]:
     for line, row in enumerate(rows, start=2):
         case, patient = row.get("case"), row.get("patient")
         if not case or not patient:
-            raise DataError(f"{path}, line {line}: no case or no patient; the first line is 'case,patient'")
+            raise DataError(f"{path}, line {line}: no case or no patient; the first line must be 'case,patient'")
         if case not in cases:
-            raise DataError(f"{path}, line {line}: there is no case '{case}'; correct the name or remove the line")
+            raise DataError(f"{path}, line {line}: unknown case '{case}'; fix the name or remove the line")
         if case in patients:
-            raise DataError(f"{path}, line {line}: case '{case}' occurs twice; keep one line")
+            raise DataError(f"{path}, line {line}: case '{case}' occurs twice; remove one of the lines")
         patients[case] = patient
     return patients

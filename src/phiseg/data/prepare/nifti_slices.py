@@ -1,4 +1,4 @@
-"""One scan: its files brought onto one grid, and its slices cut into cases.
+"""Read one scan on a common grid and cut its slices into cases.
 
 N slices of H x W pixels, C channels, A annotators.
 """
@@ -27,22 +27,22 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Slicing:
-    """How a volume becomes images."""
+    """Slicing options."""
 
     plane: Plane | Literal["auto"] = "axial"
-    """"auto" takes, for each volume, the plane whose slices are farthest apart."""
+    """Plane of the slices; "auto" uses the plane with the widest slice spacing of each volume."""
     spacing: float | None = None
-    """Millimetres per pixel; the volume's own by default."""
+    """Pixel spacing in mm; None keeps the spacing of each volume."""
     size: tuple[int, int] | None = None
-    """Height and width; by default those of the largest slice, so that nothing is cut off."""
+    """Height and width; None uses the size of the largest slice, so that nothing is cropped."""
     window: Window | None = None
-    """Values that become -0.5 and 0.5; by default each volume is z-scored."""
+    """Values that are mapped to -0.5 and 0.5; None z-scores each volume."""
     slices: Literal["all", "annotated"] = "all"
-    """"annotated" keeps slices on which at least one rater drew something."""
+    """Slices to use; "annotated" keeps slices with a non-empty mask of at least one rater."""
 
     def __post_init__(self) -> None:
         if self.plane not in (*PLANES, "auto"):
-            raise ConfigError(f"plane '{self.plane}' must be {', '.join(PLANES)} or auto")
+            raise ConfigError(f"unknown plane '{self.plane}'; use {', '.join(PLANES)} or auto")
         check_spacing(self.spacing)
         check_window(self.window)
         if self.size is not None:
@@ -51,7 +51,7 @@ class Slicing:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that is settled before the first volume is read."""
+    """Properties of the dataset, determined before the volumes are read."""
 
     slicing: Slicing
     size: tuple[int, int]
@@ -64,7 +64,7 @@ class Plan:
 
 
 def cases_of_scan(scan: Scan, plan: Plan) -> list[Case]:
-    """Read and cut one scan."""
+    """Read one scan and return its slices."""
     images, drawn = on_one_grid(scan, partial(read_nifti, channels=True), partial(_read_classes, plan=plan))
     plane = plane_of(plan.slicing, images[0])
     stack = to_slices(images[0], plane)
@@ -72,7 +72,8 @@ def cases_of_scan(scan: Scan, plan: Plan) -> list[Case]:
     pixels = np.concatenate([to_slices(image, plane).values for image in images], axis=3)  # (N, H, W, C)
     if pixels.shape[3] != plan.channels:
         raise DataError(
-            f"{scan.images[0]}: {pixels.shape[3]} channels, most cases have {plan.channels}; add or remove"
+            f"{scan.images[0]} has {pixels.shape[3]} channels, but most cases have {plan.channels}; "
+            "add or remove channels"
         )
     pixels = np.moveaxis(_stored_values(pixels, scan.images[0], plan), 3, 1)
     pixels = cut(pixels, frame, fill=_outside(plan.slicing.window, plan.dtype), interpolation="linear")
@@ -87,7 +88,7 @@ def cases_of_scan(scan: Scan, plan: Plan) -> list[Case]:
         kept = np.flatnonzero((labels[:, valid] > 0).any(axis=(1, 2, 3))).tolist()
         if not kept:
             raise DataError(
-                f"{scan.images[0]}: no rater drew anything within the images; take all slices or larger ones"
+                f"{scan.images[0]}: all masks are empty within the images; use --slices all or a larger --size"
             )
     return [
         Case(
@@ -105,13 +106,13 @@ def cases_of_scan(scan: Scan, plan: Plan) -> list[Case]:
 def on_one_grid(
     scan: Scan, read_image: Callable[[Path], Volume], read_labels: Callable[[Path], Volume]
 ) -> tuple[list[Volume], dict[str, Volume]]:
-    """Read a scan's files, with their axes in the order of the first image's.
+    """Read the files of a scan, with the axes in the order of the first image.
 
     Returns:
-        Images (I, J, K, C) and each rater's labels (I, J, K).
+        Images (I, J, K, C) and the labels (I, J, K) of each rater.
 
     Raises:
-        DataError: a file cannot be read, or its voxels are elsewhere than those of the first image.
+        DataError: a file cannot be read, or is not on the grid of the first image.
     """
     first = read_image(scan.images[0])
 
@@ -119,8 +120,8 @@ def on_one_grid(
         turned = volume.reoriented_like(first)
         if difference := difference_of_grids(first, turned or volume):
             raise DataError(
-                f"{scan.images[0]} and {path} are not on one grid ({difference}); "
-                "resample one onto the other (labels: nearest neighbour), or repair the header that is wrong"
+                f"{scan.images[0]} and {path} are not on the same grid ({difference}); "
+                "resample one to the other (labels: nearest neighbour), or fix the incorrect header"
             )
         return turned or volume
 
@@ -129,7 +130,7 @@ def on_one_grid(
 
 
 def read_merged(path: Path, *, merge: Mapping[int, int]) -> Volume:
-    """Read a label file, with its labels renumbered."""
+    """Read a label file and renumber its labels."""
     volume = read_nifti_labels(path)
     labels = volume.values.copy()
     for old, new in merge.items():
@@ -144,12 +145,12 @@ def _read_classes(path: Path, *, plan: Plan) -> Volume:
 
 
 def plane_of(slicing: Slicing, volume: Volume) -> Plane:
-    """Return the plane in which a volume is sliced."""
+    """Return the plane of the slices of a volume."""
     return coarsest_plane(volume) if slicing.plane == "auto" else slicing.plane
 
 
 def frame_of(stack: Volume, slicing: Slicing, size: tuple[int, int] | None) -> Frame:
-    """Return what is cut out of the middle of every slice; all of it where there is no size."""
+    """Return the centred crop of every slice, or the whole slice if there is no size."""
     height, width = stack.grid[1:]
     row, column = (1.0 if slicing.spacing is None else slicing.spacing / mm for mm in stack.spacing_mm[1:])
     step = tuple(1.0 if math.isclose(s, 1, rel_tol=1e-4) else s for s in (row, column))
@@ -158,13 +159,13 @@ def frame_of(stack: Volume, slicing: Slicing, size: tuple[int, int] | None) -> F
 
 
 def pixel_mm(stack: Volume, frame: Frame) -> tuple[float, float]:
-    """Return the size of a cut-out's pixels, along its rows' and its columns' axis."""
+    """Return the pixel spacing of a crop (vertical, horizontal) in mm."""
     _, row, column = stack.spacing_mm
     return round(row * frame.step[0], 6), round(column * frame.step[1], 6)
 
 
 def _place(stack: Volume, index: int, frame: Frame) -> dict[str, float]:
-    """Return where a cut-out lies, in its slice and in the world.
+    """Return the position of a crop in its slice and in world coordinates.
 
     Pixel (r, c) is at (x_mm, y_mm, z_mm) + r * row_spacing_mm * (row_x, row_y, row_z)
     + c * column_spacing_mm * (column_x, column_y, column_z).
@@ -182,22 +183,22 @@ def _place(stack: Volume, index: int, frame: Frame) -> dict[str, float]:
 
 
 def _outside(window: Window | None, dtype: np.dtype[Any]) -> float:
-    """Return the value of pixels outside of the scan: the window's lower end, or the volume's mean."""
+    """Return the value of pixels outside the scan: the lower end of the window, or the mean of the volume."""
     low = window[0] if window else 0.0
     return math.floor(low) if dtype.kind == "i" else low
 
 
 def _stored_values(pixels: NDArray[Any], path: Path, plan: Plan) -> NDArray[Any]:
-    """Return (N, H, W, C) as it is stored: with a window unchanged, else each channel z-scored over the volume."""
+    """Return the values to store (N, H, W, C): unchanged with a window, otherwise each channel z-scored."""
     with np.errstate(all="ignore"):
         if plan.slicing.window is None:
             axes = (0, 1, 2)
             mean = pixels.mean(axis=axes, dtype=np.float64)
             deviation = pixels.std(axis=axes, dtype=np.float64)
             if not (deviation > 0).all():
-                raise DataError(f"{path}: every voxel has the same value, so it has no z-score; leave it out")
+                raise DataError(f"{path}: all voxels have the same value, so there is no z-score; remove the case")
             pixels = (pixels - mean) / deviation
         stored = pixels.astype(plan.dtype)
     if not np.isfinite(stored).all():
-        raise DataError(f"{path} has values too large for {plan.dtype}; rescale the image or leave it out")
+        raise DataError(f"{path} has values too large for {plan.dtype}; rescale the image or remove it")
     return stored

@@ -1,9 +1,9 @@
-"""Phantoms: datasets that are generated from a seed, with annotators whose distribution is known.
+"""Phantoms: synthetic datasets with a known distribution of annotators, generated from a seed.
 
     phiseg prepare phantom lesion DATA
 
-They mirror the paper's two datasets, and need no download: `lesion` the lung lesions with 4 annotators, `zones`
-the zones of the prostate with 6. `phantom_scenes` says what annotators disagree about.
+They imitate the two datasets of the paper: `lesion` lung lesions with 4 annotators, `zones` the zones of the
+prostate with 6 annotators. `phantom_scenes` describes what annotators disagree about.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,16 +42,16 @@ PHANTOMS: dict[str, _Phantom] = {
 
 
 def draw_scene(kind: str, *, seed: int, index: int, size: int | None = None) -> Scene:
-    """Draw scene `index` of a phantom: the same scene at every size, and with every length of the dataset.
+    """Draw scene `index` of a phantom. The scene does not depend on the size of the image or of the dataset.
 
     Args:
         kind: "lesion" or "zones".
-        seed: the phantom's seed.
+        seed: seed of the phantom.
         index: number of the scene.
-        size: height and width of the image; that of the paper's dataset by default.
+        size: height and width of the image; None uses the size in the paper.
 
     Raises:
-        ConfigError: no such phantom, or a size that is too small.
+        ConfigError: the phantom is unknown, or the size is too small.
     """
     phantom = _phantom(kind)
     size = phantom.size if size is None else size
@@ -70,21 +70,21 @@ def prepare_phantom(
     command: str = "",
     progress: bool = True,
 ) -> Dataset:
-    """Write a phantom as a prepared dataset, split 60/20/20.
+    """Generate a phantom as a prepared dataset, split 60/20/20.
 
     Args:
         kind: "lesion" or "zones".
-        out: folder to make.
-        seed: seed of everything.
-        size: height and width of the images; that of the paper's dataset by default.
-        num_cases: number of images, each of its own patient; 1,000 lesions or 400 glands by default.
-        overwrite: replace an existing folder.
-        command: the command line, for the record.
+        out: folder of the dataset to write.
+        seed: random seed.
+        size: height and width of the images; None uses the size in the paper.
+        num_cases: number of images, each a separate patient; None is 1,000 for lesion, 400 for zones.
+        overwrite: replace an existing dataset.
+        command: command line to store in the dataset.
         progress: show a progress bar.
 
     Raises:
-        ConfigError: no such phantom, or a size or number that is too small.
-        OutputError: `out` exists, or cannot be written.
+        ConfigError: the phantom is unknown, or the size or number is too small.
+        OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
     phantom = _phantom(kind)
     size = phantom.size if size is None else size
@@ -92,7 +92,7 @@ def prepare_phantom(
     _check_size(size)
     if num_cases < len(SPLIT_NAMES):
         raise ConfigError(
-            f"num_cases {num_cases} is too small; use {len(SPLIT_NAMES)} or more, for {', '.join(SPLIT_NAMES)}"
+            f"num_cases {num_cases} is too small; use at least {len(SPLIT_NAMES)}, for {', '.join(SPLIT_NAMES)}"
         )
     spacing = phantom.spacing_mm * phantom.size / size
 
@@ -132,12 +132,12 @@ def _case(kind: str, phantom: _Phantom, seed: int, index: int, size: int) -> Cas
 
 def _check_size(size: int) -> None:
     if size < MIN_SIZE:
-        raise ConfigError(f"size {size} is too small for a phantom; use {MIN_SIZE} or more")
+        raise ConfigError(f"size {size} is too small for a phantom; use at least {MIN_SIZE}")
 
 
 def _phantom(kind: str) -> _Phantom:
     if kind not in PHANTOMS:
-        raise ConfigError(f"there is no phantom '{kind}' ({nearest(kind, PHANTOMS)})")
+        raise ConfigError(f"unknown phantom '{kind}' ({nearest(kind, PHANTOMS)})")
     return PHANTOMS[kind]
 
 

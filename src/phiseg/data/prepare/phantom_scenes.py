@@ -1,18 +1,19 @@
-"""Scenes of the phantoms: an image, and the distribution of what annotators would draw in it.
+"""Scenes of the phantoms: an image, and the distribution of its annotations.
 
-A scene has a visible geometry and annotators who are independent and alike given that geometry. Each draws:
+A scene has a visible geometry. Given the geometry, annotators are independent and identically distributed. Each
+draws:
 
-  coarse  yes-or-no decisions (is there a lesion, does the attached part belong to it, are the two zones told
-          apart, is the nodule part of the inner zone), each with a probability that is a function of a contrast
-          one can see in the image;
-  fine    a tight or generous border, by an amount that grows with the border's visible softness, and a small
-          smooth wobble of the hand.
+  coarse  binary decisions (is there a lesion, does the attached part belong to it, are the two zones distinguished,
+          is the nodule part of the inner zone), each with a probability that is a function of a contrast visible in
+          the image;
+  fine    a tight or generous border, by an amount that grows with the visible softness of the border, and a small
+          smooth deviation.
 
-Everything the distribution depends on is visible, so p(s | scene) = p(s | image) up to the image's noise: what a
-perfect model must learn is known, and any number of further annotators can be drawn to compare with.
+Everything that the distribution depends on is visible, so p(s | scene) = p(s | image) up to the noise of the image.
+The target of a perfect model is therefore known, and any number of further annotators can be drawn for comparison.
 
-Geometry is in coordinates from -1 to 1 between the image's edges and nothing but the pixels' noise depends on the
-image's size, so a scene is the same at every size. `depth` is positive inside a structure, zero on its border.
+Geometry is in coordinates from -1 to 1 between the edges of the image, and only the pixel noise depends on the
+image size, so a scene is the same at every size. `depth` is positive inside a structure and zero on its border.
 
 A annotators, H x W pixels.
 """
@@ -38,7 +39,7 @@ class Scene(ABC):
     image: NDArray[np.float32]
     """(H, W), in [0, 1]."""
     probabilities: dict[str, float]
-    """The chance that an annotator decides yes, for each coarse decision."""
+    """Probability that an annotator decides yes, for each coarse decision."""
     softness: float
     """Visible width of the border, in coordinates."""
 
@@ -54,14 +55,14 @@ class Scene(ABC):
 
 @dataclass(frozen=True, eq=False)
 class LesionScene(Scene):
-    """A lesion in lung-like tissue, perhaps with an attached part. Classes: background, lesion."""
+    """A lesion in lung-like tissue, possibly with an attached part. Classes: background, lesion."""
 
     body: Field = field(repr=False)
-    """Depth in the lesion proper."""
+    """Depth in the lesion without its attached part."""
     joined: Field = field(repr=False)
     """Depth in the lesion with its attached part."""
     waves: Field = field(repr=False)
-    """Waves around the lesion's centre."""
+    """Waves around the centre of the lesion."""
     radius: float
 
     def _outline(self, decisions: Decisions, num: int, generator: Generator) -> NDArray[np.uint8]:
@@ -79,11 +80,11 @@ class ZonesScene(Scene):
     joined: Field = field(repr=False)
     """Depth in the inner zone with the nodule at its border."""
     waves: Field = field(repr=False)
-    """Waves around the gland's centre."""
+    """Waves around the centre of the gland."""
     inner_waves: Field = field(repr=False)
-    """Waves around the inner zone's centre."""
+    """Waves around the centre of the inner zone."""
     unsplit_zone: int
-    """What an annotator calls the whole gland who does not tell the zones apart: the larger zone."""
+    """Class of the whole gland for annotators who do not distinguish the zones: the larger zone."""
     zone_softness: float
     """Visible width of the border between the zones."""
 
@@ -102,7 +103,7 @@ def draw_lesion(generator: Generator, noise: Generator, size: int) -> LesionScen
     radius = generator.uniform(0.22, 0.42)
     softness = generator.uniform(0.015, 0.07)
     contrast = generator.uniform(0.07, 0.45)
-    ratio = generator.uniform(0.35, 0.9)  # how bright the attached part is beside the lesion
+    ratio = generator.uniform(0.35, 0.9)  # brightness of the attached part relative to the lesion
     direction = generator.uniform(-np.pi, np.pi)
     reach = radius * generator.uniform(1.0, 1.3)
     part_radius = radius * generator.uniform(0.55, 0.85)
@@ -139,7 +140,7 @@ def draw_zones(generator: Generator, noise: Generator, size: int) -> ZonesScene:
     scale = generator.uniform(0.5, 0.88)  # of the inner zone: small at the apex, large at the base
     softness, zone_softness = generator.uniform(0.01, 0.03), generator.uniform(0.015, 0.055)
     contrast = generator.uniform(0.03, 0.4)
-    ratio = generator.uniform(0.2, 1.0)  # how far the nodule looks like the inner zone
+    ratio = generator.uniform(0.2, 1.0)  # similarity of the nodule to the inner zone
     lean = generator.choice([-1.0, 1.0]) * generator.uniform(0.5, 1.0)
 
     x, y = x - centre_x, y - centre_y
@@ -177,9 +178,9 @@ def draw_zones(generator: Generator, noise: Generator, size: int) -> ZonesScene:
 
 
 def _hand(waves: Field, num: int, softness: float, wobble: float, generator: Generator) -> Field:
-    """Draw how far outside the visible border each annotator draws, by direction: (A, H, W).
+    """Draw the distance of each annotator's border from the visible one, by direction, (A, H, W).
 
-    One number says how generous the annotator is, in units of the softness; the rest is a smooth wobble.
+    It is the sum of a constant per annotator, in units of the softness, and a smooth deviation.
     """
     style = np.clip(generator.standard_normal(num), -2, 2)
     wobbles = _sum_waves(generator.standard_normal((num, len(waves))), waves)
@@ -187,7 +188,7 @@ def _hand(waves: Field, num: int, softness: float, wobble: float, generator: Gen
 
 
 def _grid(size: int) -> tuple[Field, Field]:
-    """Coordinates of the pixel centres: x (1, W) to the right, y (H, 1) downwards."""
+    """Return the coordinates of the pixel centres: x (1, W) to the right, y (H, 1) downwards."""
     places = (np.arange(size) + 0.5) / size * 2 - 1
     return places[None, :], places[:, None]
 
@@ -200,7 +201,7 @@ def _blob(x: Field, y: Field, radius: float, irregularity: float, generator: Gen
 
 
 def _waves(angle: Field) -> Field:
-    """Periodic functions of the direction, slower ones larger: (waves, H, W), variances summing to one."""
+    """Return periodic functions of the direction, larger for low frequencies, (waves, H, W); variances sum to 1."""
     modes = np.arange(2, 8)
     scale = 1 / modes / np.sqrt(np.sum(1.0 / modes**2))
     unit = np.broadcast_to(np.exp(1j * angle), (modes[-1], *angle.shape))
@@ -262,7 +263,7 @@ def _wall(x: Field, y: Field, generator: Generator) -> Field:
 
 
 def _pelvis(x: Field, y: Field, half_height: float, generator: Generator) -> Field:
-    """Draw what lies around the gland, (H, W): fat, a dark muscle at each side and the rectum behind."""
+    """Draw the surroundings of the gland, (H, W): fat, a dark muscle on each side and the rectum behind it."""
     fat = 0.48 + _texture(x, y, generator, amplitude=0.04, max_frequency=3)
     apart, slant, width = generator.uniform(0.92, 1.05), generator.uniform(0.1, 0.3), generator.uniform(0.14, 0.2)
     muscles = _sigmoid((1 - np.hypot((np.abs(x) - apart + slant * y) / width, (y - 0.1) / 0.75)) / 0.1)
@@ -274,7 +275,7 @@ def _pelvis(x: Field, y: Field, half_height: float, generator: Generator) -> Fie
 
 
 def _smooth_max(first: Field, second: Field, width: float) -> Field:
-    """The larger of two depths, with the corner where they meet rounded off."""
+    """Return the larger of two depths, smoothed where they are equal."""
     return width * np.logaddexp(first / width, second / width)
 
 
@@ -283,9 +284,9 @@ def _sigmoid(value: Field | float) -> Field:
 
 
 def _noisy(clean: Field, generator: Generator, *, sigma: float) -> NDArray[np.float32]:
-    """Add noise that is correlated between neighbours, as reconstruction leaves it, and clip to [0, 1]."""
+    """Add noise that is correlated between neighbours, as after image reconstruction, and clip to [0, 1]."""
     height, width = clean.shape
     white = generator.standard_normal((height + 2, width + 2))
     rows = white[:-2] + 2 * white[1:-1] + white[2:]
-    blurred = (rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / 6  # the weights' squares sum to one
+    blurred = (rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / 6  # squares of the weights sum to 1
     return np.clip(clean + sigma * blurred, 0, 1).astype(np.float32)

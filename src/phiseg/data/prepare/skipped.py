@@ -1,4 +1,4 @@
-"""One bad case never loses the others: it is told in one line, left out, and kept in the dataset's record."""
+"""Skip unusable cases: report each in one line and record it in the dataset."""
 
 import sys
 from collections.abc import Iterator
@@ -13,21 +13,21 @@ from phiseg.core.errors import DataError
 
 @dataclass
 class SkippedCases:
-    """What could not be used."""
+    """Skipped cases and files."""
 
     strict: bool = False
-    """Let the first bad case be an error instead."""
+    """Raise an error for the first unusable case instead."""
     reasons: list[JsonValue] = field(default_factory=list)
-    """One line each, as they go into the manifest."""
+    """One line per skipped case, as stored in the manifest."""
 
     def note(self, reason: str) -> None:
-        """Tell one thing that is left out, on stderr and clear of progress bars."""
+        """Record a skipped case or file, and print the reason to stderr without breaking progress bars."""
         self.reasons.append(reason)
-        tqdm.write(f"phiseg: left out: {reason}", file=sys.stderr)
+        tqdm.write(f"phiseg: skipped: {reason}", file=sys.stderr)
 
     @contextmanager
     def unless_good(self, case: str) -> Iterator[None]:
-        """Leave `case` out when the block finds its data to be bad."""
+        """Skip `case` if the block raises DataError."""
         try:
             yield
         except DataError as error:
