@@ -18,10 +18,9 @@ class FixedSizeArguments:
     """Factor and offset applied to the stored values first, as for DICOM. Integers with a slope of at least 1 (or
     at most -1) are rounded to int16 if they are in its range; all others become float32."""
     window: Annotated[tuple[float, float] | None, optional("LOW HIGH", "estimated from the values")] = None
-    """Pixel values, after --rescale, that are mapped to the darkest and brightest value (lung CT: -1000 400). If
-    not
-    given: 0 255 for 8 bits, 0 1 or -0.5 0.5 for fractions, otherwise the percentiles 0.5 and 99.5 of the images (of
-    split train, if there is one), which are printed."""
+    """Pixel values, after --rescale, that are mapped to the darkest and brightest value (lung CT: -1000 400). The
+    default is 0 255 for 8 bits, 0 1 or -0.5 0.5 for fractions, otherwise the percentiles 0.5 and 99.5 of the images
+    (of split train, if there is one), which are printed."""
     size: Annotated[int | None, optional("PIXELS", "keep the size")] = None
     """Height and width to crop or pad the images to around their centre."""
     resplit: Flag = False

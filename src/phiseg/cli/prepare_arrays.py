@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from phiseg.cli.fixed_size_options import FixedSizeArguments
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.cli.prepare_common import command_line, print_summary
-from phiseg.cli.fixed_size_options import FixedSizeArguments
 
 
 @dataclass

@@ -10,7 +10,6 @@ import tyro
 from phiseg.cli.fixed_size_options import FixedSizeArguments
 from phiseg.cli.parsing import parse
 from phiseg.cli.prepare_common import command_line, print_summary
-from phiseg.cli.fixed_size_options import FixedSizeArguments
 
 
 @dataclass
