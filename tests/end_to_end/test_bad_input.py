@@ -108,12 +108,12 @@ def test_a_batch_that_the_devices_cannot_share_is_refused_once(phiseg, train_wor
     ("option", "value", "says"),
     [
         ("--split", "tset", "did you mean 'test'?"),
-        ("--num-samples", 0, "num_samples is 0; give at least 1"),
+        ("--num-samples", 0, "num_samples is 0; it must be at least 1"),
         ("--num-samples", -3, "num_samples is -3"),
         ("--batch-size", 0, "batch_size is 0"),
         ("--chunk-size", 0, "chunk_size is 0"),
-        ("--device", "banana", "device 'banana' cannot be used here"),
-        ("--device", "meta", "device 'meta' cannot be used here"),
+        ("--device", "banana", "device 'banana' is not available"),
+        ("--device", "meta", "device 'meta' is not available"),
     ],
 )
 def test_a_wrong_option_is_refused(command, option, value, says, refuses, trained, lesions, tmp_path):

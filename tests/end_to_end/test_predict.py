@@ -79,9 +79,7 @@ def test_a_folder_of_every_kind_of_scan(predict, model, tmp_path):
     result = predict(model(intensity=window), source)
     assert result.code == 0, result
     assert result.out == f"written to {out}; look at {out / 'report.html'}\n"
-    assert messages(result) == [
-        f"phiseg: p: {source / 'p.png'} says nothing of its pixels' size: they count as 1 x 1 mm"
-    ]
+    assert messages(result) == [f"phiseg: p: {source / 'p.png'} does not state its pixel size; assuming 1 x 1 mm"]
     assert sorted(path.name for path in out.iterdir()) == ["cases.csv", "d", "n", "p", "report.html"]
 
     given = nibabel.load(source / "n.nii.gz")
@@ -349,7 +347,7 @@ def test_dicom_about_a_scan_and_earlier_results_are_no_failure(predict, model, t
     for out in (tmp_path / "in" / "first", tmp_path / "second"):
         result = predict(folder, tmp_path / "in", out=out)
         (line,) = messages(result)
-        assert line.startswith(f"phiseg: {tmp_path / 'in' / 'seg'} is passed over")
+        assert line.startswith(f"phiseg: skipping {tmp_path / 'in' / 'seg'}: ")
         assert (result.code, [row["case"] for row in table(out)]) == (0, ["ct"])
 
 
@@ -380,12 +378,12 @@ def test_a_point_outside_is_told_and_the_others_go_on(predict, model, tmp_path):
         (("IN/none.nii",), "none.nii does not exist; give a NIfTI file"),
         ((), "there is no INPUT"),
         (("IN/n.nii.gz", "--at", "1,2,3"), "the model looks at whole slices and takes no point"),
-        (("IN/n.nii.gz", "--at", "1,2"), "'1,2' is no point"),
+        (("IN/n.nii.gz", "--at", "1,2"), "'1,2' is not a point"),
         (("IN/n.nii.gz", "--points", "IN/none.csv"), "none.csv: No such file"),
-        (("IN/n.nii.gz", "--num-samples", "0"), "num_samples is 0; give at least 1"),
+        (("IN/n.nii.gz", "--num-samples", "0"), "num_samples is 0; it must be at least 1"),
         (("IN/n.nii.gz", "--reach", "-1"), "reach_mm is -1.0"),
         (("IN/n.nii.gz", "--devices", "0"), "'devices' = 0"),
-        (("IN",), "is the folder for the results, too"),
+        (("IN",), "is both an input and the folder for the results"),
     ],
 )
 def test_wrong_words_are_refused_in_one_line(cli, model, tmp_path, words, reason):

@@ -88,7 +88,7 @@ def test_rare_combination_of_usual_percentiles_is_doubted():
     usual = UsualValues.of([seen(np.full((4, 4), value)) for value in np.linspace(-700, -300, 201)])
     ramp = np.linspace(-690, -310, 16).reshape(4, 4)
     doubt = usual.doubts(seen(ramp), WINDOW)
-    assert "a combination that is rarer than in 99.5 % of those images" in doubt
+    assert "a combination rarer than in 99.5 % of the training images" in doubt
     assert f"50 % of its pixels are below {np.median(ramp):.0f}" in doubt
 
 

@@ -37,7 +37,7 @@ def test_points_are_read(text, point):
     "text", ["", "1,2", "1,2,3,4", "1 2 3", "a,b,c", "mm:1,2", "cm:1,2,3", ":1,2,3", "nan,1,2", "mm:inf,0,0", "mm:"]
 )
 def test_anything_else_is_refused(text):
-    with pytest.raises(ConfigError, match="is no point; write x,y,z in voxels, such as 120,88,40") as caught:
+    with pytest.raises(ConfigError, match="is not a point; write x,y,z in voxels, such as 120,88,40") as caught:
         Point.parse(text)
     assert f"'{text}'" in str(caught.value)
 
@@ -111,13 +111,13 @@ def test_a_table_needs_no_units_and_may_come_from_a_spreadsheet(read):
     ],
 )
 def test_a_bad_line_is_named(read, tmp_path, line):
-    with pytest.raises(DataError, match="line 3: no point; give a case, three numbers and the unit") as caught:
+    with pytest.raises(DataError, match="line 3 is not a point; give a case, three numbers and the unit") as caught:
         read(f"case,x,y,z,unit\nok,1,2,3,mm\n{line}\nok,1,2,3,mm\n")
     assert str(tmp_path / "points.csv") in str(caught.value)
 
 
 def test_a_line_without_its_case_is_named(read):
-    with pytest.raises(DataError, match="line 2: no point; give a case"):
+    with pytest.raises(DataError, match="line 2 is not a point; give a case"):
         read("x,y,z,case\n1,2,3\n")
 
 
@@ -128,8 +128,8 @@ def test_a_line_without_its_case_is_named(read):
         ("case;x;y;z\na;1;2;3\n", "has no column case, x, y, z; it needs case,x,y,z"),
         ("case,x,y\na,1,2\n", "has no column z"),
         ("case,x,y,z\n", "has no points"),
-        (b"case,x,y,z\n\xff\xfe,1,2,3\n", "no CSV file in UTF-8"),
-        ("case,x,y,z\n" + "a" * 200_000 + ",1,2,3\n", "no CSV file"),
+        (b"case,x,y,z\n\xff\xfe,1,2,3\n", "not a CSV file in UTF-8"),
+        ("case,x,y,z\n" + "a" * 200_000 + ",1,2,3\n", "not a CSV file"),
     ],
 )
 def test_a_bad_table_is_refused(read, text, match):

@@ -63,5 +63,5 @@ def test_a_gpu_is_used_where_there_is_one(monkeypatch):
     if torch.cuda.device_count():
         assert usable_device("auto").type == "cuda"
     else:
-        with pytest.raises(ConfigError, match="device 'cuda' cannot be used here"):
+        with pytest.raises(ConfigError, match="device 'cuda' is not available"):
             usable_device("auto")

@@ -95,13 +95,13 @@ def test_our_own_results_are_not_predicted(tmp_path):
         nifti(tmp_path / kind / "a" / "samples.nii.gz")
         (tmp_path / kind / "a" / "summary.json").write_text(json.dumps({"format": f"phiseg-{kind}"}))
         assert names(tmp_path, results=tmp_path / "new") == {"a": "nifti"}
-    with pytest.raises(DataError, match=r"holds no scan; .* no results of phiseg"):
+    with pytest.raises(DataError, match=r"contains no scan; .* no results of phiseg"):
         find_scans([tmp_path / "prediction"])
     for number, summary in enumerate(("{}", "[]", "{", '{"format": "other"}')):  # not ours
         nifti(tmp_path / "more" / f"{number}" / f"s{number}.nii.gz")
         (tmp_path / "more" / f"{number}" / "summary.json").write_text(summary)
     assert set(names(tmp_path / "more")) == {"s0", "s1", "s2", "s3"}
-    with pytest.raises(DataError, match="is the folder for the results, too"):
+    with pytest.raises(DataError, match="is both an input and the folder for the results"):
         find_scans([tmp_path], results=tmp_path)
 
 
@@ -110,13 +110,13 @@ def test_dicom_about_a_scan_is_noted_and_passed_over(tmp_path, modality):
     write_scan(tmp_path / "study" / "ct")
     write_scan(tmp_path / "study" / "about", uid="1.2.9", depths=[0], Modality=modality)
     nifti(tmp_path / "study" / "about" / "inside.nii.gz")
-    note = f"{tmp_path / 'study' / 'about'} is passed over: its DICOM files are no slices of a scan ({modality})"
+    note = f"skipping {tmp_path / 'study' / 'about'}: its DICOM files are not slices of a scan ({modality})"
     scans, notes = find_scans([tmp_path / "study"])
     assert ([scan.name for scan in scans], notes) == (["ct", "inside"], [note])
     (tmp_path / "study" / "about" / "inside.nii.gz").unlink()
     scans, notes = find_scans([tmp_path / "study" / "about", tmp_path / "study" / "ct", tmp_path / "study"])
     assert ([scan.name for scan in scans], notes) == (["ct"], [note])
-    with pytest.raises(DataError, match=rf"no scan to predict: .*about is passed over: .*\({modality}\); give"):
+    with pytest.raises(DataError, match=rf"no scans found: skipping .*about: .*\({modality}\); give"):
         find_scans([tmp_path / "study" / "about"])
 
 
@@ -155,7 +155,7 @@ def test_a_name_made_of_folders_differs_from_all_others(tmp_path):
 def test_names_that_cannot_be_told_apart_are_refused(tmp_path):
     for name in ("a.png", "a.nii", "a.png.nii"):
         nifti(tmp_path / name) if name.endswith("nii") else png(tmp_path / name)
-    with pytest.raises(DataError, match=r"would both be called .*a.png; rename one of them"):
+    with pytest.raises(DataError, match=r"would have the same name .*a.png; rename one of them"):
         find_scans([tmp_path])
 
 
@@ -196,7 +196,7 @@ def test_a_link_to_nothing_is_found_and_cannot_be_read(tmp_path):
 def test_inputs_without_a_scan_are_refused(tmp_path):
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     (tmp_path / "a.txt").write_text("text")
-    for path, reason in (("none", "does not exist"), ("empty", "holds no scan"), ("a.txt", "is no scan")):
+    for path, reason in (("none", "does not exist"), ("empty", "contains no scan"), ("a.txt", "is not a scan")):
         with pytest.raises(DataError, match=f"{path} {reason}; give a NIfTI file"):
             find_scans([tmp_path / path])
     with pytest.raises(DataError, match="there is no INPUT"):
@@ -221,7 +221,7 @@ def test_nifti_of_unknown_orientation_is_told(tmp_path):
     nibabel.save(image, tmp_path / "a.nii")
     scan = read_scan(ScanFile("a", tmp_path / "a.nii", "nifti"), channels=1, plane=None)
     assert scan.warnings == (
-        f"{tmp_path / 'a.nii'} says nothing of its orientation: its axes count as left, anterior and superior",
+        f"{tmp_path / 'a.nii'} does not state its orientation; assuming the axes left, anterior and superior",
     )
     assert nibabel.aff2axcodes(scan.volume.affine) == ("L", "A", "S")
 
@@ -244,7 +244,7 @@ def test_a_picture_is_one_slice_of_its_plane(tmp_path, plane, dtype):
     np.testing.assert_array_equal(to_slices(scan.volume, plane or "axial").values[0, :, :, 0], pixels)
     assert scan.volume.values.max() == pixels.max()
     assert not scan.has_spacing
-    assert scan.warnings == (f"{tmp_path / 'a.png'} says nothing of its pixels' size: they count as 1 x 1 mm",)
+    assert scan.warnings == (f"{tmp_path / 'a.png'} does not state its pixel size; assuming 1 x 1 mm",)
 
 
 @pytest.mark.parametrize(("plane", "spacing"), [("axial", (2, 3)), ("coronal", (2, 2)), ("sagittal", (0.5, 3))])

@@ -113,7 +113,7 @@ def test_a_level_is_redrawn_held_and_tempered_by_itself(length):
 
 
 def test_settings_of_another_number_of_levels_are_refused():
-    with pytest.raises(ConfigError, match="settings of 1 levels for a model with 2"):
+    with pytest.raises(ConfigError, match="settings of 1 levels, but the model has 2"):
         SliceNoise([(3,), (2,)], 4, seed=0, keys=("case",), levels=[Level()])
 
 

@@ -681,7 +681,7 @@ def test_a_lesion_chooses_its_slices_itself():
 
 @pytest.mark.parametrize("temperature", [-1.0, inf, float("nan")])
 def test_a_temperature_is_a_number_from_0_on(temperature):
-    with pytest.raises(ConfigError, match="a temperature of"):
+    with pytest.raises(ConfigError, match="the temperature is"):
         Sampling(levels=(Level(temperature=temperature),))
 
 
@@ -747,5 +747,5 @@ def test_a_temperature_is_refused_where_noise_selects():
 
     volume, model = ball((9, 9, 1), place()), Selecting(noisy, plane="axial")
     assert predict_volume(model, volume, sampling=Sampling(num_samples=20, levels=(Level(seed=1),))).labels.any()
-    with pytest.raises(ConfigError, match=r"takes no temperature on this noise.*leave it at 1"):
+    with pytest.raises(ConfigError, match=r"has no temperature for this noise.*use 1"):
         predict_volume(model, volume, sampling=Sampling(num_samples=2, levels=(Level(temperature=2.0),)))

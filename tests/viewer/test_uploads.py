@@ -75,7 +75,7 @@ def test_a_png_and_a_dicom_series_can_be_dropped(serve, dicom_files):
     info = served.drop(("a.png", png(pixels))).json()
     assert (info["num_slices"], info["height"], info["width"], info["has_spacing"]) == (1, 12, 18, False)
     size, unit = info["warnings"]
-    assert size == "a.png says nothing of its pixels' size: they count as 1 x 1 mm"
+    assert size == "a.png does not state its pixel size; assuming 1 x 1 mm"
     assert "is below 0, and the model's window begins at -1000" in unit
     info = served.drop(*((f"../../folder/{name}", data) for name, data in dicom_files)).json()
     assert (info["name"], info["num_slices"]) == ("5 DICOM files", 5)

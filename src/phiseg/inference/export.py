@@ -1,4 +1,4 @@
-"""A trained model as an ONNX file that needs neither phiseg nor torch, with the noise as inputs.
+"""Export a trained model as an ONNX file that runs without phiseg and torch, with the noise as inputs.
 
 Shapes: B images, C image channels, K classes, H W pixels, L noise tensors.
 """
@@ -21,16 +21,16 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import Segmenter, load_model
 
 OPSET = 18
-"""What torch writes without conversion, and onnxruntime reads since 1.14."""
+"""ONNX opset that torch writes without conversion and that onnxruntime supports since 1.14."""
 INTENDED_USE = "Research only. Not a medical device: not for diagnosis, treatment or any other clinical decision."
 OUTPUTS = ("logits", "probs")
 
 
 class OneSample(nn.Module):
-    """Draws one segmentation of each image from noise that it is given, as `Segmenter.sample` does from its own.
+    """Draw one segmentation per image from given noise, as `Segmenter.sample` does from random noise.
 
     Args:
-        model: in evaluation mode; its calibration is part of what is computed.
+        model: model in evaluation mode; its calibration is included.
     """
 
     def __init__(self, model: Segmenter):
@@ -41,8 +41,8 @@ class OneSample(nn.Module):
         """Return logits and probabilities, each (B, K, H, W).
 
         Args:
-            image: (B, C, H, W), prepared as for training.
-            noise: standard normal, one (B, *shape) for each of the model's noise shapes.
+            image: (B, C, H, W), preprocessed as for training.
+            noise: standard normal noise, one tensor (B, *shape) per noise shape of the model.
         """
         encoding = self.model.encode(image)
         tempered = self.model.temper([level[:, None] for level in noise])  # each (B, 1, *shape)
@@ -50,10 +50,10 @@ class OneSample(nn.Module):
         return logits, logits.softmax(1)
 
     def export(self, size: tuple[int, int]) -> torch.export.ExportedProgram:
-        """Return the graph for images of `size` (H, W) in batches of any number.
+        """Return the graph for images of `size` (H, W) in batches of any size.
 
         Raises:
-            ModelError: the model computes something that a graph cannot hold.
+            ModelError: the model contains operations that cannot be exported.
         """
         batch = torch.export.Dim("batch")
         image = torch.zeros(2, self.model.config.input_channels, *size)
@@ -62,11 +62,11 @@ class OneSample(nn.Module):
         try:
             with _quietly():
                 return torch.export.export(self, (image, *noise), dynamic_shapes=shapes)
-        except Exception as error:  # torch has no common error for what it cannot trace
+        except Exception as error:  # torch has no common exception for export errors
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise ModelError(
-                f"a model '{self.model.config.name}' cannot be exported: torch.export says: {reason}; "
-                "use it through phiseg.load"
+                f"model '{self.model.config.name}' cannot be exported (torch.export: {reason}); "
+                "use it with phiseg.load"
             ) from error
 
 
@@ -78,29 +78,29 @@ def export_onnx(
     calibrated: bool = True,
     overwrite: bool = False,
 ) -> tuple[str, ...]:
-    """Write a model's sampling path as one ONNX file: one sample of each image from the noise that is fed in.
+    """Export a model as an ONNX file that computes one sample per image from given noise.
 
     Inputs are `image` (B, C, H, W) and `noise_0` .. `noise_{L-1}`, each (B, *shape), fine to coarse; outputs are
-    `logits` and `probs` (B, K, H, W). B is free, H and W are fixed. How images must be prepared, the classes and
-    what the model is not for are in the file's metadata.
+    `logits` and `probs` (B, K, H, W). B is variable, H and W are fixed. The metadata of the file describes the
+    preprocessing, the classes and the intended use.
 
     Args:
-        model_folder: of the model, or the run folder around it.
-        path: the file to write.
-        size: (H, W) of the images; those of training by default.
-        calibrated: put the temperatures that `phiseg calibrate` fitted into the graph, if there are any.
-        overwrite: replace the file that is there.
+        model_folder: model folder, or the run folder that contains it.
+        path: file to write.
+        size: (H, W) of the images; None uses the size of the training images.
+        calibrated: include the factors fitted by `phiseg calibrate`, if any.
+        overwrite: replace an existing file.
 
     Returns:
         The names of the inputs.
 
     Raises:
-        ConfigError: the packages for ONNX are not installed, or the size is none.
+        ConfigError: the packages for ONNX are not installed, or the size is invalid.
         ModelError: the model folder cannot be read, or the model cannot be exported.
-        OutputError: the file exists, or cannot be written.
+        OutputError: the file exists and `overwrite` is false, or it cannot be written.
     """
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
-        raise ConfigError(f"ONNX export needs the package {' and '.join(missing)}; run: pip install 'phiseg[onnx]'")
+        raise ConfigError(f"ONNX export requires {' and '.join(missing)}; run: pip install 'phiseg[onnx]'")
     from onnx.helper import set_model_props
 
     check_new_file(path, overwrite=overwrite)
@@ -108,7 +108,7 @@ def export_onnx(
     preprocessing = Preprocessing.of(model)
     size = size or preprocessing.size
     if min(size) < 1:
-        raise ConfigError(f"size {size[0]} x {size[1]}: give a height and a width of at least 1 pixel")
+        raise ConfigError(f"size {size[0]} x {size[1]} is invalid; height and width must be at least 1 pixel")
     exported = OneSample(model).export(size)
     inputs = ("image", *(f"noise_{level}" for level in range(len(model.noise_shapes(size)))))
     with _quietly():
@@ -124,7 +124,7 @@ def export_onnx(
     assert program is not None
     proto = program.model_proto
     for part in (proto.graph, *proto.graph.node):
-        part.ClearField("metadata_props")  # stack traces: paths of the machine that it was exported on
+        part.ClearField("metadata_props")  # stack traces with local paths
     set_model_props(
         proto,
         {
@@ -143,7 +143,7 @@ def export_onnx(
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep to itself what torch says about its own insides while it exports."""
+    """Suppress internal messages of torch during the export."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

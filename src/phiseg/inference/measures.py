@@ -1,4 +1,4 @@
-"""What samples say in millilitres and millimetres.
+"""Volumes, diameters and agreement of samples.
 
 Shapes: S samples, n slices of h x w pixels, K classes.
 """
@@ -18,12 +18,12 @@ from phiseg.metrics import pairwise_iou
 from phiseg.metrics.diversity import mean_distinct
 
 INTERVAL = (5.0, 95.0)
-"""Percentiles of the samples: a 90 % interval."""
+"""Percentiles of the 90 % interval."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A quantity over samples; one in which the class is absent counts as zero."""
+    """Distribution of a quantity over samples. Samples without the class count as zero."""
 
     median: float
     low: float
@@ -32,9 +32,9 @@ class Spread:
 
     @classmethod
     def of(cls, values: NDArray[np.float64]) -> Self:
-        """Return the median and the 90 % interval: what a further sample falls into in 9 of 10 cases.
+        """Return the median and the 90 % interval, which contains a further sample with a probability of 0.9.
 
-        With fewer than 19 samples that is from the smallest to the largest, which promises less.
+        With fewer than 19 samples, it is the range from the smallest to the largest, with a lower probability.
         """
         low, high = np.percentile(values, INTERVAL, method="weibull")
         return cls(float(np.median(values)), float(low), float(high), tuple(float(f"{v:.6g}") for v in values))
@@ -42,44 +42,44 @@ class Spread:
 
 @dataclass(frozen=True)
 class ClassMeasures:
-    """What the samples say about one class."""
+    """Measurements of one class."""
 
     present: float
-    """Share of the samples that have it."""
+    """Share of the samples that contain the class."""
     volume_ml: Spread
     diameter_mm: Spread
-    """Longest distance between two pixels of one piece in one slice, plus one pixel."""
+    """Longest distance between two pixels of a connected component in one slice, plus one pixel."""
     volume_ml_if_present: Spread | None
-    """Over the samples that have it only; None where none has."""
+    """Volume over the samples that contain the class; None if there are none."""
     diameter_mm_if_present: Spread | None
-    """Likewise."""
+    """Diameter over the samples that contain the class; None if there are none."""
 
 
 @dataclass(frozen=True)
 class Measures:
-    """What the samples of one case say."""
+    """Measurements of one case."""
 
     classes: dict[str, ClassMeasures]
-    """Of every class but the background."""
+    """Measurements by class, without the background."""
     mean_gamma: float
-    """Over the voxels that any sample gives to a class; 0 where none does."""
+    """Mean over the voxels that are foreground in any sample; 0 if there are none."""
     agreement: float
-    """Mean IoU of two samples, over the volume; 1 where all have nothing."""
+    """Mean IoU of two samples over the volume; 1 if all samples are empty."""
     truncated: float
-    """Share of the samples whose lesion extends to the end of the crop, the reach or the scan: maybe too small."""
+    """Share of samples whose lesion touches the border of the crop, the reach or the scan and may be too small."""
     level_shares: dict[str, float] | None
-    """Of what redrawing the noise of each latent level by itself changes, each level's share, by its name, fine to
+    """Share of each latent level in the variance from redrawing the noise of single levels, by name, fine to
     coarse; None without a hierarchy."""
 
 
 def measure(prediction: Prediction) -> Measures:
-    """Measure the samples of a prediction."""
+    """Return the measurements of a prediction."""
     spacing = prediction.stack.stack.spacing_mm
     voxel_ml = abs(np.linalg.det(prediction.volume.affine[:3, :3])) / 1000
     classes = {}
     for number, name in enumerate(prediction.classes[1:], start=1):
         volumes, diameters = np.zeros(len(prediction.labels)), np.zeros(len(prediction.labels))
-        for index, labels in enumerate(prediction.labels):  # one at a time: all together are large
+        for index, labels in enumerate(prediction.labels):  # one at a time to save memory
             mask = labels == number  # (n, h, w)
             volumes[index] = mask.sum() * voxel_ml
             diameters[index] = longest_diameter(mask, (spacing[1], spacing[2]))
@@ -102,9 +102,9 @@ def measure(prediction: Prediction) -> Measures:
 
 
 def longest_diameter(mask: NDArray[np.bool_], spacing_mm: tuple[float, float]) -> float:
-    """Return the longest distance (mm) between two pixels of one piece in a slice of a mask, plus one pixel.
+    """Return the longest distance (mm) between two pixels of a component in a slice of a mask, plus one pixel.
 
-    Pixels that touch at a side or a corner are of one piece. The mask is (n, h, w).
+    Pixels that touch at a side or a corner are connected. The mask is (n, h, w).
     """
     longest = 0.0
     pixel = sum(spacing_mm) / 2
@@ -112,7 +112,7 @@ def longest_diameter(mask: NDArray[np.bool_], spacing_mm: tuple[float, float]) -
         pieces, _ = ndimage.label(image, np.ones((3, 3), dtype=bool))
         for number, place in enumerate(ndimage.find_objects(pieces), start=1):
             sides = [(side.stop - side.start - 1) * step for side, step in zip(place, spacing_mm, strict=True)]
-            if hypot(*sides) + pixel <= longest:  # not even its corners are that far apart
+            if hypot(*sides) + pixel <= longest:  # even the diagonal of its box is shorter
                 continue
             piece = pieces[place] == number
             rows = np.flatnonzero(piece.any(1))
@@ -124,13 +124,13 @@ def longest_diameter(mask: NDArray[np.bool_], spacing_mm: tuple[float, float]) -
 
 
 def _agreement(labels: NDArray[np.uint8], num_classes: int) -> float:
-    """Return the mean IoU of two different samples; 1 for a single one."""
+    """Return the mean IoU of two different samples; 1 for a single sample."""
     iou = mean_distinct(pairwise_iou(*(torch.from_numpy(labels),) * 2, num_classes=num_classes))
     return 1.0 if iou is None else iou
 
 
 def _level_shares(prediction: Prediction) -> dict[str, float] | None:
-    """Return each level's share of the variance over all voxels; equal ones where nothing varies."""
+    """Return the share of each level in the variance over all voxels; equal shares if there is no variance."""
     if prediction.level_variance is None:
         return None
     sums = prediction.level_variance.sum((1, 2, 3), dtype=np.float64)
@@ -139,7 +139,7 @@ def _level_shares(prediction: Prediction) -> dict[str, float] | None:
 
 
 def to_json(measures: Measures) -> dict[str, Any]:
-    """Return measures as they stand in summary.json."""
+    """Return measurements in the format of summary.json."""
     return {
         "classes": {name: asdict(found) for name, found in measures.classes.items()},
         "mean_gamma": measures.mean_gamma,

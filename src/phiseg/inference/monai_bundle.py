@@ -1,11 +1,11 @@
-"""A trained model as a MONAI bundle: a folder that MONAI's own tools run.
+"""Export a trained model as a MONAI bundle, a folder that the tools of MONAI can run.
 
 OUT/  configs/metadata.json  configs/inference.json   docs/README.md  LICENSE
       models/phiseg/ (the model folder)               models/model.pt (the same weights, for `monai.bundle.load`)
 
-The network of the bundle is `MeanPrediction`, so phiseg must be installed where it runs. All else is MONAI's: the
-transforms do what preprocessing.json says, are undone after the prediction, and write NIfTI files. Nothing here
-imports MONAI.
+The network of the bundle is `MeanPrediction`, so phiseg must be installed where it runs. Everything else is from
+MONAI: transforms apply the preprocessing of preprocessing.json, are inverted after the prediction, and write NIfTI
+files. This module does not import MONAI.
 
 Shapes: B images, C image channels, K classes, H W pixels.
 """
@@ -33,10 +33,10 @@ from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import CALIBRATION, find_model
 
 MARKER = "models/phiseg/config.json"
-"""The file that tells a bundle of ours from anybody else's."""
+"""The file that identifies a bundle written by phiseg."""
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 MONAI_VERSION = "1.6.1"
-"""The version that the bundles are tested with."""
+"""The version of MONAI that bundles are tested with."""
 _SLICE_ZSCORE = (
     "$lambda image: (image - image.mean((-2, -1), keepdim=True))"
     " / image.std((-2, -1), correction=0, keepdim=True).clamp(min=1e-6)"
@@ -44,15 +44,15 @@ _SLICE_ZSCORE = (
 
 
 class MeanPrediction(nn.Module):
-    """The network of the bundle: the mean probabilities of some samples.
+    """The network of the bundle: the mean probabilities of several samples.
 
-    The noise depends on the seed alone: every image, and so every slice of a volume, is shown the same samples.
+    The noise depends only on the seed, so all images, and all slices of a volume, have the same noise.
 
     Args:
-        folder: of the model.
-        num_samples: how many samples the mean is taken of.
-        seed: of the samples.
-        chunk_size: samples decoded at once; a matter of memory, not of results.
+        folder: model folder.
+        num_samples: number of samples.
+        seed: seed of the samples.
+        chunk_size: number of samples decoded at once. Affects memory use only, not results.
     """
 
     def __init__(self, folder: str, num_samples: int = 16, seed: int = 0, chunk_size: int = 16):
@@ -61,7 +61,7 @@ class MeanPrediction(nn.Module):
         self.num_samples, self.seed, self.chunk_size = num_samples, seed, chunk_size
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return mean probabilities (B, K, H, W) of prepared images (B, C, H, W)."""
+        """Return mean probabilities (B, K, H, W) of preprocessed images (B, C, H, W)."""
         generators = [seeded_generator(self.seed, "mean prediction") for _ in range(len(image))]
         chunks = self.model.sample_chunks(image, self.num_samples, generator=generators, chunk_size=self.chunk_size)
         return torch.stack([summary.mean_probs for summary in summarise_samples(chunks)])
@@ -85,14 +85,14 @@ class StackNeighbours:
 
 
 class Evaluator:
-    """Runs the network over a dataset, image by image. MONAI's own evaluator would need pytorch-ignite for that.
+    """Run the network on a dataset, image by image. The evaluator of MONAI would require pytorch-ignite.
 
     Args:
-        dataset: of dictionaries with a prepared `image` (C, ...).
-        network: on `device`.
-        inferer: MONAI's, called with the image (1, C, ...) and the network.
-        postprocessing: takes the dictionary with the prediction (K, ...) as `pred`, and writes the files.
-        device: where the network is.
+        dataset: dataset of dictionaries with a preprocessed `image` (C, ...).
+        network: network on `device`.
+        inferer: MONAI inferer, called with the image (1, C, ...) and the network.
+        postprocessing: transform that takes the dictionary with the prediction (K, ...) as `pred` and writes files.
+        device: device of the network.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class Evaluator:
         self.postprocessing, self.device = postprocessing, device
 
     def run(self) -> None:
-        """Predict and write every image.
+        """Predict every image and write the results.
 
         Raises:
-            DataError: there is none.
+            DataError: there are no images.
         """
         if not len(self.dataset):
-            raise DataError("there are no images; set --dataset_dir to the folder they are in")
+            raise DataError("there are no images; set --dataset_dir to the folder with the images")
         self.network.eval()
         for number in range(len(self.dataset)):
             item = self.dataset[number]
@@ -125,14 +125,14 @@ def write_monai_bundle(model_folder: Path, out: Path, *, calibrated: bool = True
     """Write a trained model as a MONAI bundle.
 
     Args:
-        model_folder: of the model, or the run folder around it; it is copied.
-        out: the bundle's folder.
-        calibrated: take along the temperatures that `phiseg calibrate` fitted, if there are any.
-        overwrite: replace the bundle that is there.
+        model_folder: model folder, or the run folder that contains it; the model is copied.
+        out: folder of the bundle.
+        calibrated: include the factors fitted by `phiseg calibrate`, if any.
+        overwrite: replace an existing bundle.
 
     Raises:
-        ModelError: the model folder cannot be read, or its images were prepared as no bundle can.
-        OutputError: the folder exists, or cannot be written.
+        ModelError: the model folder cannot be read, or a bundle cannot apply its preprocessing.
+        OutputError: the folder exists and `overwrite` is false, or it cannot be written.
     """
     check_replaceable(out, overwrite=overwrite, marker=MARKER)
     source = find_model(model_folder)
@@ -140,15 +140,15 @@ def write_monai_bundle(model_folder: Path, out: Path, *, calibrated: bool = True
     preprocessing = Preprocessing.of(model)
     if preprocessing.plane == "auto":
         raise ModelError(
-            f"{source} was trained on slices of whichever plane each volume has ('auto'), which the fixed "
-            "transforms of a bundle cannot choose; use `phiseg predict`, or train on one plane"
+            f"{source} was trained on the acquisition plane of each volume ('auto'), which the fixed transforms of "
+            "a bundle do not support; use `phiseg predict`, or train on a fixed plane"
         )
     names = ["config.json", "model.safetensors", "preprocessing.json", "README.md", *([CALIBRATION] * calibrated)]
     with atomic_folder(out, overwrite=overwrite, marker=MARKER) as new:
         copied = new / "models" / "phiseg"
         copied.mkdir(parents=True)
         for name in names:
-            if (source / name).is_file():  # not every model has a card and a calibration
+            if (source / name).is_file():  # the card and the calibration are optional
                 shutil.copyfile(source / name, copied / name)
         with atomic_file(new / "models" / "model.pt") as file:
             torch.save(MeanPrediction(str(copied)).state_dict(), file)
@@ -159,7 +159,7 @@ def write_monai_bundle(model_folder: Path, out: Path, *, calibrated: bool = True
 
 
 def _metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return what MONAI's schema asks for."""
+    """Return the metadata required by the schema of MONAI."""
     windowed = preprocessing.intensity.kind == "window"
     classes = preprocessing.classes
     context = 0 if preprocessing.plane is None else model.config.context
@@ -240,7 +240,7 @@ def _inference(preprocessing: Preprocessing, context: int) -> dict[str, Any]:
         },
         "inferer": {
             **({"_target_": "SliceInferer", "spatial_dim": 0} if sliced else {"_target_": "SlidingWindowInferer"}),
-            "roi_size": [-1, -1],  # all of an image
+            "roi_size": [-1, -1],  # the whole image
             "sw_batch_size": 4,
         },
         "postprocessing": {
@@ -274,8 +274,8 @@ def _inference(preprocessing: Preprocessing, context: int) -> dict[str, Any]:
 def _transforms(preprocessing: Preprocessing, context: int) -> list[dict[str, Any]]:
     """Return MONAI's transforms that do what `PreparedStack.images` does: spacing, crop, and the values.
 
-    As there, a window clips what was resampled; z-scores are those of the volume or the slice before it, or of what
-    was cut out.
+    As there, a window clips the resampled image; z-scores are computed from the volume or the slice before
+    resampling, or from the crop.
     """
 
     def transform(name: str, **options: Any) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def _transforms(preprocessing: Preprocessing, context: int) -> list[dict[str, An
     }[intensity.kind]
     of_the_cut = intensity.kind == "image_zscore" and preprocessing.centred_on is not None
     transforms = []
-    if plane is None:  # arrays (H, W) or (C, H, W), as they are
+    if plane is None:  # arrays (H, W) or (C, H, W)
         channel = 0 if several else "no_channel"
         transforms += [
             transform("LoadImaged", reader="NumpyReader", channel_dim=channel),
@@ -331,7 +331,7 @@ def _saved(key: str, *, postfix: str, dtype: str, mode: str) -> dict[str, Any]:
         "output_dir": "@output_dir",
         "output_postfix": postfix,
         "output_dtype": f"$numpy.{dtype}",
-        "resample": True,  # nothing is left to resample, but without it MONAI 1.6 cannot write 2-D labels
+        "resample": True,  # has no effect, but MONAI 1.6 needs it to write 2-D labels
         "mode": mode,
         "separate_folder": False,
     }

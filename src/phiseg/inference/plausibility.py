@@ -1,9 +1,9 @@
-"""Does the place that is predicted look like the training images?
+"""Check whether the image around a point looks like the training images.
 
-The crop around the point is described by five percentiles of its values in the network's range. It is unusual if
-one of them lies outside of the range of nearly all training images, or if their combination is rare there (their
-Mahalanobis distance). This notices another modality or unit, air, and tissue without a lesion's usual surroundings;
-it cannot tell a lesion from a vessel.
+The crop around the point is described by five percentiles of its values in the range of the network's input. It is
+unusual if one of them is outside the range of nearly all training images, or if their combination is rare
+(Mahalanobis distance). The check detects another modality or unit, air, and tissue without the usual surroundings
+of a lesion. It cannot distinguish a lesion from a vessel.
 
 Shapes: n images of C channels and h x w pixels, P percentiles.
 """
@@ -19,37 +19,37 @@ from phiseg.data.intensity import Intensity
 
 PERCENTILES = (5, 25, 50, 75, 95)
 RANGE = (0.1, 99.9)
-"""Percentiles of the training images within which a crop's own percentile is usual."""
+"""Percentiles of the training images between which a percentile of a crop is usual."""
 DISTANCE = 99.5
-"""Percentile of the training images' distances up to which a crop's is usual."""
+"""Percentile of the distances of the training images up to which the distance of a crop is usual."""
 MIN_IMAGES = 50
-"""Fewer training images tell too little about what is usual."""
+"""Minimum number of training images for the check."""
 MAX_IMAGES = 500
-"""Training images that are looked at, at most."""
+"""Maximum number of training images used."""
 
 
 class UsualValues(StrictConfig):
-    """What percentiles of values the training images have; see this module."""
+    """Statistics of the percentiles of the training images; see the description of this module."""
 
     low: tuple[float, ...]
-    """(P,), the lowest usual one of each percentile, in the network's range."""
+    """(P,) lowest usual value of each percentile, in the range of the network's input."""
     high: tuple[float, ...]
-    """(P,), the highest usual one."""
+    """(P,) highest usual value of each percentile."""
     mean: tuple[float, ...]
-    """(P,)."""
+    """(P,) mean of each percentile."""
     precision: tuple[tuple[float, ...], ...]
-    """(P, P), the inverse of their covariance."""
+    """(P, P) inverse of the covariance of the percentiles."""
     max_distance: float
-    """The largest usual squared Mahalanobis distance."""
+    """Largest usual squared Mahalanobis distance."""
 
     @classmethod
     def of(cls, images: Sequence[NDArray[np.float32]]) -> Self | None:
-        """Return what is usual among images (C, h, w) in the network's range; None for too few of them."""
+        """Return the statistics of images (C, h, w) in the network's range; None for too few images."""
         if len(images) < MIN_IMAGES:
             return None
         found = np.stack([percentiles(image) for image in images])  # (n, P)
         low, high = np.percentile(found, RANGE, axis=0)
-        # A little more variance keeps percentiles that are all the same, as those of air, from being decisive.
+        # Additional variance keeps percentiles that are all equal, such as those of air, from dominating.
         precision = np.linalg.inv(np.cov(found.T) + 1e-4 * np.eye(len(PERCENTILES)))
         limit = np.percentile(_distances(found, found.mean(0), precision), DISTANCE)
         return cls(
@@ -61,11 +61,11 @@ class UsualValues(StrictConfig):
         )
 
     def doubts(self, image: NDArray[np.float32], intensity: Intensity) -> str | None:
-        """Return why a crop (C, h, w) does not look like the training images; None where it does.
+        """Return why a crop (C, h, w) does not look like the training images, or None if it does.
 
         Args:
-            image: in the network's range.
-            intensity: how it got there, for values as the scan has them.
+            image: crop in the range of the network's input.
+            intensity: intensity rule, to report values of the scan.
         """
         found = percentiles(image)
         low, high = np.array(self.low) - 1e-4, np.array(self.high) + 1e-4
@@ -79,7 +79,7 @@ class UsualValues(StrictConfig):
         elif _distances(found[None], np.array(self.mean), np.array(self.precision))[0] > self.max_distance:
             places = (0, len(PERCENTILES) // 2, len(PERCENTILES) - 1)
             values = ", ".join(f"{_share(place)} {_in_scan(found[place], intensity)}" for place in places)
-            why = f"{values}: a combination that is rarer than in {DISTANCE:g} % of those images"
+            why = f"{values}: a combination rarer than in {DISTANCE:g} % of the training images"
         else:
             return None
         return (
@@ -89,7 +89,7 @@ class UsualValues(StrictConfig):
 
 
 def percentiles(image: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the percentiles (P,) of an image's values, over all channels."""
+    """Return the percentiles (P,) of the values of an image over all channels."""
     found: NDArray[np.float64] = np.percentile(image.astype(np.float64), PERCENTILES)
     return found
 
@@ -108,7 +108,7 @@ def _share(place: int) -> str:
 
 
 def _in_scan(value: float, intensity: Intensity) -> str:
-    """Write a value of the network's range as the scan has it, where that is known."""
+    """Format a value of the network's input as a value of the scan, if the conversion is known."""
     if intensity.low is None or intensity.high is None:
         return f"{value:.2f} (z-score)"
     return f"{intensity.low + (value + 0.5) * (intensity.high - intensity.low):.0f}"

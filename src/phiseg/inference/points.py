@@ -1,4 +1,4 @@
-"""Places in a scan, as people write them: voxels, or millimetres in the world."""
+"""Points in a scan, in voxels or in millimetres of world coordinates."""
 
 import csv
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ COLUMNS = ("case", "x", "y", "z")
 
 @dataclass(frozen=True)
 class Point:
-    """A place inside a lesion.
+    """A point inside a lesion.
 
-    `voxel`: indices along the file's own axes, from 0 (of a DICOM series: column, row, slice by ascending depth).
-    `mm`: the world of NIfTI, towards right, anterior and superior. `lps`: that of DICOM, towards left, posterior
-    and superior.
+    `voxel`: indices from 0 along the axes of the file (DICOM series: column, row, slice by ascending depth).
+    `mm`: world coordinates of NIfTI (right, anterior, superior). `lps`: patient coordinates of DICOM (left,
+    posterior, superior).
     """
 
     x: float
@@ -30,10 +30,10 @@ class Point:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `x,y,z`, `mm:x,y,z` or `lps:x,y,z`.
+        """Parse `x,y,z`, `mm:x,y,z` or `lps:x,y,z`.
 
         Raises:
-            ConfigError: it is none of these.
+            ConfigError: the text has another form.
         """
         unit, colon, numbers = text.rpartition(":")
         try:
@@ -42,7 +42,7 @@ class Point:
                 raise ValueError
         except ValueError:
             raise ConfigError(
-                f"'{text}' is no point; write x,y,z in voxels, such as 120,88,40, or mm:x,y,z or lps:x,y,z"
+                f"'{text}' is not a point; write x,y,z in voxels, such as 120,88,40, or mm:x,y,z or lps:x,y,z"
             ) from None
         return cls(x, y, z, "mm" if unit == "mm" else "lps" if unit == "lps" else "voxel")
 
@@ -56,13 +56,13 @@ class Point:
 
 
 def read_points(path: Path) -> dict[str, list[Point]]:
-    """Read a CSV file with the columns case, x, y, z and, unless they are voxels, unit.
+    """Read a CSV file with the columns case, x, y, z and, unless in voxels, unit.
 
     Returns:
-        The points of each case, in their order.
+        The points of each case in the order of the file.
 
     Raises:
-        DataError: the file cannot be read, or a line makes no sense.
+        DataError: the file cannot be read, or a line is invalid.
     """
     points: dict[str, list[Point]] = {}
     try:
@@ -70,7 +70,9 @@ def read_points(path: Path) -> dict[str, list[Point]]:
             table = csv.DictReader(file)
             missing = [column for column in COLUMNS if column not in (table.fieldnames or ())]
             if missing:
-                raise DataError(f"{path} has no column {', '.join(missing)}; it needs case,x,y,z and may have unit")
+                raise DataError(
+                    f"{path} has no column {', '.join(missing)}; it needs case,x,y,z and optionally unit"
+                )
             for row in table:
                 unit = (row.get("unit") or "").strip() or "voxel"
                 try:
@@ -82,17 +84,17 @@ def read_points(path: Path) -> dict[str, list[Point]]:
                         or None in row
                         or not np.isfinite([x, y, z]).all()
                     ):
-                        raise ValueError  # None in row: more fields than columns, as of a decimal comma
+                        raise ValueError  # None in row: more fields than columns, as with a decimal comma
                 except (TypeError, ValueError):
                     raise DataError(
-                        f"{path}, line {table.line_num}: no point; give a case, three numbers and the unit, voxel, "
-                        "mm or lps"
+                        f"{path}, line {table.line_num} is not a point; give a case, three numbers and the unit "
+                        "(voxel, mm or lps)"
                     ) from None
                 points.setdefault(case.strip(), []).append(Point(x, y, z, unit))  # type: ignore[arg-type]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; check the name") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is no CSV file in UTF-8 ({error}); save it again") from None
+        raise DataError(f"{path} is not a CSV file in UTF-8 ({error}); save it again") from None
     if not points:
-        raise DataError(f"{path} has no points; give one a line")
+        raise DataError(f"{path} has no points; give one point per line")
     return points

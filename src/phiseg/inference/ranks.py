@@ -1,4 +1,4 @@
-"""What several processes of one command need: who each of them is, and what the others found."""
+"""Division of work among several processes of one command."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 def process_rank() -> tuple[int, int]:
-    """Return the number of this process and how many there are; (0, 1) where there is one."""
+    """Return the number of this process and the number of processes; (0, 1) for a single process."""
     if not distributed.is_initialized():
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
 
 
 def share_batches(rows: Sequence[T], batch_size: int) -> list[T]:
-    """Return this process's part of the rows: whole batches, so that they are the same for any number of processes.
+    """Return the rows of this process: whole batches, which are the same for any number of processes.
 
     >>> share_batches([1, 2, 3], batch_size=2)
     [1, 2, 3]
@@ -27,7 +27,7 @@ def share_batches(rows: Sequence[T], batch_size: int) -> list[T]:
 
 
 def gather(found: T) -> list[T]:
-    """Return what every process found, in the order of their numbers; each must call it."""
+    """Return the values of all processes in order. Every process must call this function."""
     parts = [found] * process_rank()[1]
     if len(parts) > 1:
         distributed.all_gather_object(parts, found)

@@ -1,4 +1,4 @@
-"""Samples of the cases of a prepared dataset, in bounded memory."""
+"""Draw samples for the cases of a prepared dataset in bounded memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,12 +20,12 @@ from phiseg.models.noise import seeded_generator
 
 
 class CaseSamples(NamedTuple):
-    """One case of a dataset and what was sampled for it."""
+    """The samples of one case of a dataset."""
 
     row: int
     summary: SampleSummary
     probs: Tensor | None
-    """(S, K, H, W) when asked for."""
+    """(S, K, H, W) if requested, otherwise None."""
 
 
 def sample_cases(
@@ -40,30 +40,30 @@ def sample_cases(
     keep_probs: bool = False,
     hide_neighbours: bool = False,
 ) -> Iterator[CaseSamples]:
-    """Draw samples of the given rows, in their order.
+    """Draw samples for the given rows in their order.
 
-    The samples of a case depend on the model, the seed and the case's name: not on the other rows, the batch
-    size or the chunk size (beyond the rounding of the last bit), and the first n of them do not depend on
-    `num_samples`.
+    The samples of a case depend on the model, the seed and the name of the case. They do not depend on the other
+    rows, the batch size or the chunk size (except for rounding), and the first n do not depend on `num_samples`.
 
     Args:
-        model: in evaluation mode, on any device.
-        dataset: where the images come from.
-        rows: which.
+        model: model in evaluation mode, on any device.
+        dataset: dataset with the images.
+        rows: rows of the dataset.
         num_samples: S.
-        seed: of the samples.
-        batch_size: images encoded at once.
-        chunk_size: samples of each image decoded at once.
+        seed: seed of the samples.
+        batch_size: number of images encoded at once.
+        chunk_size: number of samples per image decoded at once.
         keep_probs: also return the probabilities of every sample.
-        hide_neighbours: show a model with context every slice without its neighbours.
+        hide_neighbours: hide the neighbouring slices from a model with context.
 
     Raises:
-        ConfigError, ModelError: at once, before the first case is asked for.
+        ConfigError: a number is less than 1.
+        ModelError: the model does not match the dataset. Both are raised before the first case.
     """
     check_fits(model, dataset)
     for name, number in (("num_samples", num_samples), ("batch_size", batch_size), ("chunk_size", chunk_size)):
         if number < 1:
-            raise ConfigError(f"{name} is {number}; give at least 1")
+            raise ConfigError(f"{name} is {number}; it must be at least 1")
     image = partial(dataset.image, context=model.config.context, hide_neighbours=hide_neighbours)
     return _draw(model, dataset, rows, image, num_samples, seed, batch_size, chunk_size, keep_probs)
 
@@ -94,19 +94,19 @@ def _draw(
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the device called `name`, such as cpu or cuda:1; `auto` is a GPU where there is one.
+    """Return the device called `name`, such as cpu or cuda:1; `auto` is a GPU if available.
 
     Raises:
-        ConfigError: there is no such device here.
+        ConfigError: the device is not available.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled for the device
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it supports the device
         reason = shorten(str(error), 100, placeholder="...")
-        raise ConfigError(f"device '{name}' cannot be used here ({reason}); use cpu") from None
+        raise ConfigError(f"device '{name}' is not available ({reason}); use cpu") from None
     return device
 
 
@@ -116,7 +116,7 @@ def check_fits(model: Segmenter, dataset: Dataset) -> None:
     Class names may differ, see `match_classes`.
 
     Raises:
-        ModelError: with both.
+        ModelError: they differ.
     """
     check_classes_match(model, dataset)
     info, learned = dataset.info, Preprocessing.find(model) or dataset.info
@@ -126,6 +126,6 @@ def check_fits(model: Segmenter, dataset: Dataset) -> None:
     ):
         if ours != theirs:
             raise ModelError(
-                f"the model has {what.format(ours)}, {dataset.path} has {theirs}; "
-                "use the dataset it was trained for, or train a model on this one"
+                f"the model has {what.format(ours)}, but {dataset.path} has {theirs}; "
+                "use a dataset like the training data, or train a model on this dataset"
             )

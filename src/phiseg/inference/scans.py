@@ -1,4 +1,4 @@
-"""What people point at: NIfTI files, folders of a DICOM series, PNGs, and folders of any of them."""
+"""Find and read scans: NIfTI files, folders with a DICOM series, PNG files, and folders of these."""
 
 import hashlib
 import json
@@ -23,25 +23,25 @@ from phiseg.imaging.series import DicomSeries, read_series
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 
 SUMMARY = "summary.json"
-"""The file that tells a folder with results from any other."""
+"""The file that identifies a folder with results."""
 NO_SCAN = {"DOC", "KO", "PR", "REG", "RTDOSE", "RTPLAN", "RTSTRUCT", "SEG", "SR"}
-"""Modalities of DICOM files that are about a scan: segmentations, reports and the like."""
+"""Modalities of DICOM files that are not scans: segmentations, reports and the like."""
 
 
 @dataclass(frozen=True)
 class ScanFile:
-    """A scan that was found, not yet read."""
+    """A scan on disk."""
 
     name: str
-    """What its results are called."""
+    """Name of the results."""
     path: Path
     kind: Literal["nifti", "dicom", "png"]
     series_uid: str | None = None
-    """Which series of a DICOM folder; without it, there may be one only."""
+    """Series of a DICOM folder; None if there is only one."""
 
     @cached_property
     def content_hash(self) -> str:
-        """The SHA-256 of its file, or of those in its folder: it tells scans of one name apart.
+        """SHA-256 of the file, or of the files in the folder, to distinguish scans of the same name.
 
         Raises:
             DataError: a file cannot be read.
@@ -53,59 +53,59 @@ class ScanFile:
                     digest.update(file.read_bytes())
         except OSError as error:
             reason = f"{error.filename or self.path} cannot be read ({error.strerror or error})"
-            raise DataError(f"{reason}; check the file and the right to read it") from None
+            raise DataError(f"{reason}; check the file and its permissions") from None
         return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class Scan:
-    """A scan with its voxels."""
+    """A scan in memory."""
 
     volume: Volume
-    """(I, J, K, C)."""
+    """Voxels (I, J, K, C)."""
     series: DicomSeries | None = None
-    """Where it came from, for a DICOM series."""
+    """The DICOM series, if the scan is one."""
     has_spacing: bool = True
-    """False where the file does not say how large a pixel is."""
+    """False if the file does not state the pixel size."""
     warnings: tuple[str, ...] = ()
 
 
 def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> tuple[list[ScanFile], list[str]]:
-    """Find the scans that the inputs are or hold.
+    """Find the scans in files and folders.
 
-    The DICOM files of a folder are one series; whatever else lies in it, and in the folders below, is found too,
-    but not what phiseg itself wrote. What is reached in several ways counts once. Scans of one name get their
-    folders' names in front, and those of one folder keep their suffixes.
+    The DICOM files of a folder are one series. Other files in the folder and its subfolders are found too, except
+    results of phiseg. A scan that is reached several times counts once. Scans of the same name are prefixed with
+    the names of their folders, and those in the same folder keep their suffixes.
 
     Args:
         inputs: files and folders.
-        results: where results will go, which may not be an input too.
+        results: folder for the results, which must not be an input.
 
     Returns:
-        The scans, sorted by name, and a line for every DICOM folder without one.
+        The scans sorted by name, and a note for each DICOM folder without a scan.
 
     Raises:
-        DataError: an input does not exist, is of another kind, or holds no scan.
+        DataError: an input does not exist, is not a scan, or contains no scan.
     """
-    cure = "give a NIfTI file, a PNG, a DICOM folder or a folder of those, no results of phiseg"
+    fix = "give a NIfTI file, a PNG file, a DICOM folder or a folder of these, but no results of phiseg"
     if not inputs:
-        raise DataError(f"there is no INPUT to predict; {cure}")
+        raise DataError(f"there is no INPUT; {fix}")
     found: dict[Path, ScanFile] = {}
     notes: list[str] = []
     for path in inputs:
         if not path.exists():
-            raise DataError(f"{path} does not exist; {cure}")
+            raise DataError(f"{path} does not exist; {fix}")
         if results and path.resolve() == results.resolve():
-            raise DataError(f"{path} is the folder for the results, too; give another --out")
+            raise DataError(f"{path} is both an input and the folder for the results; use another --out")
         passed_over: list[str] = []
         scans = list(_scans_in(path, set(), passed_over))
         if not scans and not passed_over:
-            raise DataError(f"{path} {'holds' if path.is_dir() else 'is'} no scan; {cure}")
+            raise DataError(f"{path} {'contains no' if path.is_dir() else 'is not a'} scan; {fix}")
         notes += passed_over
         for scan in scans:
             found.setdefault(scan.path.resolve(), scan)
     if not found:
-        raise DataError(f"there is no scan to predict: {notes[0]}; {cure}")
+        raise DataError(f"no scans found: {notes[0]}; {fix}")
     return sorted(_named_apart(list(found.values())), key=lambda scan: scan.name), list(dict.fromkeys(notes))
 
 
@@ -115,13 +115,13 @@ def read_scan(
     """Read a scan.
 
     Args:
-        scan: which.
-        channels: how many a colour picture should have: 1 makes it grey.
-        plane: the plane that a picture without a place is taken to lie in; axial if not given.
-        spacing_mm: what the pixels (vertical, horizontal) of such a picture are taken to be; 1 if not given.
+        scan: scan to read.
+        channels: number of channels of a colour image; 1 converts it to grey.
+        plane: assumed plane of an image without geometry; axial by default.
+        spacing_mm: assumed pixel spacing (vertical, horizontal) of such an image; 1 by default.
 
     Raises:
-        DataError: it cannot be read, with the reason.
+        DataError: the scan cannot be read.
     """
     if scan.kind == "nifti":
         return Scan(read_nifti(scan.path, channels=True), warnings=_nifti_warnings(scan.path))
@@ -134,20 +134,20 @@ def read_scan(
     values = pixels.swapaxes(0, 1)[:, :, None]  # columns, rows, one slice
     vertical, horizontal = spacing_mm or (1.0, 1.0)
     affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, 1, 1])
-    warning = f"{scan.path} says nothing of its pixels' size: they count as {vertical:g} x {horizontal:g} mm"
+    warning = f"{scan.path} does not state its pixel size; assuming {vertical:g} x {horizontal:g} mm"
     return Scan(Volume(values, affine), has_spacing=False, warnings=(warning,))
 
 
 def _scans_in(path: Path, visited: set[Path], notes: list[str]) -> Iterator[ScanFile]:
     name = path.name.lower()
     if path.is_dir():
-        if path.resolve() in visited or _is_ours(path):  # visited: by a link that leads upwards
+        if path.resolve() in visited or _is_ours(path):  # visited: a link to a parent folder
             return
         visited.add(path.resolve())
         entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
         modality = _modality(entries)
         if modality in NO_SCAN:
-            notes.append(f"{path} is passed over: its DICOM files are no slices of a scan ({modality})")
+            notes.append(f"skipping {path}: its DICOM files are not slices of a scan ({modality})")
         elif modality is not None:
             yield ScanFile(_absolute(path).name, path, "dicom")
         for entry in entries:
@@ -159,7 +159,7 @@ def _scans_in(path: Path, visited: set[Path], notes: list[str]) -> Iterator[Scan
 
 
 def _is_ours(folder: Path) -> bool:
-    """Tell whether a folder is a case of a prediction, or an evaluation."""
+    """Return whether a folder is a case of a prediction or an evaluation."""
     try:
         summary = json.loads((folder / SUMMARY).read_bytes())
     except (OSError, ValueError):
@@ -168,7 +168,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _modality(files: Sequence[Path]) -> str | None:
-    """Return the modality of the DICOM files among some, that of a scan if there is any; None without DICOM."""
+    """Return the modality of the DICOM files, preferably that of a scan; None if there are no DICOM files."""
     modality = None
     for path in files:
         if _looks_like_dicom(path):
@@ -180,7 +180,7 @@ def _modality(files: Sequence[Path]) -> str | None:
 
 
 def _looks_like_dicom(path: Path) -> bool:
-    """Tell whether a file is part of a series; the DICOMDIR of a disc only lists those in the folders below."""
+    """Return whether a file is part of a series. A DICOMDIR only lists files in other folders."""
     try:
         named = path.suffix.lower() in {".dcm", ".ima"}
         return path.is_file() and path.name != "DICOMDIR" and (named or is_dicom(path))
@@ -192,11 +192,11 @@ def _nifti_warnings(path: Path) -> tuple[str, ...]:
     header: Any = nibabel.load(path).header
     if header["sform_code"] or header["qform_code"]:
         return ()
-    return (f"{path} says nothing of its orientation: its axes count as left, anterior and superior",)
+    return (f"{path} does not state its orientation; assuming the axes left, anterior and superior",)
 
 
 def _named_apart(scans: list[ScanFile]) -> list[ScanFile]:
-    """Put folders' names in front of names that several scans have, until all differ."""
+    """Prefix the names of folders to equal names of scans until all names differ."""
     folders = [_absolute(scan.path).parent for scan in scans]
     shared = Counter(zip(folders, (scan.name for scan in scans), strict=True))
     own = [
@@ -210,7 +210,7 @@ def _named_apart(scans: list[ScanFile]) -> list[ScanFile]:
         if depth == max(len(folder.parts) for folder in folders):
             name, _ = count.most_common(1)[0]
             first, second, *_ = (scan.path for scan, taken in zip(scans, names, strict=True) if taken == name)
-            raise DataError(f"{first} and {second} would both be called {name}; rename one of them")
+            raise DataError(f"{first} and {second} would have the same name {name}; rename one of them")
         names = [
             "-".join([*folder.parts[1:][-depth:], name]) if count[taken] > 1 else taken
             for folder, name, taken in zip(folders, own, names, strict=True)
@@ -219,7 +219,7 @@ def _named_apart(scans: list[ScanFile]) -> list[ScanFile]:
 
 
 def _absolute(path: Path) -> Path:
-    """Return a path without dots; links keep the names that they were given."""
+    """Return an absolute path without dots, without resolving links."""
     return Path(os.path.normpath(path.absolute()))
 
 

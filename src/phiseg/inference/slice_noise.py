@@ -1,4 +1,4 @@
-"""Noise that goes on from slice to slice: a sample is one hypothesis about a volume, not one for each slice."""
+"""Noise that is correlated along the slices, so that a sample is one hypothesis about a volume."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from phiseg.models.noise import draw_noise, seeded_generator
 
 @dataclass(frozen=True)
 class Level:
-    """What is done to the noise of one latent level, and to no other."""
+    """Changes to the noise of one latent level."""
 
     seed: int = 0
-    """Another number redraws the level."""
+    """Seed of the level; another number redraws its noise."""
     hold: bool = False
-    """All samples have the noise of the first."""
+    """Use the noise of the first sample for all samples."""
     temperature: float = 1.0
     """Factor on the noise."""
 
@@ -26,25 +26,25 @@ class Level:
 class SliceNoise:
     """The noise of S samples at any depth of a volume.
 
-    With an infinite length, a sample has the same noise in every slice. With length zero, every slice has its own.
-    In between, independent draws lie `length_mm` apart, and a slice between two of them takes
-    cos(t) of the one and sin(t) of the other, with t from 0 to pi/2: standard normal at every depth, the same at
-    equal depths, and independent of what is more than twice the length away.
+    With an infinite length, the noise of a sample is the same in every slice. With length zero, it is independent
+    in every slice. Otherwise, independent draws are `length_mm` apart, and a slice between two of them takes cos(t)
+    of one and sin(t) of the other, with t from 0 to pi/2. The noise is standard normal at every depth, equal at
+    equal depths, and independent at distances of more than twice the length.
 
-    On top of that, `shared` of the variance is the same at every depth: an annotator who draws generously in one
-    slice does so in the others, however far away. The correlation of two depths is then between `shared` and 1.
+    In addition, the share `shared` of the variance is the same at every depth: an annotator who draws generously in
+    one slice does so in all slices. The correlation of two depths is then between `shared` and 1.
 
     Noise of shape () is a decision about the whole sample: which member of an ensemble draws it, or how likely a
     lesion must be to be drawn. It is the same at every depth, whatever the length.
 
     Args:
-        shapes: of one sample's noise, as `Segmenter.noise_shapes` gives them.
+        shapes: noise shapes of one sample, from `Segmenter.noise_shapes`.
         num_samples: S.
-        seed: of the samples.
-        keys: name of the stream; another one has other noise.
-        length_mm: how soon the noise changes along the slices.
-        shared: share of the variance that does not change along the slices, from 0 to 1.
-        levels: what is done to the noise of each shape; nothing if not given.
+        seed: seed of the samples.
+        keys: name of the stream; streams are independent.
+        length_mm: distance over which the noise changes along the slices.
+        shared: share of the variance that is constant along the slices, from 0 to 1.
+        levels: changes to the noise of each shape; None for no changes.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class SliceNoise:
         levels: Sequence[Level] = (),
     ) -> None:
         if not length_mm >= 0:
-            raise ConfigError(f"a noise length of {length_mm} mm; give 0 or more, or inf")
+            raise ConfigError(f"the noise length is {length_mm} mm; it must be 0 or more, or inf")
         if not 0 <= shared <= 1:
-            raise ConfigError(f"a shared part of {shared} of the noise; give a number from 0 to 1")
+            raise ConfigError(f"the shared part of the noise is {shared}; it must be between 0 and 1")
         if len(levels) not in (0, len(shapes)):
-            raise ConfigError(f"settings of {len(levels)} levels for a model with {len(shapes)}; give one for each")
+            raise ConfigError(f"there are settings of {len(levels)} levels, but the model has {len(shapes)} levels")
         self.shapes, self.num_samples = shapes, num_samples
         self.seed, self.keys, self.length_mm, self.shared = seed, keys, length_mm, shared
         self.levels = levels or [Level()] * len(shapes)
         self._knots: dict[float, list[Tensor]] = {}
 
     def at(self, depth_mm: float) -> list[Tensor]:
-        """Return the noise of all samples at a depth, one tensor (1, S, *shape) for each shape."""
+        """Return the noise of all samples at a depth, one tensor (1, S, *shape) per shape."""
         if self.length_mm == inf or self.shared == 1:
             return self._everywhere
         levels = zip(self.shapes, self._everywhere, self._changing(depth_mm), strict=True)
@@ -94,13 +94,13 @@ class SliceNoise:
 
     def _knot(self, place: float) -> list[Tensor]:
         if place not in self._knots:
-            if len(self._knots) > 2:  # slices come in order: two neighbours are enough
+            if len(self._knots) > 2:  # slices are in order, so two neighbours are enough
                 self._knots.pop(next(iter(self._knots)))
             self._knots[place] = self._drawn(place)
         return self._knots[place]
 
     def _drawn(self, place: float) -> list[Tensor]:
-        """Return an independent draw, with what is done to each level."""
+        """Return an independent draw with the changes to each level."""
         draws = {seed: self._draw(place, seed) for seed in {level.seed for level in self.levels}}
         return [
             level.temperature * (noise[:, :1].expand_as(noise) if level.hold else noise)

@@ -1,4 +1,4 @@
-"""Samples of single slices: the network is shown frames of them, and what it says goes back onto their pixels.
+"""Draw samples of single slices: the network processes frames of a slice, and its output is put back on the slice.
 
 Shapes: H x W pixels of a slice, h x w of a box of it, B slices at once, S samples, K classes, L latent levels.
 """
@@ -22,54 +22,54 @@ from phiseg.models import Segmenter
 from phiseg.models.segmenter import Encoding
 
 OVERLAP = 0.5
-"""Of neighbouring tiles, as a share of their size."""
+"""Overlap of neighbouring tiles as a share of their size."""
 Box = tuple[slice, slice, slice]
-"""Slices, rows and columns of a stack."""
+"""Range of slices, rows and columns of a stack."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a volume is sampled."""
+    """Sampling options of a volume."""
 
     num_samples: int = 32
     """S."""
     seed: int = 0
-    """The same seed gives the same samples of the same case."""
+    """Seed of the samples."""
     noise_length_mm: float | None = None
-    """How soon a sample's noise changes along the slices; by default what the model's folder says, else never. 0:
-    every slice by itself."""
+    """Distance over which the noise of a sample changes along the slices; None uses the length stored with the
+    model, or inf. With 0, slices are independent."""
     noise_shared: float | None = None
-    """Share of the noise's variance that does not change along the slices; by default what the model's folder says,
-    or 0 where a length is given."""
+    """Share of the noise variance that is constant along the slices; None uses the share stored with the model, or
+    0 if a length is given."""
     levels: tuple[Level, ...] = ()
-    """What is done to the noise of each latent level, fine to coarse; nothing if not given."""
+    """Changes to the noise of each latent level, fine to coarse; None for no changes."""
     level_draws: int = 8
-    """Redraws of each latent level, for the share of the uncertainty that it causes; 0 leaves that out."""
+    """Number of redraws per latent level to attribute the uncertainty to levels; 0 skips this."""
     reach_mm: float | None = None
-    """How far from its point a lesion is followed through the slices; by default as far as the crop reaches."""
+    """Maximum distance from the point over which a lesion is followed; None is half the longer side of the crop."""
     batch_size: int = 4
-    """Slices encoded at once; a matter of memory, not of results."""
+    """Number of slices encoded at once. Affects memory use only, not results."""
     chunk_size: int = 16
-    """Samples of each slice decoded at once; a matter of memory, not of results."""
+    """Number of samples per slice decoded at once. Affects memory use only, not results."""
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "batch_size", "chunk_size"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give at least 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for level in self.levels:
             if not (level.temperature >= 0 and isfinite(level.temperature)):
-                raise ConfigError(f"a temperature of {level.temperature}; give a number from 0 on")
+                raise ConfigError(f"the temperature is {level.temperature}; it must be 0 or more")
         if self.level_draws < 0:
-            raise ConfigError(f"level_draws is {self.level_draws}; give 0 or more")
+            raise ConfigError(f"level_draws is {self.level_draws}; it must be 0 or more")
         if self.noise_length_mm is not None and not self.noise_length_mm >= 0:
-            raise ConfigError(f"noise_length_mm is {self.noise_length_mm}; give 0 or more, or inf")
+            raise ConfigError(f"noise_length_mm is {self.noise_length_mm}; it must be 0 or more, or inf")
         if self.noise_shared is not None and not 0 <= self.noise_shared <= 1:
-            raise ConfigError(f"noise_shared is {self.noise_shared}; give a number from 0 to 1")
+            raise ConfigError(f"noise_shared is {self.noise_shared}; it must be between 0 and 1")
         if self.reach_mm is not None and not self.reach_mm >= 0:
-            raise ConfigError(f"reach_mm is {self.reach_mm}; give 0 or more")
+            raise ConfigError(f"reach_mm is {self.reach_mm}; it must be 0 or more")
 
     def coupled_like(self, learned: SliceCoupling) -> Self:
-        """Return the same with the noise's length and shared part filled in where they are not set."""
+        """Return a copy with the length and shared part of the noise filled in if they are not set."""
         if self.noise_length_mm is not None:
             return replace(self, noise_shared=self.noise_shared or 0.0)
         return replace(
@@ -80,15 +80,15 @@ class Sampling:
 
 
 class SliceSampler:
-    """The samples of single slices, as probabilities on the pixels of the stack.
+    """Draw samples of single slices as probabilities on the pixels of the stack.
 
     Args:
-        model: the network.
-        stack: the slices.
-        sampling: how.
-        frames: what the network is shown of a slice, one after another; their places differ by multiples of its
-            stride.
-        key: of the case; cases with different keys have independent noise.
+        model: network.
+        stack: slices.
+        sampling: sampling options.
+        frames: parts of a slice that the network processes one after another; their positions differ by multiples
+            of its stride.
+        key: key of the case; cases with different keys have independent noise.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class SliceSampler:
         self.tile_shapes = model.noise_shapes(size)
         row, column = (max(self._offset(frame)[axis] for frame in frames) for axis in (0, 1))
         shapes = self.tile_shapes
-        if (row, column) != (0, 0):  # noise for the whole slice, of which every tile has its part
+        if (row, column) != (0, 0):  # noise of the whole slice, from which tiles are cut
             shapes = model.noise_shapes((row + self.padded[0], column + self.padded[1]))
         for level, takes in zip(sampling.levels, model.takes_temperature, strict=False):
             if level.temperature != 1 and not takes:
                 raise ConfigError(
-                    f"model '{model.config.name}' takes no temperature on this noise, which selects instead of "
-                    "spreading samples; leave it at 1"
+                    f"model '{model.config.name}' has no temperature for this noise, which selects a component "
+                    "instead of scaling the spread; use 1"
                 )
         self.level_names = model.noise_names if sampling.level_draws and len(shapes) > 1 else ()
         source = partial(
@@ -125,17 +125,17 @@ class SliceSampler:
         self.redrawn = source(num_samples=max(1, sampling.level_draws), keys=(key, "redrawn"))
 
     def _offset(self, frame: Frame) -> tuple[int, int]:
-        """Return how many pixels of the network a frame lies below and to the right of the first one."""
+        """Return the offset (down, right) of a frame from the first one in pixels of the network."""
         first = self.frames[0]
         row, column = (round((o - f) / s) for o, f, s in zip(frame.origin, first.origin, frame.step, strict=True))
         return row, column
 
     def look(self, numbers: Sequence[int], box: Box) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Yield, for each of some slices, probabilities (S, K, h, w) and the variance of each level (L, h, w).
+        """Yield for each slice the probabilities (S, K, h, w) and the variance of each level (L, h, w).
 
         Args:
-            numbers: of the slices.
-            box: the pixels of the slices that are wanted; those that no frame reaches are background.
+            numbers: numbers of the slices.
+            box: pixels of the slices to return; those outside all frames are background.
         """
         for start in range(0, len(numbers), self.sampling.batch_size):
             batch = np.array(numbers[start : start + self.sampling.batch_size])
@@ -144,7 +144,7 @@ class SliceSampler:
             yield from zip(probs, levels, strict=True)
 
     def levels_of_first_sample(self, number: int, box: Box) -> NDArray[np.float32]:
-        """Return the foreground's probability in a slice after each level of the first sample, (L, h, w)."""
+        """Return the foreground probability in a slice after each level of the first sample, (L, h, w)."""
         batch = np.array([number])
 
         def network(images: NDArray[np.float32], frame: Frame) -> list[NDArray[np.float32]]:
@@ -164,17 +164,17 @@ class SliceSampler:
         box: Box,
         network: Callable[[NDArray[np.float32], Frame], Sequence[NDArray[np.float32]]],
     ) -> tuple[list[NDArray[np.float32]], NDArray[np.bool_]]:
-        """Show the network one frame after another, and put what it returns onto the pixels of the box.
+        """Run the network on one frame after another, and put its output on the pixels of the box.
 
-        Where tiles overlap, their weights fall towards their borders.
+        Overlapping tiles are blended with weights that decrease towards their borders.
 
         Args:
             batch: numbers of the slices.
-            box: whose rows and columns are wanted.
-            network: turns images (B, C, h', w') of a frame into maps (B, ..., h', w').
+            box: rows and columns to return.
+            network: maps images (B, C, h', w') of a frame to maps (B, ..., h', w').
 
         Returns:
-            The maps (B, ..., h, w), and the pixels (h, w) that any frame reaches.
+            The maps (B, ..., h, w), and the pixels (h, w) inside any frame.
         """
         rows, columns = box[1:]
         size = rows.stop - rows.start, columns.stop - columns.start
@@ -182,7 +182,7 @@ class SliceSampler:
         weight = np.zeros(size, np.float32)
         sums: list[NDArray[np.float32]] = []
         for frame in self.frames:
-            share = cut(inside, frame, fill=0, interpolation="nearest")  # what was padded counts for nothing
+            share = cut(inside, frame, fill=0, interpolation="nearest")  # padding has no weight
             if len(self.frames) > 1:
                 share *= _window(frame.size)
             reach = [pixels_of(frame, axis, length) for axis, length in enumerate(inside.shape)]
@@ -223,7 +223,7 @@ class SliceSampler:
         return [probs, levels]
 
     def _decode(self, encoding: Encoding, noise: Sequence[Tensor]) -> NDArray[np.float32]:
-        """Return the probabilities (B, S, K, h, w) of noise (B, S, *shape), some samples at a time."""
+        """Return the probabilities (B, S, K, h, w) of noise (B, S, *shape), decoded in chunks."""
         number = noise[0].shape[1] if noise else self.sampling.num_samples
         chunks = []
         for start in range(0, number, self.sampling.chunk_size):
@@ -234,7 +234,7 @@ class SliceSampler:
         return np.concatenate(chunks, axis=1)
 
     def _noise(self, source: SliceNoise, numbers: NDArray[np.int64], frame: Frame) -> list[Tensor]:
-        """Return the calibrated noise (B, S, *shape) of a frame of some slices."""
+        """Return the calibrated noise (B, S, *shape) of a frame of the given slices."""
         distance = self.stack.stack.spacing_mm[0]
         offset = self._offset(frame)
         levels = []
@@ -252,10 +252,10 @@ class SliceSampler:
 
 
 def tiles(stack: PreparedStack, stride: int) -> list[Frame]:
-    """Return the frames that cover a slice: one around its middle where it fits, as in training, else a grid.
+    """Return the frames that cover a slice: a centred one if it is large enough, as in training, otherwise a grid.
 
-    The tiles of a grid begin at multiples of the network's stride, so that its noise can be cut along with them (of
-    a smaller power of two where they are no larger than that).
+    The tiles of a grid start at multiples of the network's stride, so that the noise can be cut in the same way (or
+    at multiples of a smaller power of two if the tiles are not larger than the stride).
     """
     axes = []
     for length, size, step in zip(stack.stack.grid[1:], stack.preprocessing.size, stack.step, strict=True):
@@ -272,20 +272,20 @@ def tiles(stack: PreparedStack, stride: int) -> list[Frame]:
 
 
 def pixels_of(frame: Frame, axis: int, length: int) -> slice:
-    """Return the pixels of a slice whose centre lies inside of a frame."""
+    """Return the pixels of a slice whose centres are inside a frame."""
     edge = frame.origin[axis] - frame.step[axis] / 2
     first, last = edge + 1e-6, edge + frame.step[axis] * frame.size[axis] - 1e-6
     return slice(max(0, int(np.ceil(first))), min(length, int(np.floor(last)) + 1))
 
 
 def _window(size: tuple[int, int]) -> NDArray[np.float32]:
-    """Return weights (h, w) that fall towards the border, so that tiles pass into each other without a seam."""
+    """Return weights (h, w) that decrease towards the border, so that tiles are blended without a seam."""
     row, column = (np.sin((np.arange(length) + 0.5) / length * pi) ** 2 + 1e-3 for length in size)
     return np.outer(row, column).astype(np.float32)
 
 
 def _back(frame: Frame, part: tuple[slice, ...]) -> Frame:
-    """Return the frame that takes some rows and columns of a slice out of the network's image."""
+    """Return the frame that extracts some rows and columns of a slice from the network's image."""
     rows, columns = part
     moved = Frame((frame.origin[0] - rows.start, frame.origin[1] - columns.start), frame.step, frame.size)
     return moved.inverse((rows.stop - rows.start, columns.stop - columns.start))

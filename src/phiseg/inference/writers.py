@@ -1,7 +1,7 @@
-"""Samples as plain arrays, so that anybody can score them with their own code.
+"""Write samples as NumPy arrays.
 
 OUT/  labels.npy (cases, S, H, W) uint8   mean_probs.npy (cases, K, H, W)   gamma.npy (cases, H, W)
-      [probs.npy (cases, S, K, H, W)]     cases.csv in the arrays' row order
+      [probs.npy (cases, S, K, H, W)]     cases.csv in the row order of the arrays
 """
 
 import csv
@@ -18,7 +18,7 @@ from phiseg.data.store import Dataset
 from phiseg.inference.sampling import CaseSamples
 
 MARKER = "gamma.npy"
-"""The file that tells a folder of samples from any other."""
+"""The file that identifies a folder of samples."""
 
 
 def write_samples(
@@ -32,10 +32,10 @@ def write_samples(
     overwrite: bool = False,
     progress: bool = False,
 ) -> None:
-    """Write the samples of `rows` as they come; the folder appears when all are there.
+    """Write the samples of `rows` as they are drawn; the folder appears when it is complete.
 
     Raises:
-        OutputError: the folder exists and may not be replaced, or it cannot be written.
+        OutputError: the folder exists and `overwrite` is false, or it cannot be written.
     """
     rows = [int(row) for row in rows]
     num_classes = len(dataset.info.classes)
