@@ -75,8 +75,8 @@ def test_marks_count_patients_unless_cases_are_asked_for():
     table, by_case = comparison_table(methods), comparison_table(methods, test="cases")
     assert "ged" not in table.rows[0].best
     assert "ged" in by_case.rows[0].best
-    assert "over the 5 patients" in table.notes[0]
-    assert "over the 40 cases" in by_case.notes[0]
+    assert "over 5 patients" in table.notes[0]
+    assert "over 40 cases" in by_case.notes[0]
     differences = np.subtract(methods[0].cases["ged"], methods[1].cases["ged"])
     assert ttest_1samp(differences.reshape(5, 8).mean(1), 0).pvalue > 0.01
     assert ttest_1samp(differences, 0).pvalue < 0.01
@@ -84,14 +84,14 @@ def test_marks_count_patients_unless_cases_are_asked_for():
 
 def test_notes_state_whether_seeds_and_patients_are_in_the_p_values():
     single, several = (comparison_table(clustered_methods(trainings=n)).notes[0] for n in (1, 3))
-    assert "variance between seeds is not in the p-values" in single
+    assert "p-values do not include the variance between seeds" in single
     assert "variance between seeds" not in several
-    assert "over the 5 patients and the trainings" in several
+    assert "over 5 patients and trainings" in several
     mixed = [clustered_methods(trainings=3)[0], clustered_methods()[1]]
-    assert "p-values: one training of b" in comparison_table(mixed).notes[0]
+    assert "because b has only one training" in comparison_table(mixed).notes[0]
     old = comparison_table(clustered_methods(patients=False))
     assert "ged" in old.rows[0].best  # 40 cases that pass for as many patients
-    assert "patients were not recorded, so every case counts as one" in old.notes[0]
+    assert "patients were not recorded, so each case counts as a patient" in old.notes[0]
     half_old = [clustered_methods(patients=False)[0], clustered_methods()[1]]
     assert "ged" not in comparison_table(half_old).rows[0].best  # one of them knows the patients
     assert "not recorded" not in comparison_table(half_old).notes[0]
@@ -130,10 +130,10 @@ def test_cases_without_a_value_are_left_out_and_said_so():
 def test_one_method_or_one_case_has_no_marks_and_a_note():
     alone = comparison_table([evaluation("a")])
     assert not alone.rows[0].best
-    assert "one method only" in alone.notes[0]
+    assert "only one method" in alone.notes[0]
     one_case = comparison_table([evaluation("a", 0.9, num_cases=1), evaluation("b", 0.1, num_cases=1)])
     assert not any(row.best for row in one_case.rows)
-    assert "too few for a paired test" in one_case.notes[0]
+    assert "are too few; a paired test needs" in one_case.notes[0]
 
 
 def test_the_excess_is_over_cases_that_have_a_floor():

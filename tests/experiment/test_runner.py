@@ -97,7 +97,7 @@ def test_rows_are_chosen_by_pattern_and_seeds_multiply_them():
         ({"methods": ["phisge-small"]}, "did you mean 'phiseg-small'.*probunet-small, .*hprobunet-small"),
         ({"methods": ["unet-small"], "regimes": ["all"]}, "a deterministic method has only regime one"),
         ({"methods": ["unet-small"], "rows": ["all/*"]}, "no row matches"),
-        ({"methods": ["unet-small", "unet-small"]}, "two rows are called 'one/unet-small/seed-0'"),
+        ({"methods": ["unet-small", "unet-small"]}, "two rows are named 'one/unet-small/seed-0'"),
     ],
 )
 def test_rows_that_are_none(choice, reason):
@@ -209,7 +209,7 @@ def test_two_processes_cannot_work_on_one_row(recipes, lesions, tmp_path):
     job = ExperimentJob("all", recipes["unet"], 0)
     folder = tmp_path / "rows" / job.name
     folder.mkdir(parents=True)
-    with FileLock(folder / "lock"), pytest.raises(OutputError, match="another process is at work"):
+    with FileLock(folder / "lock"), pytest.raises(OutputError, match="another process is running"):
         run_job(job, PLAN, lesions, tmp_path, progress=False)
 
 
@@ -222,7 +222,7 @@ def test_other_data_or_another_plan_needs_another_folder(done, lesions, zones, t
         open_experiment(out, PLAN, zones)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "report.html").touch()
-    with pytest.raises(OutputError, match="something else than an experiment"):
+    with pytest.raises(OutputError, match="is not the folder of an experiment"):
         open_experiment(tmp_path / "used", PLAN, lesions)
     with pytest.raises(ConfigError, match="no annotator 4; use --expert 0 to 3"):
         open_experiment(tmp_path / "new", PLAN.model_copy(update={"expert": 4}), lesions)

@@ -130,7 +130,7 @@ def test_the_most_disputed_cases_come_first(lesions):
 
 def test_a_sheet_of_nothing_is_refused(lesions):
     dataset = Dataset.open(lesions)
-    with pytest.raises(ConfigError, match="give 1 or more"):
+    with pytest.raises(ConfigError, match="use 1 or more"):
         choose_cases(dataset, 0)
     with pytest.raises(DataError, match="did you mean 'train'"):
         choose_cases(dataset, 3, split="trian")

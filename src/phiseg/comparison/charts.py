@@ -1,7 +1,6 @@
-"""The charts of a comparison: scores, terms of the GED, case against case, calibration, training curves.
+"""The charts of a comparison: scores, terms of the GED, paired cases, calibration and training curves.
 
-Every function returns a matplotlib `Figure` of its own, to be written by `drawing.to_png`. In all of them a method
-has the colour of its place in the comparison.
+Every function returns a new matplotlib `Figure`. A method has the same colour in all charts.
 """
 
 from collections.abc import Sequence
@@ -30,21 +29,21 @@ from phiseg.plotting.primitives import (
 )
 
 WIDTH = 11.4
-"""Inches of a chart: about as wide as a panel with eight samples."""
+"""Width of a chart in inches, about that of a panel with eight samples."""
 _TERMS = ("ged", "ged_cross", "ged_within_samples", "ged_within_annotations", "ged_floor")
 _LENGTH = 24
-"""Characters of a name that fit beside a small chart."""
+"""Maximum length of a name next to a small chart."""
 _MINUS = "\N{MINUS SIGN}"
 
 
 def ged_terms(evaluations: Sequence[Evaluation]) -> Figure:
-    """Show the mean GED = 2 E d(s, y) - E d(s, s') - E d(y, y') of every method with its three terms.
+    """Show the mean GED = 2 E d(s, y) - E d(s, s') - E d(y, y') of each method with its three terms.
 
-    A bar is as long as the first term. What the samples and the annotators differ among themselves is taken off its
-    right end, and the GED remains, to be compared with the floor.
+    The length of a bar is the first term. The distances between samples and between annotations are subtracted from
+    its right end. The remaining part is the GED, to be compared with the floor.
     """
     names = [wrapped(name, width=24, lines=2) for name in method_names(evaluations)]
-    places = (0.22, 0.47, 0.72, 0.97)  # of the numbers beside the bars
+    places = (0.22, 0.47, 0.72, 0.97)  # positions of the numbers next to the bars
     with style():
         figure = Figure(figsize=(WIDTH, 1.0 + 0.34 * len(names)), layout="constrained")
         axes, key = figure.subplots(1, 2, sharey=True, width_ratios=(1, 0.42))
@@ -91,13 +90,13 @@ def ged_terms(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def case_scatter(evaluations: Sequence[Evaluation], *, max_rivals: int = 4) -> Figure:
-    """Show case by case the GED above its floor: the method with the lowest mean against the next ones.
+    """Show the GED above its floor per case, for the method with the lowest mean against the next best methods.
 
-    Above the diagonal the best method is the better one. Methods without a GED are left out.
+    Points above the diagonal are cases in which the best method is better. Methods without a GED are omitted.
 
     Args:
-        evaluations: two or more with a GED, on the same cases.
-        max_rivals: how many are shown.
+        evaluations: at least two evaluations with a GED, on the same cases.
+        max_rivals: maximum number of other methods.
     """
     names = method_names(evaluations)
     scores = {
@@ -128,19 +127,20 @@ def case_scatter(evaluations: Sequence[Evaluation], *, max_rivals: int = 4) -> F
             axes.yaxis.set_major_locator(MaxNLocator(5))
             axes.grid(color="#eeeeee", linewidth=0.5)
             axes.set_axisbelow(True)
-        figure.suptitle("GED above its floor, one dot a case (lower is better)", fontsize=8)
+        figure.suptitle("GED above its floor, one dot per case (lower is better)", fontsize=8)
     return figure
 
 
 def reliability_diagram(evaluations: Sequence[Evaluation], *, max_classes: int = 3) -> Figure:
-    """Show how often annotators agree with the mean prediction, by its probability; below, how many pixels that is.
+    """Show the share of annotators by the probability in the mean prediction, and the numbers of pixels below.
 
-    A calibrated method lies on the diagonal: where it says 0.3, three annotators of ten drew. Every foreground
-    class has a diagram of its own; the calibration error (ECE) beside a method's name is that of all classes.
+    A calibrated method is on the diagonal: at a probability of 0.3, three of ten annotators marked the pixel. Each
+    foreground class has a separate diagram. The calibration error (ECE) next to the name of a method is over all
+    classes.
 
     Args:
-        evaluations: those that have a reliability table are shown, at least one.
-        max_classes: how many foreground classes are shown, those with the most annotated pixels.
+        evaluations: evaluations, at least one with a reliability table.
+        max_classes: maximum number of foreground classes, those with the most annotated pixels.
     """
     names = [shortened(name, _LENGTH) for name in method_names(evaluations)]
     known = [(place, own.reliability) for place, own in enumerate(evaluations) if own.reliability is not None]
@@ -179,9 +179,10 @@ def reliability_diagram(evaluations: Sequence[Evaluation], *, max_classes: int =
 
 
 def training_curves(evaluations: Sequence[Evaluation]) -> Figure:
-    """Show the training of every method that has one: a row each, for losses of different models do not compare.
+    """Show the training curves, one row per method, because losses of different models are not comparable.
 
-    Validation loss, training cross entropy and KL per level; below them the validation GED of all together.
+    A row has the validation loss, and the training cross entropy and KL per level. Below is the validation GED of
+    all methods.
     """
     trained = [
         (place, name, evaluation.training)
@@ -221,14 +222,14 @@ def training_curves(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def score_distributions(evaluations: Sequence[Evaluation]) -> Figure:
-    """Show the scores of all cases: a box (quartiles, whiskers of 1.5 ranges) over one dot a case."""
+    """Show the scores of all cases: a box plot (whiskers of 1.5 interquartile ranges) over one dot per case."""
     names = [wrapped(name) for name in method_names(evaluations)]
     panels = {"GED above its floor (lower is better)": [defined(excess_ged(e)) for e in evaluations]}
     for score in map(SCORES.__getitem__, ("s_ncc", "dice", "hm_iou")):
         title = f"{score.latex or score.heading} ({score.better} is better)"
         panels[title] = [defined(e.cases.get(score.name, [])) for e in evaluations]
     panels = {title: scores for title, scores in panels.items() if any(scores)}
-    generator = np.random.default_rng(0)  # moves the dots apart, carries no information
+    generator = np.random.default_rng(0)  # jitter of the dots
     with style():
         figure = Figure(figsize=(WIDTH, 0.8 + 0.45 * len(names)), layout="constrained")
         all_axes = figure.subplots(1, max(len(panels), 1), sharey=True, squeeze=False)[0]
@@ -255,7 +256,7 @@ def score_distributions(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def _pairs(one: dict[str, float | None], two: dict[str, float | None]) -> np.ndarray:
-    """Return the values of the cases that both have, (2, N)."""
+    """Return the values of the common cases, (2, N)."""
     known = [(value, two[case]) for case, value in one.items() if None not in (value, two[case])]
     return np.array(known, dtype=np.float64).reshape(-1, 2).T
 

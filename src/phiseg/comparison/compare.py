@@ -1,4 +1,4 @@
-"""Compare evaluated methods: tables, pictures and a report from the folders of their evaluations."""
+"""Compare evaluated methods: write tables, figures and a report."""
 
 import gzip
 import re
@@ -32,14 +32,14 @@ _OWN = re.compile(
 
 
 class Block(NamedTuple):
-    """Methods that are compared with each other, under one heading."""
+    """Methods that are compared with each other under one heading."""
 
     name: str
-    """Begins the names of its pictures; may be empty."""
+    """Prefix of the names of its pictures; may be empty."""
     title: str
     evaluations: Sequence[Evaluation]
     labels: Mapping[str, str] = {}
-    """Why a case is shown, by case."""
+    """Reason for showing each example case."""
     notes: Sequence[str] = ()
     """Further lines below the table."""
     set_aside: Sequence[str] = ()
@@ -55,7 +55,7 @@ def compare(
     test: Test = "patients",
     set_aside: Sequence[str] = (),
 ) -> Table:
-    """Compare the evaluations in `folders` and write tables, pictures and `report.html` into `out`.
+    """Compare the evaluations in `folders` and write tables, figures and `report.html` to `out`.
 
     `test` says what the significance test takes as independent. Methods in `set_aside` are not at a working
     setting: they are shown, but not tested.
@@ -75,16 +75,16 @@ def compare(
 def write_comparison(
     blocks: Sequence[Block], out: Path, *, overwrite: bool = False, title: str, test: Test = "patients"
 ) -> list[Table]:
-    """Write the tables and pictures of one block or several, and one `report.html` with all of them.
+    """Write the tables and figures of one or more blocks, and one `report.html` with all of them.
 
-    `cases.csv.gz` holds every score of every case, patient and training, so that any p-value can be recomputed.
+    `cases.csv.gz` contains all scores by case, patient and training, so that p-values can be recomputed.
 
-    `out` may hold other things: every file is written on its own, the report last, so that a report that is there
-    is complete. The first example case is in `samples.png`, further ones in `samples-2.png` and so on.
+    `out` may contain other files. The report is written last, so an existing report is complete. The first example
+    case is in `samples.png`, further ones in `samples-2.png` and so on.
 
     Raises:
         DataError: two evaluations of a block cannot be compared.
-        OutputError: `out` holds a comparison and `overwrite` is not set, or it cannot be written.
+        OutputError: `out` contains a comparison and `overwrite` is false, or it cannot be written.
     """
     former = _check_former(out, overwrite=overwrite)
     tables = [
@@ -114,14 +114,14 @@ def write_comparison(
     for name, data in files.items():
         with atomic_file(out / name) as file:
             file.write(data)
-    for path in former:  # a picture of the former comparison must not stay beside the new ones
+    for path in former:  # remove pictures of the previous comparison
         if path.name not in files:
             _remove(path)
     return tables
 
 
 def _check_former(out: Path, *, overwrite: bool) -> list[Path]:
-    """Return the files of a former comparison, if they may be replaced."""
+    """Return the files of a previous comparison, if they may be replaced."""
     former = _former(out)
     if former and not overwrite:
         raise OutputError(f"{former[0]} already exists; choose another folder or pass --overwrite")
@@ -142,11 +142,11 @@ def _scores_by_case(blocks: Sequence[Block]) -> str:
 
 
 def draw_pictures(evaluations: Sequence[Evaluation], labels: Mapping[str, str]) -> dict[str, bytes]:
-    """Return all pictures as PNG, by file name; what no method has is not drawn.
+    """Return all pictures as PNG by file name, except those for which no method has data.
 
     Args:
-        evaluations: the methods.
-        labels: why a case is shown, by case.
+        evaluations: evaluations of the methods.
+        labels: reason for showing each example case.
     """
     shown = [evaluation.examples.cases.tolist() for evaluation in evaluations]
     cases = [case for case in shown[0] if all(case in others for others in shown)]
@@ -156,7 +156,7 @@ def draw_pictures(evaluations: Sequence[Evaluation], labels: Mapping[str, str]) 
     }
     layered = [evaluation for evaluation in evaluations if evaluation.examples.level_probs is not None]
     if cases:
-        drawn = max(cases, key=lambda case: _annotated_area(evaluations[0], case))  # an empty case shows no level
+        drawn = max(cases, key=lambda case: _annotated_area(evaluations[0], case))  # an empty case shows no levels
         figures |= {_numbered("levels", at): level_panel(own, drawn) for at, own in enumerate(layered)}
     figures["scores.png"] = score_distributions(evaluations)
     num_scored = sum(bool(defined(excess_ged(evaluation))) for evaluation in evaluations)
@@ -172,7 +172,7 @@ def draw_pictures(evaluations: Sequence[Evaluation], labels: Mapping[str, str]) 
 
 
 def _annotated_area(evaluation: Evaluation, case: str) -> int:
-    """Return how many pixels the annotators of an example case marked, all together."""
+    """Return the number of pixels marked by the annotators of an example case, summed over annotators."""
     examples = evaluation.examples
     at = examples.cases.tolist().index(case)
     return int((examples.annotations[at][examples.valid[at]] > 0).sum())
@@ -183,7 +183,7 @@ def _numbered(kind: str, index: int) -> str:
 
 
 def _former(out: Path) -> list[Path]:
-    """List the files of a former comparison in `out`, the report first."""
+    """List the files of a previous comparison in `out`, the report first."""
     try:
         own = [path for path in out.iterdir() if _OWN.fullmatch(path.name)] if out.is_dir() else []
     except OSError as error:
@@ -195,4 +195,4 @@ def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot remove {path}, of a former comparison: {error.strerror}; remove it") from None
+        raise OutputError(f"cannot remove {path} of a previous comparison: {error.strerror}; remove it") from None

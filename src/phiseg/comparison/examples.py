@@ -1,20 +1,20 @@
-"""Which cases are worth looking at."""
+"""Choice of example cases."""
 
 from phiseg.comparison.tables import excess_ged
 from phiseg.evaluation.results import Evaluation
 
 
 def chosen_cases(reference: Evaluation) -> dict[str, str]:
-    """Return the best, the median and the worst case of a method, and the one that annotators dispute most.
+    """Return the best, median and worst case of a method, and the case with the largest annotator disagreement.
 
-    Best and worst by the GED above its floor, disputed by the mean distance of the annotations E d(y, y'). Of
-    equal cases the first is taken; a case that is chosen twice is shown once and has both labels.
+    Best and worst refer to the GED above its floor, disagreement to the mean distance E d(y, y') of the
+    annotations. Ties are resolved in favour of the first case. A case that is chosen twice has both labels.
 
     Args:
-        reference: the method whose scores decide.
+        reference: evaluation of the method.
 
     Returns:
-        Why each case was chosen, by case; empty where no case has a GED and a floor.
+        The reason for each case; empty if no case has a GED and a floor.
     """
     cases, name = reference.cases["case"], reference.summary.method
     excess = {case: v for case, v in zip(cases, excess_ged(reference), strict=True) if v is not None}

@@ -1,6 +1,6 @@
-"""The pictures of a comparison: samples beside annotations, and the levels that a sample is built from.
+"""The figures of a comparison: samples next to annotations, and the levels of a sample.
 
-Every function returns a matplotlib `Figure` of its own, to be written by `drawing.to_png`.
+Every function returns a new matplotlib `Figure`.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ from phiseg.plotting.primitives import (
 
 
 def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = "") -> Figure:
-    """Show one example case: image and annotations, then a row a method with error map, samples and gamma map.
+    """Show an example case: image and annotations, and for each method the error map, samples and gamma map.
 
-    The first and the last column would be alike for a perfect model. A missing annotation is left out. Where the
-    pixels' size is known, the image has a scale bar.
+    For a perfect model, the first and the last column are equal. Missing annotations are omitted. The image has a
+    scale bar if the pixel size is known.
 
     Args:
-        evaluations: all must have `case` among their examples.
-        case: the case's name.
-        reason: why it is shown, such as "worst of phiseg".
+        evaluations: evaluations that all have `case` among their examples.
+        case: name of the case.
+        reason: reason for showing the case, such as "worst of phiseg".
     """
     rows = [(evaluation.examples, _index(evaluation, case)) for evaluation in evaluations]
     first, at = rows[0]
@@ -76,14 +76,14 @@ def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = 
 
 
 def level_panel(evaluation: Evaluation, case: str, *, max_classes: int = 3) -> Figure:
-    """Show how one sample is built, coarse to fine (the paper's Fig. 1): output of every level, residuals below.
+    """Show the levels of one sample from coarse to fine (Fig. 1 of the paper), with residuals below.
 
-    Residual logits are shown relative to the mean over the classes: only that part changes a probability.
+    Residual logits are shown relative to the mean over the classes, because only this part changes probabilities.
 
     Args:
-        evaluation: of a hierarchical model.
+        evaluation: evaluation of a hierarchical model.
         case: one of its example cases.
-        max_classes: residuals are shown for this many foreground classes, the largest ones.
+        max_classes: maximum number of foreground classes for the residuals, the largest ones.
     """
     examples, at = evaluation.examples, _index(evaluation, case)
     assert examples.level_probs is not None, "only hierarchical models have levels"
@@ -96,7 +96,7 @@ def level_panel(evaluation: Evaluation, case: str, *, max_classes: int = 3) -> F
     classes = sorted(1 + np.argsort(-sizes)[:max_classes])
 
     limits = np.abs(residuals[:, classes]).max(axis=(1, 2, 3)) + 1e-6  # (L,)
-    limits[1:] = limits[1:].max(initial=0)  # one scale for all refinements, the coarsest logits have their own
+    limits[1:] = limits[1:].max(initial=0)  # one scale for all refinements, another for the coarsest logits
 
     with style():
         rows = [f"residuals\nclass {k}" if num_classes > 2 else "residuals" for k in classes]

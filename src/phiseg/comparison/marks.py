@@ -1,4 +1,4 @@
-"""Which scores of a table are marked: significantly better than those of all other methods (the paper's Tab. 1)."""
+"""Scores of a table that are significantly better than those of all other methods (Tab. 1 of the paper)."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,9 +11,9 @@ from phiseg.metrics.significance import paired_t_test, patient_t_test
 
 SIGNIFICANCE = 0.01
 MIN_PAIRS = 5
-"""Patients, or cases in a test over cases, below which nothing is called significant."""
+"""Minimum number of patients (or cases, in a test over cases) for a significance test."""
 Test = Literal["patients", "cases"]
-"""The independent units of a test: patients (and trainings, where there are several), or cases as in the paper."""
+"""The independent units of a test: patients (and trainings, if there are several), or cases as in the paper."""
 
 
 def tested_scores() -> list[str]:
@@ -28,7 +28,7 @@ def best_scores(
     test: Test = "patients",
     tested: Sequence[bool] | None = None,
 ) -> list[frozenset[str]]:
-    """Return for every evaluation the metrics in which it is better than each of ALL others at p < `SIGNIFICANCE`.
+    """Return for each evaluation the metrics in which it is better than all others at p < `SIGNIFICANCE`.
 
     Args:
         evaluations: of the same cases; those where a metric is undefined have no say in it.
@@ -69,27 +69,27 @@ def _beats(own: Evaluation, rival: Evaluation, metric: str, test: Test) -> bool:
 
 
 def significance_note(evaluations: Sequence[Evaluation], names: Sequence[str], *, test: Test = "patients") -> str:
-    """Return the line below a table that states what was tested, and what the p-values do not include.
+    """Return the line below a table that describes the test and its limitations.
 
     Args:
-        evaluations: the rows of the table.
-        names: what the table calls them.
-        test: what counted as independent.
+        evaluations: rows of the table.
+        names: names of the rows.
+        test: unit that is treated as independent.
     """
     if len(evaluations) < 2:
-        return "No significance: there is one method only."
+        return "No significance test: there is only one method."
     recorded = [e for e in evaluations if "patient" in e.cases]
     units = patients_of((recorded or evaluations)[0].cases) if test == "patients" else evaluations[0].cases["case"]
     count = len(set(units))
     if count < MIN_PAIRS:
-        return f"No significance: {count} {test} are too few for a paired test; it takes {MIN_PAIRS}."
-    note = f"Marked: better than all other methods, p < {SIGNIFICANCE} in a paired t-test over the {count} {test}"
+        return f"No significance test: {count} {test} are too few; a paired test needs at least {MIN_PAIRS}."
+    note = f"Marked: better than all other methods with p < {SIGNIFICANCE} in a paired t-test over {count} {test}"
     if test == "cases":
-        return f"{note}, as in the paper. It takes the cases of one patient as independent and ignores seeds."
+        return f"{note}, as in the paper. It treats cases of the same patient as independent and ignores seeds."
     single = [name for name, own in zip(names, evaluations, strict=True) if own.num_trainings == 1]
     if not recorded:
-        note += " (patients were not recorded, so every case counts as one; evaluate again to record them)"
+        note += " (patients were not recorded, so each case counts as a patient; evaluate again to record them)"
     if not single:
-        return f"{note} and the trainings."
-    whose = "every method has one training" if len(single) == len(names) else f"one training of {', '.join(single)}"
-    return f"{note}. The variance between seeds is not in the p-values: {whose}."
+        return f"{note} and trainings."
+    whose = "each method" if len(single) == len(names) else ", ".join(single)
+    return f"{note}. The p-values do not include the variance between seeds, because {whose} has only one training."

@@ -1,4 +1,4 @@
-"""The report: one HTML file that carries its pictures with it and asks nobody for anything."""
+"""The report: a single self-contained HTML file."""
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -14,23 +14,24 @@ _KINDS = ("samples", "levels", "scores", "terms", "scatter", "reliability", "cur
 
 
 class Part(NamedTuple):
-    """What the report shows of methods that are compared with each other."""
+    """A part of the report: methods that are compared with each other."""
 
     title: str
-    """Its heading; empty where there is one part only."""
+    """Heading; empty if there is only one part."""
     evaluations: Sequence[Evaluation]
     table: Table
-    """In the same order."""
+    """Evaluations in the order of the table."""
     pictures: Mapping[str, bytes]
-    """PNG files by name: `samples.png`, `samples-2.png`, ..., `levels.png`, `scores.png`, ...; some may lack."""
+    """PNG files by name: `samples.png`, `samples-2.png`, ..., `levels.png`, `scores.png`, ...; some may be
+    missing."""
 
 
 def render_report(parts: Sequence[Part], *, title: str) -> str:
     """Return the report as HTML.
 
     Args:
-        parts: what was compared.
-        title: the page's heading.
+        parts: parts of the report.
+        title: title of the page.
     """
     shown = [
         {

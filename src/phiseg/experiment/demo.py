@@ -1,4 +1,4 @@
-"""The demo: PHiSeg against the Probabilistic U-Net on the embedded lesion phantom, from nothing to a report."""
+"""The demo: train PHiSeg and a Probabilistic U-Net on synthetic lesions and compare them in a report."""
 
 from pathlib import Path
 from typing import Any
@@ -25,23 +25,23 @@ def demo(
     seed: int = 0,
     progress: bool = True,
 ) -> Table:
-    """Prepare, train, evaluate and compare; what is there from an earlier run is used again.
+    """Prepare, train, evaluate and compare. Finished parts of a previous run are reused.
 
     OUT/  data/  phiseg-small/  probunet-small/  (runs)  phiseg-small-eval/  probunet-small-eval/
           table.csv  table.md  table.tex  *.png  report.html
 
     Args:
-        out: the folder to write.
-        size: of the phantom's images.
-        num_cases: of the phantom.
-        steps: of each training: the same budget for both.
-        num_samples: per test case.
-        seed: of the phantom, the trainings and the samples.
-        progress: whether to show progress bars.
+        out: folder to write.
+        size: height and width of the images.
+        num_cases: number of images.
+        steps: training steps per model.
+        num_samples: number of samples per test case.
+        seed: seed of the images, the training and the samples.
+        progress: show progress bars.
 
     Raises:
-        ConfigError: a setting is out of its range.
-        DataError: `out` holds a demo with other settings.
+        ConfigError: a setting is out of range.
+        DataError: `out` contains a demo with other settings.
     """
     overrides = [
         f"--train.steps={steps}",
@@ -52,7 +52,7 @@ def demo(
     ]
     recipes = {name: load_recipe(name, overrides) for name in METHODS}
     if num_samples < 1:
-        raise ConfigError(f"num_samples is {num_samples}; give at least 1")
+        raise ConfigError(f"num_samples is {num_samples}; it must be at least 1")
     _check_settings(out, phantom="lesion", size=size, num_cases=num_cases, seed=seed, steps=steps)
     data = out / "data"
     if not data.exists():
@@ -73,7 +73,7 @@ def demo(
 
 
 def _check_settings(out: Path, **wanted: Any) -> None:
-    """Refuse a folder with the dataset or a run of a demo with other settings."""
+    """Raise DataError if the folder contains a dataset or run of a demo with other settings."""
     found: dict[str, Any] = {}
     if (out / "data").exists():
         info = Dataset.open(out / "data").info

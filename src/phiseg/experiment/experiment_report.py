@@ -1,4 +1,4 @@
-"""The report of an experiment: a block a regime, a row a method, its trainings pooled."""
+"""The report of an experiment: one block per regime, one row per method with its trainings pooled."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,19 +19,19 @@ TITLES = {"all": "Trained with all experts", "one": "Trained with one expert"}
 
 
 def write_report(data: Path, out: Path, *, title: str | None = None, test: Test = "patients") -> dict[str, Table]:
-    """Put all finished rows of an experiment into one report with tables and figures.
+    """Write a report with tables and figures of all finished rows of an experiment.
 
-    The figures show the best, the median and the worst case of the method with the lowest GED, and the case that
-    annotators dispute most: the same cases for every method of a regime.
+    The figures show the best, median and worst case of the method with the lowest GED, and the case with the
+    largest annotator disagreement. All methods of a regime have the same cases.
 
     Args:
-        data: the dataset.
-        out: the experiment's folder, which also gets the report.
-        title: heading of the report.
-        test: what the significance test takes as independent.
+        data: dataset.
+        out: folder of the experiment, which also receives the report.
+        title: title of the report.
+        test: unit that the significance test treats as independent.
 
     Returns:
-        The table of every regime, by its title.
+        The table of each regime, by title.
 
     Raises:
         DataError: no row is finished, or a row is damaged.
@@ -46,7 +46,7 @@ def write_report(data: Path, out: Path, *, title: str | None = None, test: Test 
             evaluations, labels = _with_examples(pooled, dataset)
             blocks.append(Block(regime, heading, evaluations, labels, [_how(finished)]))
     if not blocks:
-        raise DataError(f"{out} has no finished row to report; run its rows first")
+        raise DataError(f"{out} has no finished row; run the rows first")
     title = title or f"Experiment on {dataset.info.name}"
     tables = write_comparison(blocks, out, overwrite=True, title=title, test=test)
     return {block.title: table for block, table in zip(blocks, tables, strict=True)}
@@ -59,12 +59,12 @@ def _trainings(folder: Path) -> list[Path]:
 
 
 def _place(method: str) -> tuple[int, str]:
-    """Order methods as the experiment lists them, and others after them."""
+    """Return a sort key: methods in the order of the experiment, then others."""
     return METHODS.index(method) if method in METHODS else len(METHODS), method
 
 
 def _how(rows: Mapping[str, Sequence[Path]]) -> str:
-    """Tell in one line how the rows came about."""
+    """Describe in one line how the rows were trained."""
     records = [read_json(row / "row.json") for trainings in rows.values() for row in trainings]
     plan = records[0]["plan"]
     budget = f"{plan['steps']} steps" if plan["steps"] else f"{plan['minutes']:g} minutes of training steps"
@@ -77,7 +77,7 @@ def _how(rows: Mapping[str, Sequence[Path]]) -> str:
 
 
 def _with_examples(evaluations: list[Evaluation], dataset: Dataset) -> tuple[list[Evaluation], dict[str, str]]:
-    """Draw the same chosen cases with every method; a sample depends on its seed and case alone."""
+    """Draw the samples of the example cases with every method. Samples depend only on the seed and the case."""
     scored = [evaluation for evaluation in evaluations if evaluation.summary.ged is not None]
     if not scored:
         return evaluations, {}

@@ -1,4 +1,4 @@
-"""Several trainings of one method as one row of a table."""
+"""Pool several trainings of a method into one row of a table."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,10 +18,10 @@ def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
     seeds. Figures show the first training.
 
     Args:
-        evaluations: of one method, on the same cases.
+        evaluations: evaluations of one method on the same cases.
 
     Returns:
-        One evaluation, with the standard deviation between trainings of every mean in `spread`.
+        The pooled evaluation. `spread` contains the standard deviation of each mean between trainings.
     """
     first = evaluations[0]
     if len(evaluations) == 1:

@@ -1,13 +1,13 @@
-"""The paper's experiment as jobs: every method in both regimes, from training to one report.
+"""Run the experiment of the paper as jobs: all methods in both regimes, from training to the report.
 
     phiseg experiment table1 --data DATA --out OUT
 
-OUT/  experiment.json      what all rows have in common; another budget or dataset needs another OUT
-      rows/REGIME/METHOD/seed-N/  run/ (the training)  eval/ (its scores)  row.json (how it came about)  log.txt
+OUT/  experiment.json      settings of all rows; another budget or dataset needs another OUT
+      rows/REGIME/METHOD/seed-N/  run/ (training)  eval/ (scores)  row.json (provenance)  log.txt
       table.*  *.png  report.html
 
-A row is a job of its own: it is skipped when it is finished, goes on when it was interrupted, and fails alone. Any
-number of processes and machines can work on one OUT, each on its own rows.
+Each row is a separate job. Finished rows are skipped, interrupted rows are resumed, and a failed row does not
+affect the others. Several processes and machines can work on the same OUT, each on different rows.
 """
 
 import json
@@ -40,7 +40,7 @@ from phiseg.training.recipe import Criterion, Recipe, load_recipe, recipe_names
 from phiseg.training.setup import check_folder, dataset_identity, describe_software
 
 REGIMES = ("all", "one")
-"""Trained with the annotations of all experts in turn, or with those of one."""
+"""Training with the annotations of all experts, or of one expert."""
 METHODS = (
     "probunet-small",
     "phiseg-l1-small",
@@ -53,36 +53,36 @@ METHODS = (
     "ssn-small",
     "hprobunet-small",
 )
-"""Recipes of the paper's rows, of the methods that it names, and of later rivals."""
+"""Recipes of the methods in the paper, of methods that it mentions, and of later methods."""
 
 
 class Plan(StrictConfig):
-    """What all rows of an experiment have in common."""
+    """Settings of all rows of an experiment."""
 
     steps: int | None = Field(default=None, ge=1)
-    """Budget of every training in steps; none: `minutes`."""
+    """Training budget per row in steps; None uses `minutes`."""
     minutes: float | None = Field(default=None, gt=0)
-    """Budget of every training in minutes; it is turned into steps when a row begins, by timing some."""
+    """Training budget per row in minutes; converted to steps by timing a few steps when a row starts."""
     expert: int = Field(default=0, ge=0)
-    """Whose annotations the regime of one expert learns from."""
+    """Number of the annotator in the regime of one expert."""
     num_samples: int = Field(default=100, ge=1)
-    """Per case of the split."""
+    """Number of samples per case."""
     split: str = "test"
-    """What is reported; models are selected on val."""
+    """Split to report; models are selected on val."""
     select_by: Criterion | None = None
-    """Which validation figure decides on the model that is reported. None: the unbiased GED where all experts are
-    learned from, and the loss where one is, for no other expert may have a say there."""
+    """Validation score that selects the reported model. None is the unbiased GED in the regime of all experts, and
+    the loss in the regime of one expert, which must not use the other experts."""
     overrides: tuple[str, ...] = ()
-    """Changes to all recipes, `--section.key value`; what the plan and the row decide stays theirs."""
+    """Changes to all recipes, as `--section.key value`, except for settings of the plan and the row."""
 
     @model_validator(mode="after")
     def _one_budget(self) -> "Plan":
         if (self.steps is None) == (self.minutes is None):
-            raise ValueError("give either steps or minutes as the budget of every row")
+            raise ValueError("set either steps or minutes as the budget of each row")
         for override in self.overrides:
             if match := re.match(r"--train\.(steps|seed|annotator|select[_-]by)\b", override):
                 option = {"seed": "seeds", "annotator": "expert"}.get(match[1], match[1].replace("_", "-"))
-                raise ValueError(f"'{match[0]}' is decided by the experiment; use --{option}")
+                raise ValueError(f"'{match[0]}' is set by the experiment; use --{option}")
         return self
 
 
@@ -92,12 +92,12 @@ class ExperimentJob:
 
     regime: str
     method: str
-    """A recipe: the name of a shipped one, or a file."""
+    """Name of a recipe, or a recipe file."""
     seed: int
 
     @property
     def name(self) -> str:
-        """How folders and --rows call it."""
+        """Name of the row in folders and in --rows."""
         return f"{self.regime}/{Path(self.method).stem}/seed-{self.seed}"
 
 
@@ -108,19 +108,19 @@ def list_experiment_jobs(
     seeds: Sequence[int] = (0,),
     rows: Sequence[str] = ("*",),
 ) -> list[ExperimentJob]:
-    """Return the jobs of an experiment, those whose names match one of the patterns `rows`.
+    """Return the jobs of an experiment whose names match one of the patterns `rows`.
 
     >>> [job.name for job in list_experiment_jobs(["probunet-small", "unet-small"], rows=["one/*"])]
     ['one/probunet-small/seed-0', 'one/unet-small/seed-0']
 
     Raises:
-        ConfigError: there is no such method, or nothing matches.
+        ConfigError: a method is unknown, or no row matches.
     """
     models = {}
     for method in methods:
         if not method.endswith((".yaml", ".yml")) and method not in recipe_names():
             raise ConfigError(
-                f"there is no method '{method}' ({nearest(method, recipe_names())}); use recipes such as "
+                f"unknown method '{method}' ({nearest(method, recipe_names())}); use recipes such as "
                 f"{', '.join(METHODS)}, or .yaml files"
             )
         models[method] = load_recipe(method).model.name
@@ -132,22 +132,20 @@ def list_experiment_jobs(
         if not (regime == "all" and models[method] == "unet")  # as in the paper
     ]
     if repeated := {job.name for job in jobs if [other.name for other in jobs].count(job.name) > 1}:
-        raise ConfigError(
-            f"two rows are called '{min(repeated)}'; give methods and seeds once, and files other names"
-        )
+        raise ConfigError(f"two rows are named '{min(repeated)}'; give each method and seed once, and rename files")
     chosen = [job for job in jobs if any(fnmatchcase(job.name, pattern) for pattern in rows)]
     if not chosen:
-        names = ", ".join(job.name for job in jobs) or "none, for a deterministic method has only regime one"
-        raise ConfigError(f"no row matches {' '.join(rows)}; there are {names}")
+        names = ", ".join(job.name for job in jobs) or "none (a deterministic method has only regime one)"
+        raise ConfigError(f"no row matches {' '.join(rows)}; valid rows: {names}")
     return chosen
 
 
 def open_experiment(out: Path, plan: Plan, data: Path) -> None:
-    """Note what all rows have in common, or check it against what is noted.
+    """Store the settings of all rows, or check them against the stored settings.
 
     Raises:
-        ConfigError: the dataset has no such expert.
-        DataError: the dataset has no such split, or `out` holds an experiment with another plan or other data.
+        ConfigError: the dataset does not have the expert.
+        DataError: the dataset does not have the split, or `out` contains an experiment with other settings or data.
     """
     dataset = Dataset.open(data)
     if plan.expert >= dataset.info.num_annotators:
@@ -162,24 +160,24 @@ def open_experiment(out: Path, plan: Plan, data: Path) -> None:
     }
     path = out / "experiment.json"
     if not path.exists():
-        if out.is_file() or any(out.glob("[!.]*")):  # a hidden file is what a killed process left unfinished
-            raise OutputError(f"{out} holds something else than an experiment; choose another --out")
+        if out.is_file() or any(out.glob("[!.]*")):  # hidden files are left by killed processes
+            raise OutputError(f"{out} is not the folder of an experiment; choose another --out")
         write_json(path, noted)
     elif (before := read_json(path)) != noted:
         different = [key for key in noted if before.get(key) != noted[key]] or ["format"]
-        raise DataError(f"{out} holds an experiment with another {different[0]}, see {path}; choose another --out")
+        raise DataError(f"{out} is an experiment with another {different[0]} (see {path}); choose another --out")
 
 
 def is_finished(job: ExperimentJob, out: Path) -> bool:
-    """Return whether the row has been trained and scored."""
+    """Return whether a row has been trained and evaluated."""
     return (out / "rows" / job.name / "eval" / MARKER).is_file()
 
 
 def unfinished_jobs(jobs: Sequence[ExperimentJob], plan: Plan, data: Path, out: Path) -> list[ExperimentJob]:
-    """Return the jobs that are still to be done.
+    """Return the jobs that are not finished.
 
     Raises:
-        ConfigError: a row was made with another recipe of the same name.
+        ConfigError: a row was trained with another recipe of the same name.
     """
     dataset = Dataset.open(data)
     for job in jobs:
@@ -190,11 +188,11 @@ def unfinished_jobs(jobs: Sequence[ExperimentJob], plan: Plan, data: Path, out: 
 
 
 def run_job(job: ExperimentJob, plan: Plan, data: Path, out: Path, *, progress: bool = True) -> None:
-    """Train and score one row, unless it is done; go on where an earlier process was stopped.
+    """Train and evaluate one row, unless it is finished. An interrupted row is resumed.
 
     Raises:
-        OutputError: another process is at work on this row, or something cannot be written.
-        PhisegError: what the training or the scoring complains of.
+        OutputError: another process is running this row, or a file cannot be written.
+        PhisegError: the training or the evaluation failed.
     """
     folder = out / "rows" / job.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +224,7 @@ def run_job(job: ExperimentJob, plan: Plan, data: Path, out: Path, *, progress: 
                 progress=progress,
             )
     except Timeout:
-        raise OutputError(f"{folder}: another process is at work on this row; wait for it") from None
+        raise OutputError(f"{folder}: another process is running this row; wait for it") from None
 
 
 def run_all(
@@ -237,20 +235,20 @@ def run_all(
     workers: int = 1,
     progress: bool = True,
 ) -> dict[str, str]:
-    """Run each job as a command of its own, and keep what it prints in its log.txt.
+    """Run each job as a separate command, and write its output to log.txt.
 
     Args:
-        jobs: what to run.
-        command: returns the command line of a job.
-        out: the experiment's folder.
-        workers: how many run at the same time; they share the cores.
+        jobs: jobs to run.
+        command: function that returns the command line of a job.
+        out: folder of the experiment.
+        workers: number of jobs that run at the same time. They share the CPU cores.
         progress: show a progress bar over the rows.
 
     Returns:
-        The reason for every job that failed, by name.
+        The error of each failed job, by name.
     """
     if workers < 1:
-        raise ConfigError(f"workers {workers} must be at least 1")
+        raise ConfigError(f"workers is {workers}; it must be at least 1")
     failed: dict[str, str] = {}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // workers)), **os.environ}
@@ -262,7 +260,7 @@ def run_all(
         with log.open("ab") as file:
             with starting:
                 if stopped.is_set():
-                    return job, "stopped before it began"
+                    return job, "stopped before it started"
                 process = subprocess.Popen(  # noqa: S603
                     command(job), stdout=file, stderr=subprocess.STDOUT, env=environment
                 )
@@ -282,7 +280,7 @@ def run_all(
                     failed[job.name] = reason
                     tqdm.write(f"phiseg: row {job.name} failed: {reason}", file=sys.stderr)
                 bar.update()
-        except BaseException:  # Ctrl-C reaches the running ones as well, but not one that began just after it
+        except BaseException:  # Ctrl-C also reaches running jobs, but not one that starts just after it
             with starting:
                 stopped.set()
             for process in list(running):
@@ -293,13 +291,13 @@ def run_all(
 
 
 def _last_line(log: Path) -> str:
-    """Return what a failed command said last; a progress bar's returns do not end a line."""
+    """Return the last line of a failed command. Carriage returns of progress bars do not end a line."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "it printed nothing").rpartition("\r")[2]
+    return next((line for line in reversed(lines) if line.strip()), "no output").rpartition("\r")[2]
 
 
 def _recipe(job: ExperimentJob, plan: Plan, dataset: Dataset, run: Path) -> tuple[Recipe, float | None]:
-    """Return the row's recipe, and the time of a step where the budget is in minutes and was not yet settled."""
+    """Return the recipe of a row, and the time per step if the budget is in minutes and not yet converted."""
     every = job.regime == "all"
     select_by = plan.select_by or ("ged_unbiased" if every and dataset.info.num_annotators > 1 else "loss")
     decided = [
@@ -320,7 +318,7 @@ def _recipe(job: ExperimentJob, plan: Plan, dataset: Dataset, run: Path) -> tupl
 
 
 def read_json(path: Path) -> Any:
-    """Read a record of the experiment."""
+    """Read a JSON file of the experiment."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

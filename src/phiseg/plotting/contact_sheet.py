@@ -1,8 +1,8 @@
-"""The contact sheet of a dataset: many cases at a glance, with what every annotator drew.
+"""The contact sheet of a dataset: many cases with the outlines of all annotators.
 
-With one foreground class a case is one picture with every annotator's outline in the annotator's own colour. With
-several, the outlines of many annotators would hide each other: a case is a row with one picture per annotator, in
-the colours of the classes.
+With one foreground class, a case is one picture with an outline per annotator, each in a different colour. With
+several classes, a case is a row with one picture per annotator in the colours of the classes, because overlapping
+outlines would hide each other.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ Order = Literal["row", "random", "disagreement"]
 ANNOTATOR_COLOURS = (*CLASS_COLOURS, "#2f6bff", "#ffff66", "#ffffff", "#00b389")
 
 MAX_PIXELS = 400
-"""Larger images are thinned out to at most this side: a picture has no more dots."""
+"""Maximum side of an image in pixels; larger images are subsampled to the resolution of the picture."""
 
 
 def choose_cases(
@@ -50,19 +50,19 @@ def choose_cases(
     """Return the rows to show.
 
     Args:
-        dataset: where they come from.
-        number: how many; all of them if there are fewer.
-        split: only cases of this split.
-        order: `row` spreads them evenly over the dataset, `random` draws them by the seed, `disagreement` takes
-            those whose annotators differ most, the most disputed first.
-        seed: of `random`.
+        dataset: dataset to choose from.
+        number: maximum number of cases.
+        split: split to choose from; None for all splits.
+        order: `row` chooses evenly spaced rows, `random` draws them at random, `disagreement` chooses those whose
+            annotators disagree most, in descending order.
+        seed: seed of `random`.
 
     Raises:
         ConfigError: the number is not positive.
-        DataError: there is no such split.
+        DataError: the split does not exist.
     """
     if number < 1:
-        raise ConfigError(f"cannot show {number} cases; give 1 or more")
+        raise ConfigError(f"cannot show {number} cases; use 1 or more")
     rows = np.arange(dataset.num_cases) if split is None else dataset.rows(split)
     number = min(number, len(rows))
     if order == "disagreement":
@@ -75,7 +75,7 @@ def choose_cases(
 
 
 def contact_sheet(dataset: Dataset, rows: Sequence[int]) -> Figure:
-    """Draw the cases in `rows`, at least one."""
+    """Draw the cases in `rows`, which must not be empty."""
     with style():
         draw = _one_picture_a_case if len(dataset.info.classes) == 2 else _one_row_a_case
         return draw(dataset, rows)
@@ -85,7 +85,7 @@ def _one_picture_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
     columns = max(3, min(6, len(rows)))
     num_annotators = dataset.info.num_annotators
     colours = _annotator_colours(num_annotators)
-    widths = np.linspace(1.8, 0.7, num_annotators)  # where outlines coincide, those below stick out
+    widths = np.linspace(1.8, 0.7, num_annotators)  # lower outlines are wider, so that they stay visible
     grid = PictureGrid(columns, [0.36] * -(-len(rows) // columns), left=0.1, num_classes=2, panel=1.6)
     for place, row in enumerate(rows):
         axes = grid.picture(*divmod(place, columns))
@@ -124,7 +124,7 @@ def _one_row_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
 
 
 def _show_case(axes: Axes, dataset: Dataset, row: int, *, title: str) -> None:
-    """Show the first channel in the dataset's window; values that were z-scored have none."""
+    """Show the first channel in the window of the dataset, if it has one."""
     image = _thinned(dataset.image(row)[0])
     if dataset.info.intensity.kind == "window":
         show(axes, image, "gray", -0.5, 0.5, title=title)
@@ -147,7 +147,7 @@ def _who_drew(dataset: Dataset, row: int) -> str:
 
 
 def _annotator_colours(number: int) -> list[str]:
-    """Return colours that stand out from grey and, as far as their number allows, from each other."""
+    """Return colours that differ from grey and, as far as possible, from each other."""
     if number <= len(ANNOTATOR_COLOURS):
         return [*ANNOTATOR_COLOURS[:number]]
     return [to_hex(colormaps["gist_rainbow"](place)) for place in np.linspace(0, 1, number)]
@@ -155,10 +155,10 @@ def _annotator_colours(number: int) -> list[str]:
 
 def _legend(grid: PictureGrid, colours: dict[str, str]) -> None:
     fitting = max(1, int(grid.width / (0.45 + 0.06 * max(map(len, colours)))))
-    columns = -(-len(colours) // -(-len(colours) // fitting))  # lines of equal length
+    columns = -(-len(colours) // -(-len(colours) // fitting))  # balanced lines
     lines = [Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in colours.items()]
     grid.figure.legend(
-        handles=[line for column in range(columns) for line in lines[column::columns]],  # it is filled by columns
+        handles=[line for column in range(columns) for line in lines[column::columns]],  # filled by columns
         loc="lower center",
         ncols=columns,
         borderaxespad=0.3,

@@ -1,6 +1,6 @@
-"""What `phiseg predict` shows: a picture of every case, a table of all of them, and a page with both.
+"""The report of `phiseg predict`: a picture of each case, a table of all cases, and a page with both.
 
-PRED/  cases.csv  report.html  [failed.csv]  beside the folders of the cases
+PRED/  cases.csv  report.html  [failed.csv]  next to the folders of the cases
 """
 
 import csv
@@ -35,9 +35,9 @@ from phiseg.plotting.primitives import (
 )
 
 _PANEL = 2.1
-"""Inches of one picture."""
+"""Size of a picture in inches."""
 MAX_SLICES = 7
-"""Slices of a lesion that are shown."""
+"""Maximum number of slices of a lesion."""
 
 
 def case_picture(prediction: Prediction, measures: Measures, name: str) -> bytes:
@@ -57,7 +57,7 @@ def case_picture(prediction: Prediction, measures: Measures, name: str) -> bytes
 
 
 def _draw_slice(figure: SubFigure, prediction: Prediction, measures: Measures, name: str) -> None:
-    """Draw one slice: the image, the outlines of all samples, their mean and the gamma map; and the volumes."""
+    """Draw one slice with the image, the outlines of all samples, their mean and the gamma map, and the volumes."""
     index = _shown_slice(prediction)
     number = prediction.box[0].start + index
     image = _image(prediction, number)
@@ -88,7 +88,7 @@ def _draw_slices(
     indices: Sequence[int],
     part: tuple[slice, slice],
 ) -> None:
-    """Draw a part of several slices with the outlines of all samples, and below with those of three of them."""
+    """Draw a part of several slices with the outlines of all samples, and below those of three samples."""
     vertical, horizontal = prediction.stack.stack.spacing_mm[1:]
     samples = _outlying_samples(measures)
     for figure, title in ((upper, "all samples"), (lower, "")):
@@ -122,10 +122,10 @@ def write_prediction_report(
 
     Args:
         out: folder of the cases.
-        finished: names of those to report on.
-        failed: why others could not be predicted, by name.
-        model: what its user calls it.
-        volume_check: how often annotators' volumes lay in the model's intervals, if that was measured.
+        finished: names of the finished cases.
+        failed: errors of the failed cases, by name.
+        model: name of the model given by the user.
+        volume_check: how often the volumes of annotators are in the intervals of the model, if this was measured.
     """
     summaries = {name: summary for name in finished if (summary := read_summary(out / name))}
     cases = sorted(
@@ -153,7 +153,7 @@ def write_prediction_report(
 
 
 def _look(case: Mapping[str, Any]) -> str:
-    """Say why a case needs a second look however well its samples agree; nothing where it does not."""
+    """Return why a case needs a review regardless of the agreement of its samples; empty if it does not."""
     present = max(found["present"] for found in case["classes"].values())
     reasons = {
         "unusual image": case.get("unusual", False),
@@ -164,7 +164,7 @@ def _look(case: Mapping[str, Any]) -> str:
 
 
 def _table(cases: Sequence[Mapping[str, Any]]) -> str:
-    """Return the cases as CSV, one line for each class of a case; what no sample has is an empty field."""
+    """Return the cases as CSV, one line per class of a case; undefined values are empty."""
     spreads = ("volume_ml", "diameter_mm", "volume_ml_if_present", "diameter_mm_if_present")
     parts = ("median", "low", "high")
     names = [f"{name}_{part}" for name in spreads for part in parts]
@@ -185,19 +185,19 @@ def _csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _shortened(name: str) -> str:
-    """Return a name that leaves room for its neighbour's."""
+    """Return a shortened name that does not overlap the next one."""
     return name if len(name) <= 22 else f"{name[:10]}…{name[-11:]}"
 
 
 def _index_in_file(prediction: Prediction, number: int) -> str:
-    """Name a slice of the stack along the axis of the file that slices follow each other on, such as k = 12."""
+    """Return the index of a slice along the slice axis of the file, such as k = 12."""
     here, beside = (prediction.voxel(n, 0, 0) for n in (number, number + 1))
     (axis,) = (axis for axis in range(3) if here[axis] != beside[axis])
     return f"{'ijk'[axis]} = {here[axis]}"
 
 
 def _shown_slice(prediction: Prediction) -> int:
-    """Return the slice of the box that is shown: the point's if anything is in it, else the fullest."""
+    """Return the slice of the box to show: that of the point unless empty, otherwise the one with most voxels."""
     if prediction.point is not None:
         at_point = int(prediction.point[0] - prediction.box[0].start)
         if prediction.labels[:, at_point].any() or not prediction.labels.any():
@@ -206,14 +206,14 @@ def _shown_slice(prediction: Prediction) -> int:
 
 
 def _number_of_samples(prediction: Prediction, index: int) -> str:
-    """Return how many samples there are, and how many of them have nothing in a slice of the box."""
+    """Return the number of samples, and the number of samples that are empty in a slice of the box."""
     samples = prediction.labels[:, index]
     empty = len(samples) - np.count_nonzero(samples.any((1, 2)))
     return f"{len(samples)} samples" + (f", {empty} empty here" if empty else "")
 
 
 def _image(prediction: Prediction, number: int) -> NDArray[np.float32]:
-    """Return the box's part of a slice, the first channel in the model's window, (h, w)."""
+    """Return the first channel of a slice inside the box, in the window of the model, (h, w)."""
     rows, columns = prediction.box[1:]
     return prediction.stack.normalised(np.array([number]))[0, 0, rows, columns]
 
@@ -231,14 +231,14 @@ def _whole(prediction: Prediction) -> tuple[slice, slice]:
 
 
 def _aspect(prediction: Prediction, rows: slice, columns: slice) -> float:
-    """Return the height of a part of the box as a share of its width, both in mm."""
+    """Return the ratio of height to width of a part of the box, both in mm."""
     vertical, horizontal = prediction.stack.stack.spacing_mm[1:]
     height, width = (rows.stop - rows.start) * vertical, (columns.stop - columns.start) * horizontal
     return float(height / width)
 
 
 def _close_up(prediction: Prediction) -> tuple[slice, slice]:
-    """Return the rows and columns of the box around everything that any sample drew, as wide as high in mm."""
+    """Return the rows and columns of a square (in mm) around the foreground of all samples."""
     spacing, shape = prediction.stack.stack.spacing_mm[1:], prediction.labels.shape[2:]
     touched: NDArray[np.bool_] = np.asarray(prediction.labels.any((0, 1)))
     if not touched.any():
@@ -253,7 +253,7 @@ def _close_up(prediction: Prediction) -> tuple[slice, slice]:
 
 
 def _spread_slices(prediction: Prediction) -> list[int]:
-    """Return up to `MAX_SLICES` slices of the box, evenly spread over those in which any sample has something."""
+    """Return up to `MAX_SLICES` slices of the box, evenly spaced over those that are not empty in all samples."""
     touched = np.flatnonzero(prediction.labels.any((0, 2, 3)))
     places = np.linspace(0, len(touched) - 1, min(len(touched), MAX_SLICES))
     return [int(touched[round(place)]) for place in places]
@@ -279,7 +279,7 @@ def _outline_samples(axes: Axes, samples: NDArray[np.uint8], num_classes: int) -
 
 
 def _histogram(axes: Axes, measures: Measures) -> None:
-    """Draw the volumes of the samples; the axis ends where only a few far larger ones would follow."""
+    """Draw a histogram of the volumes of the samples. The axis excludes outliers."""
     samples = [np.array(found.volume_ml.samples) for found in measures.classes.values()]
     limit = max(_axis_limit(volumes) for volumes in samples)
     lowest = min(float(volumes.min()) for volumes in samples)
@@ -301,9 +301,9 @@ def _histogram(axes: Axes, measures: Measures) -> None:
 
 
 def _axis_limit(volumes: NDArray[np.float64]) -> float:
-    """Return the largest volume, or where outliers begin: 3 interquartile ranges above the upper quartile.
+    """Return the largest volume, or the limit of outliers: 3 interquartile ranges above the upper quartile.
 
-    Of the samples that have the class, since many zeros would make every other volume an outlier.
+    Only samples with the class are used, because many zeros would make all other volumes outliers.
     """
     present = volumes[volumes > 0]
     if not present.size:

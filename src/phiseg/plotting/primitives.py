@@ -1,6 +1,6 @@
-"""The parts that figures are drawn with: style, a grid of pictures, outlines of labels, curves.
+"""Building blocks of figures: style, a grid of pictures, outlines of labels, curves.
 
-Nothing goes through pyplot, so no figure outlives its use and no display is needed.
+pyplot is not used, so figures are freed after use and no display is needed.
 """
 
 import io
@@ -43,16 +43,16 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
 }
 PANEL = 1.05
-"""Inches of one picture in a panel."""
+"""Size of a picture in a panel in inches."""
 
 
 def style() -> AbstractContextManager[None]:
-    """Return a context in which figures are made in our style."""
+    """Return a context with the style of our figures."""
     return matplotlib.rc_context(STYLE)
 
 
 def to_png(figure: Figure, *, dpi: int = 160) -> bytes:
-    """Draw `figure`; the same figure gives the same bytes."""
+    """Return `figure` as PNG. The same figure gives the same bytes."""
     file = io.BytesIO()
     FigureCanvasAgg(figure)
     with style():
@@ -61,23 +61,23 @@ def to_png(figure: Figure, *, dpi: int = 160) -> bytes:
 
 
 class PictureGrid:
-    """A figure of square pictures in rows, laid out in inches: every position is known, nothing overlaps.
+    """A figure with rows of square pictures at fixed positions in inches, without overlaps.
 
-    Colour bars go below the last row; below them the colours of the classes, if there are several to name.
+    Colour bars are below the last row. The legend of the classes, if there are several, is below the colour bars.
 
     Args:
-        columns: the number of pictures in the longest row.
-        spaces: inches above every row; the titles of a row take 0.25.
-        left: inches for the rows' labels.
-        num_classes: K, the background included.
-        panel: inches of one picture.
+        columns: number of pictures in the longest row.
+        spaces: space above each row in inches; titles need 0.25.
+        left: space for the labels of rows in inches.
+        num_classes: K, including the background.
+        panel: size of a picture in inches.
     """
 
     def __init__(
         self, columns: int, spaces: Sequence[float], *, left: float, num_classes: int, panel: float = PANEL
     ) -> None:
         self.left, self.panel = left, panel
-        self.tops = np.cumsum(spaces) + panel * np.arange(len(spaces))  # from the figure's top
+        self.tops = np.cumsum(spaces) + panel * np.arange(len(spaces))  # distance from the top of the figure
         self.width = left + columns * panel + 0.1
         named = num_classes - 1 if num_classes > 2 else 0
         ncols = max(1, min(named, int(self.width / 0.8)))
@@ -95,7 +95,7 @@ class PictureGrid:
             )
 
     def picture(self, row: int, column: int) -> Axes:
-        """Add the axes of one picture."""
+        """Add and return the axes of a picture."""
         return self._axes(self.left + column * self.panel, float(self.tops[row]), self.panel, self.panel)
 
     def label(self, row: int, text: str) -> None:
@@ -104,7 +104,7 @@ class PictureGrid:
         self.figure.text(x / self.width, y / self.height, text, ha="right", va="center", linespacing=1.4)
 
     def colour_bar(self, drawn: AxesImage, column: int, label: str, *, span: int = 1) -> None:
-        """Add a colour bar below the last row, from `column` on, as wide as `span` pictures."""
+        """Add a colour bar below the last row, starting at `column`, with the width of `span` pictures."""
         x, y = self.left + column * self.panel, float(self.tops[-1]) + self.panel + 0.02
         axes = self._axes(x, y, span * self.panel, 0.12)
         bar = self.figure.colorbar(drawn, cax=axes, orientation="horizontal", ticks=MaxNLocator(2 + span))
@@ -113,7 +113,7 @@ class PictureGrid:
         axes.set_xlabel(label, fontsize=7, labelpad=1.5)
 
     def _axes(self, x: float, y: float, width: float, height: float) -> Axes:
-        """Add axes whose upper left corner is (x, y), a little smaller than the space they are given."""
+        """Add axes with the upper left corner (x, y), slightly smaller than the given space."""
         pad = 0.025
         left, bottom = x + pad, self.height - y - height + pad
         size = ((width - 2 * pad) / self.width, (height - 2 * pad) / self.height)
@@ -121,9 +121,9 @@ class PictureGrid:
 
 
 def level_curves(axes: Axes, log: list[dict[str, Any]], term: str, title: str) -> None:
-    """Plot the training's `term/0`, `term/1`, ...: raw in the background, smoothed before it.
+    """Plot the training curves `term/0`, `term/1`, ...: raw values in the background, smoothed in front.
 
-    The figure counts as the paper does: level 1 is the finest.
+    Levels are numbered as in the paper: level 1 is the finest.
     """
     steps_taken = [record for record in log if record["kind"] == "train"]
     names = sorted({key for record in steps_taken for key in record if key.startswith(f"{term}/")}, key=_level)
@@ -151,14 +151,14 @@ def level_curves(axes: Axes, log: list[dict[str, Any]], term: str, title: str) -
 
 
 def legend_in(key: Axes, *plots: Axes) -> None:
-    """Put the legend of the first of `plots` that has curves into empty axes, where it covers none of them."""
+    """Put the legend of the first of `plots` with curves into the empty axes `key`."""
     key.set_axis_off()
     lines = next((lines for plot in plots if (lines := plot.get_legend_handles_labels()[0])), [])
     key.legend(handles=lines, loc="upper left", handlelength=2.2, borderaxespad=0)
 
 
 def series(log: Iterable[dict[str, Any]], kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps and the values of one quantity."""
+    """Return the steps and values of a quantity in the log."""
     pairs = [(record["step"], record[name]) for record in log if record["kind"] == kind and name in record]
     steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     return steps, values
@@ -170,23 +170,23 @@ def _level(name: str) -> int:
 
 
 def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Average over `window` neighbours, fewer at the ends."""
+    """Return the running mean over `window` values, fewer at the ends."""
     kernel = np.ones(window)
     return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
 
 
 def method_colour(place: int) -> str:
-    """Return the colour of the method at this place of a comparison."""
+    """Return the colour of the method at this position of a comparison."""
     return METHOD_COLOURS[place % len(METHOD_COLOURS)]
 
 
 def method_line(place: int) -> dict[str, Any]:
-    """Return colour and dashes of a method's line; six are solid, the next six dashed, and so on."""
+    """Return the line style of a method; the first six are solid, the next six dashed, and so on."""
     return {"color": method_colour(place), "linestyle": _DASHES[place // 6 % len(_DASHES)]}
 
 
 def show(axes: Axes, values: np.ndarray, colours: str, low: float, high: float, *, title: str) -> AxesImage:
-    """Show a map (H, W) without ticks, every pixel as it is."""
+    """Show a map (H, W) without ticks and interpolation."""
     drawn = axes.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
     axes.set_axis_off()
     axes.set_title(title, pad=2.5, fontsize=7, color="#444444")
@@ -194,20 +194,20 @@ def show(axes: Axes, values: np.ndarray, colours: str, low: float, high: float, 
 
 
 def show_image(axes: Axes, image: np.ndarray, *, title: str) -> AxesImage:
-    """Show an image (H, W) in grey: in its window, -0.5 to 0.5, or else its extreme half percents clipped."""
+    """Show a grey image (H, W): in the window -0.5 to 0.5, or clipped at the percentiles 0.5 and 99.5."""
     low, high = (-0.5, 0.5) if np.abs(image).max() <= 0.5 else np.percentile(image, [0.5, 99.5])
     return show(axes, image, "gray", float(low), float(max(high, low + 1e-6)), title=title)
 
 
 def scale_bar(axes: Axes, columns: int, spacing_mm: float) -> None:
-    """Draw a bar of a round number of millimetres, at most a third of the picture, into its lower left corner.
+    """Draw a scale bar of a round number of millimetres in the lower left corner, at most a third of the width.
 
     Args:
-        axes: those of a picture.
-        columns: its width in pixels.
-        spacing_mm: horizontal size of a pixel.
+        axes: axes of a picture.
+        columns: width of the picture in pixels.
+        spacing_mm: horizontal pixel spacing.
     """
-    longest = columns * spacing_mm / 3 * (1 + 1e-9)  # a third of 0.3 is to be 0.1
+    longest = columns * spacing_mm / 3 * (1 + 1e-9)  # tolerance for rounding
     power = 10.0 ** np.floor(np.log10(longest))
     length = power * max(step for step in (1, 2, 5) if step * power <= longest)
     left, share = 0.06, length / (columns * spacing_mm)
@@ -223,7 +223,7 @@ def scale_bar(axes: Axes, columns: int, spacing_mm: float) -> None:
 
 
 def outline(axes: Axes, labels: np.ndarray, num_classes: int) -> None:
-    """Draw the outline of every foreground class of `labels` (H, W); a mask without any says so."""
+    """Draw the outline of every foreground class of `labels` (H, W); an empty mask is marked as such."""
     for k in range(1, num_classes):
         outline_mask(axes, labels == k, class_colour(k), edge=True)
     if not ((labels > 0) & (labels < num_classes)).any():
@@ -232,9 +232,9 @@ def outline(axes: Axes, labels: np.ndarray, num_classes: int) -> None:
 
 
 def outline_mask(axes: Axes, mask: np.ndarray, colour: str, *, width: float = 1.1, edge: bool = False) -> None:
-    """Draw the outline of a mask (H, W), closed at the picture's edge; an empty one has none.
+    """Draw the outline of a mask (H, W), closed at the border of the picture, unless the mask is empty.
 
-    A dark `edge` on both sides keeps it visible where the picture is bright.
+    A dark `edge` on both sides keeps it visible on a bright picture.
     """
     rows, columns = mask.shape
     if mask.any():
@@ -260,22 +260,22 @@ def class_colour(k: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Keep matplotlib from reading dollar signs of a name as mathematics."""
+    """Escape dollar signs, which matplotlib would interpret as mathematics."""
     return text.replace("$", r"\$")
 
 
 def wrapped(text: str, *, width: int = 18, lines: int = 4) -> str:
-    """Break a name into a few short lines, after hyphens only if a word does not fit otherwise."""
+    """Break a name into a few short lines, after hyphens only if necessary."""
     hyphens = any(len(word) > width for word in text.split())
     broken = textwrap.wrap(text, width, max_lines=lines, placeholder=" …", break_on_hyphens=hyphens)
     return plain("\n".join(broken))
 
 
 def shortened(name: str, length: int) -> str:
-    """Keep the ends of a long name: the beginning is often alike, and the end tells names apart."""
+    """Shorten a long name in the middle, because names often differ at the end."""
     return plain(name if len(name) <= length else f"{name[: length // 2 - 1]}…{name[-(length // 2) :]}")
 
 
 def text_width(texts: Iterable[str]) -> float:
-    """Estimate the inches that the longest line of `texts` takes beside a row."""
+    """Estimate the width of the longest line of `texts` in inches."""
     return 0.2 + 0.06 * max(len(line) for text in texts for line in text.split("\n"))
