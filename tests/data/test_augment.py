@@ -50,14 +50,14 @@ def still(**values):
 
 
 @pytest.mark.parametrize("size", [(16, 16), (9, 14), (7, 1)])
-def test_the_identity_changes_nothing(size):
+def test_identity_changes_nothing(size):
     image, labels = random_batch(4, *size)
     warped, warped_labels = warp(image, labels, IDENTITY.expand(4, 2, 3))
     torch.testing.assert_close(warped, image, atol=1e-5, rtol=0)
     assert torch.equal(warped_labels, labels)
 
 
-def test_nothing_is_drawn_when_it_is_off():
+def test_disabled_augmentation_changes_nothing():
     matrices = draw(50, enabled=False, flip_horizontal=True, quarter_turns=True)
     assert torch.equal(matrices, IDENTITY.expand(50, 2, 3))
     assert torch.equal(draw(50, probability=0), IDENTITY.expand(50, 2, 3))
@@ -86,13 +86,13 @@ def test_quarter_turns_are_exact():
     assert min(counts) > 8
 
 
-def test_quarter_turns_need_squares():
+def test_quarter_turns_require_square_images():
     with pytest.raises(ConfigError, match="8 x 16"):
         draw(1, (8, 16), quarter_turns=True)
 
 
 @pytest.mark.parametrize("size", [(24, 24), (20, 31)])
-def test_image_and_labels_move_alike(size):
+def test_image_and_labels_are_warped_alike(size):
     labels = smooth_labels(40, *size)
     one_hot = F.one_hot(labels, NUM_CLASSES).permute(0, 3, 1, 2).float()
     matrices = draw(40, size, probability=1, flip_horizontal=True, flip_vertical=True, min_crop_fraction=0.6)
@@ -105,7 +105,7 @@ def test_image_and_labels_move_alike(size):
     assert torch.equal(share.argmax(1)[inside & decided], warped_labels[inside & decided])
 
 
-def test_what_lies_outside_is_background_and_the_image_continues():
+def test_pixels_outside_are_background_and_repeat_the_border():
     image, labels = torch.full((1, 1, 16, 16), 0.7), torch.ones(1, 16, 16, dtype=torch.long)
     shifted = torch.tensor([[[1.0, 0, 1.0], [0, 1, 0]]])  # half the image's width
     warped, warped_labels = warp(image, labels, shifted)
@@ -114,7 +114,7 @@ def test_what_lies_outside_is_background_and_the_image_continues():
     torch.testing.assert_close(warped, image)
 
 
-def test_a_rotation_of_a_flat_image_is_rigid():
+def test_rotation_of_non_square_image_is_rigid():
     """A disc stays a disc, and a bar keeps its length, when the image is twice as wide as high."""
     height, width = 60, 120
     y, x = torch.meshgrid(torch.arange(height) - 29.5, torch.arange(width) - 59.5, indexing="ij")
@@ -132,7 +132,7 @@ def test_a_rotation_of_a_flat_image_is_rigid():
         assert long_axis == pytest.approx(48 / math.sqrt(12), rel=0.03)
 
 
-def test_angles_and_crops_are_within_their_ranges():
+def test_angles_and_crops_are_in_range():
     matrices = draw(2000, (32, 64), probability=0.5, rotation_degrees=20, min_crop_fraction=0.7)
     moved = (matrices != IDENTITY).flatten(1).any(1)
     assert moved.float().mean() == pytest.approx(0.5, abs=0.05)
@@ -151,7 +151,7 @@ def test_angles_and_crops_are_within_their_ranges():
     assert (centre.abs() <= 1.00001 - fraction[:, None]).all()
 
 
-def test_a_crop_lies_within_the_image():
+def test_crop_is_inside_the_image():
     matrices = draw(500, probability=1, rotation_degrees=0, min_crop_fraction=0.5)
     reach = matrices[:, :, :2].abs().sum(-1) + matrices[:, :, 2].abs()  # of the crop's corners
     assert reach.max() <= 1.00001
@@ -159,14 +159,14 @@ def test_a_crop_lies_within_the_image():
     assert matrices[:, 1, 2].min() < -0.3
 
 
-def test_switching_one_part_on_leaves_the_others():
+def test_enabling_one_augmentation_keeps_the_others():
     plain = draw(20, probability=1)
     flipped = draw(20, probability=1, flip_horizontal=True)
     torch.testing.assert_close(plain[:, :, 1:], flipped[:, :, 1:])
     assert not torch.equal(plain, flipped)
 
 
-def test_types_are_kept():
+def test_augmentation_keeps_dtypes():
     image, labels = random_batch(2, 8, 8)
     warped, warped_labels = warp(image.double(), labels.to(torch.uint8), draw(2))
     assert warped.dtype == torch.float64
@@ -176,12 +176,12 @@ def test_types_are_kept():
 @pytest.mark.parametrize(
     "values", [{"probability": 1.1}, {"rotation_degrees": -1}, {"min_crop_fraction": 0}, {"rotation": 5}]
 )
-def test_settings_out_of_range_are_refused(values):
+def test_settings_out_of_range_are_rejected(values):
     with pytest.raises(ConfigError):
         AugmentConfig.parse(values, where="recipe.yaml")
 
 
-def test_contrast_and_brightness_fill_their_ranges():
+def test_contrast_and_brightness_cover_their_ranges():
     factor, shift = draw_intensities(AugmentConfig(contrast=0.2, brightness=0.5), 4000, generator=generator()).T
     for values, low, high in ((factor, 0.8, 1.2), (shift, -0.5, 0.5)):
         assert low <= values.min() < low + 0.01 * (high - low)

@@ -38,7 +38,7 @@ def naive_iou(first, second, num_classes):
 
 
 @pytest.mark.parametrize("name", ["lesions", "zones", "gaps"])
-def test_a_sound_dataset_has_no_problem_and_the_figures_of_the_definitions(name, request):
+def test_check_of_valid_dataset_matches_definitions(name, request):
     dataset = Dataset.open(request.getfixturevalue(name))
     report = check_dataset(dataset, progress=False)
     num_classes, num_annotators = len(dataset.info.classes), dataset.info.num_annotators
@@ -66,7 +66,7 @@ def test_a_sound_dataset_has_no_problem_and_the_figures_of_the_definitions(name,
         assert share.annotations == pytest.approx(np.mean([(mask == k).any() for mask in np.concatenate(pixels)]))
 
 
-def test_every_problem_is_found_in_one_go(copy, lesions, replace_arrays):
+def test_check_reports_all_problems_at_once(copy, lesions, replace_arrays):
     folder = copy(lesions)
     dataset = Dataset.open(folder)
     train, test = dataset.rows("train")[0], dataset.rows("test")[0]
@@ -89,7 +89,7 @@ def test_every_problem_is_found_in_one_go(copy, lesions, replace_arrays):
     assert "same image, in splits test and train" in problems
 
 
-def test_all_changed_files_are_named(copy, lesions):
+def test_check_names_all_modified_files(copy, lesions):
     folder = copy(lesions)
     for name in ("images", "labels"):
         change(folder, None, name, lambda array: np.copyto(array[0], 0), rehash=False)
@@ -98,7 +98,7 @@ def test_all_changed_files_are_named(copy, lesions):
     )
 
 
-def test_a_leak_is_found_behind_a_copy_in_no_split(copy, lesions, replace_arrays):
+def test_check_finds_leak_despite_copy_without_split(copy, lesions, replace_arrays):
     folder = copy(lesions)
     splits = json.loads((folder / "splits.json").read_text())
     cases = [case["patient"] for case in Dataset.open(folder).cases]
@@ -112,7 +112,7 @@ def test_a_leak_is_found_behind_a_copy_in_no_split(copy, lesions, replace_arrays
     assert report.splits["no split"].patients == report.splits["no split"].cases == 1
 
 
-def test_copies_within_a_split_and_constant_images_are_noted(copy, lesions, replace_arrays):
+def test_check_notes_copies_and_constant_images(copy, lesions, replace_arrays):
     folder = copy(lesions)
     dataset = Dataset.open(folder)
     one, two = dataset.rows("train")[:2]
@@ -137,7 +137,7 @@ def case(number, *, patient, image=0.0, spacing):
     return Case(f"case-{number}", patient, pixels, labels, np.ones(1, bool), {"spacing_mm": spacing})
 
 
-def test_one_annotator_and_copies_of_one_patient(tmp_path):
+def test_check_of_one_annotator_and_copies_of_one_patient(tmp_path):
     dataset = write_dataset(
         tmp_path / "data",
         name="slices",
@@ -167,7 +167,7 @@ def test_one_annotator_and_copies_of_one_patient(tmp_path):
     assert report.drew == {0: 3, 1: 0}
 
 
-def test_what_stands_at_a_missing_annotator_changes_no_figure(copy, gaps, replace_arrays):
+def test_check_ignores_labels_of_missing_annotators(copy, gaps, replace_arrays):
     before = check(gaps)
     folder = copy(gaps)
 
@@ -180,7 +180,7 @@ def test_what_stands_at_a_missing_annotator_changes_no_figure(copy, gaps, replac
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the LIDC crops are not here")
-def test_the_figures_of_the_lidc_crops_are_those_that_are_known(tmp_path):
+def test_check_of_lidc_crops_matches_known_values(tmp_path):
     with np.load(SHARED_DATA / "lidc_maxslice71.npz") as file:
         crops = {name: file[name] for name in ("images", "masks", "case_ids", "split", "pixel_spacing_mm")}
     cases = (

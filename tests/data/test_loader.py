@@ -61,7 +61,7 @@ def assert_same(first, second):
     assert first.rows.tolist() == second.rows.tolist()
 
 
-def test_a_batch_is_images_and_one_annotation_each(dataset):
+def test_batch_has_one_annotation_per_image(dataset):
     batch = make_stream(dataset).batch(0)
     assert batch.image.shape == (6, 1, SIZE, SIZE)
     assert batch.image.dtype == torch.float32
@@ -73,7 +73,7 @@ def test_a_batch_is_images_and_one_annotation_each(dataset):
 
 
 @pytest.mark.parametrize("augment", [OFF, ON])
-def test_a_batch_depends_on_seed_and_step_alone(dataset, augment):
+def test_batch_depends_only_on_seed_and_step(dataset, augment):
     stream = make_stream(dataset, augment=augment)
     forwards = [stream.batch(step) for step in range(12)]
     fresh = make_stream(dataset, augment=augment)
@@ -83,7 +83,7 @@ def test_a_batch_depends_on_seed_and_step_alone(dataset, augment):
     assert any(other.batch(step).rows.tolist() != forwards[step].rows.tolist() for step in range(3))
 
 
-def test_every_case_comes_once_an_epoch_across_batch_borders(dataset):
+def test_epoch_contains_every_case_once(dataset):
     stream = make_stream(dataset)  # 20 cases in batches of 6: epochs end inside a batch
     rows = np.concatenate([stream.batch(step).rows for step in range(30)])
     epochs = rows.reshape(-1, 20)
@@ -92,14 +92,14 @@ def test_every_case_comes_once_an_epoch_across_batch_borders(dataset):
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
 
 
-def test_a_batch_may_be_larger_than_the_split(dataset):
+def test_batch_may_be_larger_than_the_split(dataset):
     rows = make_stream(dataset, batch_size=50).batch(0).rows
     assert set(Counter(rows.tolist()).values()) == {2, 3}
 
 
 @pytest.mark.parametrize("augment", [OFF, ON])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_processes_share_out_the_batch_of_one(dataset, augment, world_size):
+def test_batch_is_divided_among_processes(dataset, augment, world_size):
     whole = make_stream(dataset, augment=augment)
     ranks = [make_stream(dataset, augment=augment, rank=rank, world_size=world_size) for rank in range(world_size)]
     for step in range(8):
@@ -110,14 +110,14 @@ def test_processes_share_out_the_batch_of_one(dataset, augment, world_size):
         assert np.concatenate([part.rows for part in parts]).tolist() == expected.rows.tolist()
 
 
-def test_a_batch_that_cannot_be_shared_out_is_refused(dataset):
+def test_indivisible_batch_size_is_rejected(dataset):
     with pytest.raises(ConfigError, match="multiple of 4"):
         make_stream(dataset, world_size=4)
     with pytest.raises(ConfigError, match="batch_size 0"):
         make_stream(dataset, batch_size=0)
 
 
-def test_annotators_are_drawn_evenly_among_those_who_looked(dataset):
+def test_annotators_are_drawn_uniformly_from_valid_ones(dataset):
     stream = make_stream(dataset, batch_size=20)
     seen = Counter(read(labels) for step in range(300) for labels in stream.batch(step).labels)
     for row in range(20):
@@ -128,13 +128,13 @@ def test_annotators_are_drawn_evenly_among_those_who_looked(dataset):
         assert all(abs(count - expected) < 5 * np.sqrt(expected) for count in np.array(counts)[valid])
 
 
-def test_annotators_change_from_epoch_to_epoch(dataset):
+def test_annotators_change_between_epochs(dataset):
     stream = make_stream(dataset, batch_size=20)
     first, second = (sorted(map(read, stream.batch(step).labels)) for step in (0, 1))
     assert first != second
 
 
-def test_one_annotator_alone_is_used_where_they_looked(dataset):
+def test_single_annotator_uses_only_annotated_cases(dataset):
     stream = make_stream(dataset, annotator=1)
     assert stream.rows.tolist() == [row for row in range(20) if row % 3]
     for step in range(10):
@@ -142,24 +142,24 @@ def test_one_annotator_alone_is_used_where_they_looked(dataset):
         assert [read(labels) for labels in batch.labels] == [(row, 1) for row in batch.rows]
 
 
-def test_an_annotator_who_does_not_exist_is_refused(dataset):
+def test_unknown_annotator_is_rejected(dataset):
     for annotator in (-1, 3):
         with pytest.raises(ConfigError, match="use 0 to 2"):
             make_stream(dataset, annotator=annotator)
 
 
-def test_an_annotator_without_cases_is_an_error(dataset):
+def test_annotator_without_cases_is_rejected(dataset):
     dataset.splits["sixth"] = ["patient-5"]
     with pytest.raises(DataError, match="annotator 2 has no case in split 'sixth'"):
         make_stream(dataset, split="sixth", annotator=2)
 
 
-def test_an_unknown_split_is_an_error(dataset):
+def test_unknown_split_is_rejected(dataset):
     with pytest.raises(DataError, match="did you mean 'train'"):
         make_stream(dataset, split="trian")
 
 
-def test_augmentation_moves_image_and_labels(dataset):
+def test_augmentation_changes_image_and_labels(dataset):
     plain, augmented = make_stream(dataset).batch(3), make_stream(dataset, augment=ON).batch(3)
     assert plain.rows.tolist() == augmented.rows.tolist()
     assert not torch.equal(plain.image, augmented.image)
@@ -177,7 +177,7 @@ def prefetch_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
-def test_prefetched_batches_come_in_order_and_unchanged(dataset):
+def test_prefetch_yields_batches_in_order(dataset):
     stream = make_stream(dataset, augment=ON)
     ahead = list(prefetch(stream, 3, 11))
     assert len(ahead) == 8
@@ -201,7 +201,7 @@ class Recorder:
         return step
 
 
-def test_prefetch_stays_a_few_batches_ahead():
+def test_prefetch_depth_is_bounded():
     stream = Recorder()
     batches = prefetch(stream, 0, 100, depth=2)
     assert next(batches) == 0
@@ -211,7 +211,7 @@ def test_prefetch_stays_a_few_batches_ahead():
     assert prefetch_threads() == []
 
 
-def test_an_error_is_raised_in_its_turn():
+def test_prefetch_raises_error_at_its_batch():
     batches = prefetch(Recorder(broken=3), 0, 100)
     assert [next(batches) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(DataError, match="NaN"):
@@ -219,7 +219,7 @@ def test_an_error_is_raised_in_its_turn():
     assert prefetch_threads() == []
 
 
-def test_the_thread_ends_with_its_consumer():
+def test_prefetch_thread_ends_with_consumer():
     def consume():
         for batch in prefetch(Recorder(), 0, 100):
             if batch == 4:

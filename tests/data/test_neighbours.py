@@ -64,7 +64,7 @@ def expected_input(case, context):
 
 
 @pytest.mark.parametrize("context", [0, 1, 2])
-def test_image_has_its_neighbours_or_repeats_itself(dataset, context):
+def test_image_has_neighbours_or_repeats_itself(dataset, context):
     complete = dataset.has_neighbours(context)
     for row, case in enumerate(dataset.cases):
         found = channels(dataset.image(row, context=context))
@@ -133,7 +133,7 @@ def test_batch_hides_and_reverses_neighbours_by_chance(dataset):
     assert seen == {"straight", "reversed", "hidden"}
 
 
-def test_batch_of_two_processes_is_that_of_one(dataset):
+def test_batch_of_two_processes_equals_batch_of_one(dataset):
     whole = stream(dataset).batch(7)
     parts = [stream(dataset, rank=rank, world_size=2).batch(7) for rank in range(2)]
     assert torch.equal(torch.cat([part.image for part in parts]), whole.image)

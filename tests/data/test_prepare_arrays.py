@@ -52,7 +52,7 @@ def prepare(tmp_path):
     data=st.data(),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_row_comes_out_as_it_went_in(prepare, images, annotators, data):
+def test_rows_are_unchanged(prepare, images, annotators, data):
     num_rows, height, width = images.shape[:3]
     masks = data.draw(hnp.arrays(np.uint8, (num_rows, annotators, height, width), elements=st.integers(0, 4)))
     valid = data.draw(hnp.arrays(np.bool_, (num_rows, annotators)))
@@ -69,7 +69,7 @@ def test_every_row_comes_out_as_it_went_in(prepare, images, annotators, data):
     assert len(dataset.info.classes) == max(largest, 1) + 1
 
 
-def test_patients_split_spacing_and_columns_are_carried_over(prepare):
+def test_patients_splits_spacing_and_columns_are_kept(prepare):
     arrays = some_arrays() | {
         "case_ids": np.array(["b", "a", "a", "c", "b", "c"]),
         "split": np.array(["val", "train", "train", "train", "val", "train"]),
@@ -94,18 +94,18 @@ def test_patients_split_spacing_and_columns_are_carried_over(prepare):
 @pytest.mark.parametrize(
     ("spacing", "shared"), [(0.5, (0.5, 0.5)), ([0.5] * 6, (0.5, 0.5)), ([[0.5, 2]] * 6, (0.5, 2.0))]
 )
-def test_a_spacing_that_all_rows_share_is_the_datasets(prepare, spacing, shared):
+def test_common_spacing_is_stored_in_manifest(prepare, spacing, shared):
     dataset = prepare(some_arrays() | {"pixel_spacing_mm": np.array(spacing)}, window=(0, 1))
     assert dataset.info.spacing_mm == shared
 
 
-def test_masks_without_the_axis_of_annotators_are_of_one(prepare):
+def test_masks_without_annotator_axis_have_one_annotator(prepare):
     arrays = some_arrays(annotators=1)
     dataset = prepare(arrays | {"masks": arrays["masks"][:, 0]}, window=(0, 1))
     np.testing.assert_array_equal(dataset.labels, arrays["masks"])
 
 
-def test_without_a_split_patients_are_split_by_the_seed(prepare):
+def test_patients_are_split_by_seed_without_splits(prepare):
     arrays = some_arrays(num_rows=20) | {"case_ids": np.arange(20) // 2}
     first = prepare(arrays, window=(0, 1), seed=1, fractions=(0.6, 0.2, 0.2)).splits
     assert {name: len(part) for name, part in first.items()} == {"train": 6, "val": 2, "test": 2}
@@ -113,7 +113,7 @@ def test_without_a_split_patients_are_split_by_the_seed(prepare):
     assert prepare(arrays, window=(0, 1), seed=2, fractions=(0.6, 0.2, 0.2)).splits != first
 
 
-def test_a_patient_in_two_splits_is_an_error_that_resplit_cures(prepare):
+def test_patient_in_two_splits_is_rejected_without_resplit(prepare):
     arrays = some_arrays(num_rows=4)
     arrays |= {"case_ids": np.array(["a", "b", "b", "c"]), "split": np.array(["train", "train", "val", "test"])}
     with pytest.raises(DataError, match=r"patient 'b' is in split 'train' and in 'val'.*--resplit"):
@@ -131,7 +131,7 @@ def test_a_patient_in_two_splits_is_an_error_that_resplit_cures(prepare):
         (np.eye(4, dtype=bool)[None].repeat(2, 0), 0, 1, np.uint8),
     ],
 )
-def test_the_window_follows_from_type_and_range(prepare, capfd, images, low, high, stored):
+def test_default_window_follows_from_type_and_range(prepare, capfd, images, low, high, stored):
     dataset = prepare({"images": images, "masks": np.zeros((2, 1, 4, 4), dtype=bool)})
     assert (dataset.info.intensity.low, dataset.info.intensity.high) == (low, high)
     assert dataset.images.dtype == stored
@@ -139,7 +139,7 @@ def test_the_window_follows_from_type_and_range(prepare, capfd, images, low, hig
     assert "chose" not in capfd.readouterr().err
 
 
-def test_other_images_get_the_percentiles_of_the_training_rows_and_the_user_is_told(prepare, capfd):
+def test_default_window_of_other_images_is_percentiles_of_training_rows(prepare, capfd):
     arrays = some_arrays(num_rows=40, size=(16, 16))
     arrays["images"][::2] = 30000
     arrays["split"] = np.array(["val", "train"] * 20)
@@ -150,7 +150,7 @@ def test_other_images_get_the_percentiles_of_the_training_rows_and_the_user_is_t
     assert f"chose --window {dataset.info.intensity.low:g}" in capfd.readouterr().err
 
 
-def test_zscore_gives_every_image_and_channel_mean_0_and_deviation_1(prepare):
+def test_zscore_normalises_every_image_and_channel(prepare):
     random = np.random.default_rng(0)
     images = random.normal(300, 40, (3, 8, 8, 2)).astype(np.float32)
     images[2, ..., 1] = 7
@@ -163,7 +163,7 @@ def test_zscore_gives_every_image_and_channel_mean_0_and_deviation_1(prepare):
 
 
 @pytest.mark.parametrize("size", [4, 5, 12, 9])
-def test_size_cuts_and_pads_around_the_middle(prepare, size):
+def test_size_crops_and_pads_around_the_centre(prepare, size):
     arrays = some_arrays(size=(8, 10))
     dataset = prepare(arrays, window=(-1000, 400), size=size)
     big = 40
@@ -176,7 +176,7 @@ def test_size_cuts_and_pads_around_the_middle(prepare, size):
     np.testing.assert_array_equal(dataset.labels, masks[:, :, part, part])
 
 
-def test_what_is_no_column_is_ignored_and_named(prepare, capfd):
+def test_arrays_that_are_not_columns_are_ignored_and_reported(prepare, capfd):
     arrays = some_arrays() | {"volume": np.zeros((6, 8, 10)), "patient": np.arange(6), "note": np.array(["x"])}
     arrays["objects"] = np.array([{}] * 6, dtype=object)
     dataset = prepare(arrays, window=(0, 1))
@@ -186,7 +186,7 @@ def test_what_is_no_column_is_ignored_and_named(prepare, capfd):
     assert list(dataset.cases[0]) == ["case", "patient"]
 
 
-def test_rows_without_a_reader_are_left_out_with_a_count(prepare, capfd):
+def test_rows_without_annotator_are_skipped_and_counted(prepare, capfd):
     valid = np.ones((6, 3), dtype=np.uint8)
     valid[[1, 4]] = 0
     dataset = prepare(some_arrays() | {"valid": valid}, window=(0, 1))
@@ -238,7 +238,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_arrays_that_do_not_fit_are_one_line_with_the_cure(prepare, tmp_path, name):
+def test_invalid_arrays_give_one_line_error(prepare, tmp_path, name):
     arrays, cause = BAD[name]
     with pytest.raises(DataError, match=cause) as caught:
         prepare(arrays)
@@ -247,7 +247,7 @@ def test_arrays_that_do_not_fit_are_one_line_with_the_cure(prepare, tmp_path, na
     assert not (tmp_path / "out").exists()
 
 
-def test_a_label_beyond_the_classes_names_the_case(prepare):
+def test_label_outside_classes_names_the_case(prepare):
     arrays = some_arrays()
     arrays["masks"][3, 1, 0, 0] = 2
     with pytest.raises(DataError, match=r"case 'row-00003'.*label 2 is not one of the classes \(0 bg, 1 cell\)"):
@@ -267,7 +267,7 @@ def test_a_label_beyond_the_classes_names_the_case(prepare):
         ({"rescale": (1, 0), "zscore": True}, "--rescale has no effect with --zscore"),
     ],
 )
-def test_wrong_options_are_refused(prepare, options, cause):
+def test_invalid_options_are_rejected(prepare, options, cause):
     with pytest.raises(ConfigError, match=cause):
         prepare(some_arrays(), **options)
 
@@ -283,7 +283,7 @@ def npz_with_header(path, shape, descr="'<i2'", payload=b"\0" * 960):
 
 
 @pytest.mark.parametrize("shape", ["(6, 8000000, 10000000)", "(6, 8, 9)", "(-6, 8, 10)", "(10**9,)", "(6, 8, 'a')"])
-def test_a_header_that_lies_takes_no_memory(tmp_path, shape):
+def test_wrong_header_needs_no_memory(tmp_path, shape):
     npz_with_header(tmp_path / "lie.npz", shape)
     tracemalloc.start()
     with pytest.raises(DataError, match="images"):
@@ -293,7 +293,7 @@ def test_a_header_that_lies_takes_no_memory(tmp_path, shape):
     assert peak < 10e6
 
 
-def test_a_single_row_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+def test_row_larger_than_memory_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays_npz, "MAX_ROW_BYTES", 2**12)
     images = np.zeros((1, 2**6, 2**6 + 1), dtype=np.uint8)
     np.savez_compressed(tmp_path / "bomb.npz", images=images, masks=images)
@@ -301,7 +301,7 @@ def test_a_single_row_that_would_fill_the_memory_is_refused(tmp_path, monkeypatc
         prepare_arrays(tmp_path / "bomb.npz", tmp_path / "out", progress=False)
 
 
-def test_memory_does_not_grow_with_the_file(tmp_path):
+def test_memory_is_independent_of_file_size(tmp_path):
     np.savez_compressed(
         tmp_path / "long.npz",
         images=np.zeros((1000, 64, 64), dtype=np.float32),  # 16 MB
@@ -333,7 +333,7 @@ WHOLE = whole_npz()
     )
 )
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_file_is_a_dataset_or_one_line(tmp_path, damage):
+def test_damaged_npz_gives_dataset_or_one_line_error(tmp_path, damage):
     path = tmp_path / "damaged.npz"
     path.write_bytes(damage)
     complaint = str(path)
@@ -345,7 +345,7 @@ def test_a_damaged_file_is_a_dataset_or_one_line(tmp_path, damage):
     assert "\n" not in complaint
 
 
-def test_an_encrypted_zip_is_one_line(tmp_path):
+def test_encrypted_zip_gives_one_line_error(tmp_path):
     data = bytearray(WHOLE)
     for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         start = data.find(signature)
@@ -357,7 +357,7 @@ def test_an_encrypted_zip_is_one_line(tmp_path):
         prepare_arrays(tmp_path / "secret.npz", tmp_path / "out", progress=False)
 
 
-def test_what_is_no_npz_says_so(tmp_path):
+def test_file_that_is_not_npz_is_rejected(tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(DataError, match=r"not a readable \.npz file"):
         prepare_arrays(tmp_path / "text.npz", tmp_path / "out", progress=False)
@@ -367,7 +367,7 @@ def test_what_is_no_npz_says_so(tmp_path):
         prepare_arrays(tmp_path, tmp_path / "out", progress=False)
 
 
-def test_an_existing_folder_stays_without_overwrite(prepare, tmp_path):
+def test_existing_folder_is_kept_without_overwrite(prepare, tmp_path):
     prepare(some_arrays(), window=(0, 1))
     before = (tmp_path / "out" / "dataset.json").read_bytes()
     with pytest.raises(OutputError, match="--overwrite"):
@@ -375,7 +375,7 @@ def test_an_existing_folder_stays_without_overwrite(prepare, tmp_path):
     assert (tmp_path / "out" / "dataset.json").read_bytes() == before
 
 
-def test_the_command_prepares_and_tells(cli, tmp_path):
+def test_command_prepares_dataset_and_prints_summary(cli, tmp_path):
     np.savez(tmp_path / "a.npz", **some_arrays(num_rows=10))
     words = ["--modality", "MR", "--plane", "coronal", "--classes", "background", "cell"]
     result = cli("prepare", "arrays", tmp_path / "a.npz", tmp_path / "out", *words)
@@ -396,7 +396,7 @@ def shared_file(name):
     return SHARED / name
 
 
-def test_the_lung_crops_keep_pixels_splits_and_provenance(tmp_path):
+def test_lung_crops_keep_pixels_splits_and_provenance(tmp_path):
     path = shared_file("lidc_maxslice71.npz")
     options = FixedSizeOptions(window=(-1000, 400), classes=("background", "nodule"))
     dataset = prepare_arrays(path, tmp_path / "out", options, progress=False)
@@ -413,7 +413,7 @@ def test_the_lung_crops_keep_pixels_splits_and_provenance(tmp_path):
     assert dataset.valid.all()
 
 
-def test_the_cells_keep_their_missing_readers(tmp_path):
+def test_cells_keep_missing_annotators(tmp_path):
     path = shared_file("bubil_cells128.npz")
     dataset = prepare_arrays(path, tmp_path / "out", progress=False)
     with np.load(path) as source:
@@ -423,7 +423,7 @@ def test_the_cells_keep_their_missing_readers(tmp_path):
     assert (dataset.info.intensity.low, dataset.info.intensity.high) == (0, 1)
 
 
-def test_where_a_cut_lies_is_in_the_table(prepare):
+def test_crop_position_is_in_cases_csv(prepare):
     dataset = prepare(some_arrays(), size=6)
     assert (dataset.cases[0]["cut_row"], dataset.cases[0]["cut_column"]) == ("1", "2")
     larger = prepare(some_arrays(), size=12)
@@ -439,7 +439,7 @@ def nodule_slices():
     }
 
 
-def test_nodule_and_slice_are_columns_and_name_the_case(prepare):
+def test_nodule_and_slice_are_columns_and_in_case_names(prepare):
     dataset = prepare(nodule_slices(), window=(0, 1), fractions=(0.5, 0.5, 0))
     assert [case["nodule"] for case in dataset.cases] == ["0", "0", "1", "0", "0", "0"]
     assert [case["slice"] for case in dataset.cases] == ["0", "1", "0", "0", "1", "2"]
@@ -449,7 +449,7 @@ def test_nodule_and_slice_are_columns_and_name_the_case(prepare):
         assert len({dataset.cases[row]["patient"] for row in dataset.rows(split)}) == 1
 
 
-def test_case_names_fall_back_to_rows_where_nodule_and_slice_repeat(prepare):
+def test_case_names_use_rows_if_nodule_and_slice_repeat(prepare):
     arrays = nodule_slices()
     arrays["slice"][1] = 0
     dataset = prepare(arrays, window=(0, 1))
@@ -478,14 +478,14 @@ def test_rescale_gives_hounsfield_units_as_int16(prepare):
     ],
     ids=["slope below 1", "beyond int16", "fractions"],
 )
-def test_rescaled_values_that_int16_would_change_become_float32(prepare, images, rescale, expected):
+def test_rescale_uses_float32_if_int16_would_change_values(prepare, images, rescale, expected):
     arrays = {"images": images[:, None, None], "masks": np.zeros((2, 1, 1, 1))}
     dataset = prepare(arrays, rescale=rescale, window=(0, 1))
     assert dataset.images.dtype == np.float32
     np.testing.assert_allclose(dataset.images.ravel(), expected, rtol=1e-6)
 
 
-def test_percentile_window_is_of_rescaled_values(prepare, capfd):
+def test_percentile_window_uses_rescaled_values(prepare, capfd):
     arrays = some_arrays(num_rows=40, size=(16, 16))
     images = np.random.default_rng(0).integers(0, 256, (40, 16, 16)).astype(np.uint8)
     dataset = prepare(arrays | {"images": images}, rescale=(2, -100))

@@ -61,7 +61,7 @@ def hdf5(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"chunks": True, "compression": "gzip"}])
-def test_the_hdf5_files_groups_are_the_splits(prepare, hdf5, options):
+def test_hdf5_groups_become_splits(prepare, hdf5, options):
     groups = some_groups()
     dataset = prepare(hdf5(groups, **options))
     for split, arrays in groups.items():
@@ -73,7 +73,7 @@ def test_the_hdf5_files_groups_are_the_splits(prepare, hdf5, options):
     np.testing.assert_allclose(dataset.image(0), dataset.images[0], atol=1e-7)  # the network sees what PHiSeg's saw
 
 
-def test_uids_may_be_text(prepare, hdf5):
+def test_hdf5_uids_may_be_text(prepare, hdf5):
     groups = some_groups()
     groups["train"]["uids"] = [f"1.2.{row}" for row in range(6)]
     groups["val"]["uids"] = np.array([b"1.3.1", b"1.3.2"])
@@ -82,7 +82,7 @@ def test_uids_may_be_text(prepare, hdf5):
     assert dataset.splits["val"] == ["1.3.1", "1.3.2"]
 
 
-def test_a_series_in_two_groups_is_a_leak_that_resplit_cures(prepare, hdf5):
+def test_hdf5_series_in_two_groups_is_rejected_without_resplit(prepare, hdf5):
     groups = some_groups()
     groups["test"]["uids"][1] = groups["train"]["uids"][0]
     path = hdf5(groups)
@@ -119,7 +119,7 @@ BAD_GROUPS = {
 
 
 @pytest.mark.parametrize("name", BAD_GROUPS)
-def test_a_wrong_hdf5_file_is_one_line(prepare, hdf5, tmp_path, name):
+def test_invalid_hdf5_gives_one_line_error(prepare, hdf5, tmp_path, name):
     spoil, cause = BAD_GROUPS[name]
     groups = some_groups()
     spoil(groups)
@@ -131,7 +131,7 @@ def test_a_wrong_hdf5_file_is_one_line(prepare, hdf5, tmp_path, name):
 
 
 @pytest.mark.parametrize("kind", ["external link", "soft link", "linked group", "external storage", "virtual"])
-def test_an_hdf5_file_may_not_lead_to_other_files(prepare, hdf5, tmp_path, kind):
+def test_hdf5_links_to_other_files_are_rejected(prepare, hdf5, tmp_path, kind):
     path = hdf5(some_groups())
     secret = tmp_path / "secret.h5"
     with h5py.File(secret, "w") as file:
@@ -158,7 +158,7 @@ def test_an_hdf5_file_may_not_lead_to_other_files(prepare, hdf5, tmp_path, kind)
         prepare(path)
 
 
-def test_an_hdf5_array_that_holds_less_than_it_says_is_refused(prepare, hdf5):
+def test_hdf5_array_with_too_few_bytes_is_rejected(prepare, hdf5):
     path = hdf5(some_groups())
     with h5py.File(path, "r+") as file:
         for key, shape in {"images": (10**9, 8, 8), "labels": (10**9, 8, 8, 4), "uids": (10**9,)}.items():
@@ -168,7 +168,7 @@ def test_an_hdf5_array_that_holds_less_than_it_says_is_refused(prepare, hdf5):
         prepare(path)
 
 
-def test_a_truncated_hdf5_file_is_one_line(prepare, hdf5):
+def test_truncated_hdf5_gives_one_line_error(prepare, hdf5):
     path = hdf5(some_groups())
     data = path.read_bytes()
     for end in range(8, len(data) - 1, 997):
@@ -204,7 +204,7 @@ def pickled(tmp_path):
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("core", ["numpy.core", "numpy._core"])
-def test_every_protocol_and_both_numpys_are_read(prepare, pickled, protocol, core):
+def test_pickle_of_every_protocol_and_numpy_version_is_read(prepare, pickled, protocol, core):
     crops = some_crops()
     data = pickle.dumps(crops, protocol)
     if protocol < 4:  # older protocols spell the module without its length
@@ -241,7 +241,7 @@ def python_2_pickle():
     return b"\x80\x02}U\x03keyq\x01" + crop + b"s.", image.reshape(4, 4), mask.reshape(4, 4)
 
 
-def test_a_pickle_of_python_2_is_read(prepare, pickled):
+def test_pickle_of_python_2_is_read(prepare, pickled):
     data, image, mask = python_2_pickle()
     dataset = prepare(pickled(data))
     np.testing.assert_array_equal(dataset.images[0, 0], image.astype(np.float32))
@@ -249,14 +249,14 @@ def test_a_pickle_of_python_2_is_read(prepare, pickled):
     assert dataset.cases == [{"case": "key", "patient": "1.2"}]
 
 
-def test_one_plane_for_endless_readers_is_refused_before_it_is_copied(prepare, pickled):
+def test_pickle_with_too_many_readers_is_rejected_before_copying(prepare, pickled):
     plane = np.zeros((512, 512), np.uint8)
     crops = {"a": {"image": plane, "masks": [plane] * 60_000, "series_uid": "1.2"}}
     with pytest.raises(DataError, match="crop 'a' has 60000 masks, more than 64 readers"):
         prepare(pickled(crops))
 
 
-def test_arrays_and_scalars_keep_type_order_and_value(pickled):
+def test_pickled_arrays_and_scalars_keep_type_order_and_value(pickled):
     values = {
         "fortran": np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
         "big": np.arange(3, dtype=">i2"),
@@ -351,7 +351,7 @@ def malicious(marker):
 
 
 @pytest.mark.parametrize("name", malicious("marker"))
-def test_a_malicious_pickle_does_not_run(prepare, pickled, tmp_path, name):
+def test_malicious_pickle_is_not_executed(prepare, pickled, tmp_path, name):
     marker = tmp_path / "was-run"
     path = pickled(malicious(marker)[name])
     if name in ("os.system", "eval", "exec", "INST", "OBJ"):  # the attack is real: an unguarded reader would run it
@@ -392,7 +392,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_small_pickle_takes_little_memory(pickled, name):
+def test_small_pickle_needs_little_memory(pickled, name):
     path = pickled(BOMBS[name])
     tracemalloc.start()
     with pytest.raises(DataError, match="is not a pickle of NumPy arrays"):
@@ -433,7 +433,7 @@ BAD_CROPS = {
 
 
 @pytest.mark.parametrize("name", BAD_CROPS)
-def test_a_wrong_pickle_is_one_line(prepare, pickled, name):
+def test_invalid_pickle_gives_one_line_error(prepare, pickled, name):
     crops, cause = BAD_CROPS[name]
     with pytest.raises(DataError, match=cause) as caught:
         prepare(pickled(crops, 4))
@@ -454,7 +454,7 @@ WHOLE = pickle.dumps(some_crops(3, size=4), 2)
     )
 )
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_pickle_is_a_dataset_or_one_line(prepare, pickled, damage):
+def test_damaged_pickle_gives_dataset_or_one_line_error(prepare, pickled, damage):
     complaint = ""
     try:
         prepare(pickled(damage))
@@ -494,7 +494,7 @@ PATIENTS = [("train", "LIDC-IDRI-0002"), ("train", "LIDC-IDRI-0003"), ("val", "L
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_the_folder_of_pngs_keeps_pixels_and_splits(prepare, crops_folder, bits, capfd):
+def test_png_folder_keeps_pixels_and_splits(prepare, crops_folder, bits, capfd):
     root, written = crops_folder(PATIENTS, bits=bits)
     dataset = prepare(root)
     assert dataset.splits == {
@@ -512,14 +512,14 @@ def test_the_folder_of_pngs_keeps_pixels_and_splits(prepare, crops_folder, bits,
     assert "left out" not in capfd.readouterr().err
 
 
-def test_the_folder_may_lack_the_splits_or_keep_each_archives_own(prepare, crops_folder, tmp_path):
+def test_png_folder_may_have_no_splits_or_one_folder_per_archive(prepare, crops_folder, tmp_path):
     root, written = crops_folder([("", "a"), ("", "b"), ("", "c")], tmp_path / "flat")
     assert prepare(root, fractions=(0.4, 0.3, 0.3)).num_cases == len(written)
     root, _ = crops_folder([("lidc_crops_train/train", "a"), ("lidc_crops_val/val", "b")], tmp_path / "archives")
     assert prepare(root).splits == {"train": ["a"], "val": ["b"]}
 
 
-def test_one_broken_png_leaves_out_its_case_and_a_missing_one_its_reader(prepare, crops_folder, capfd):
+def test_broken_png_skips_case_and_missing_png_marks_reader(prepare, crops_folder, capfd):
     root, _ = crops_folder(PATIENTS)
     broken = root / "train" / "gt" / "LIDC-IDRI-0002" / "z-10.0_c0_l2.png"
     broken.write_bytes(broken.read_bytes()[:40])
@@ -536,7 +536,7 @@ def test_one_broken_png_leaves_out_its_case_and_a_missing_one_its_reader(prepare
     assert "1 masks have no file" in told
 
 
-def test_a_png_bomb_is_left_out(prepare, crops_folder, capfd):
+def test_png_bomb_is_skipped(prepare, crops_folder, capfd):
     root, _ = crops_folder(PATIENTS)
     path = root / "val" / "images" / "LIDC-IDRI-0001" / "z-10.0_c0.png"
     file = io.BytesIO()
@@ -549,13 +549,13 @@ def test_a_png_bomb_is_left_out(prepare, crops_folder, capfd):
     )
 
 
-def test_a_patient_in_two_folders_is_a_leak(prepare, crops_folder):
+def test_png_patient_in_two_splits_is_rejected(prepare, crops_folder):
     root, _ = crops_folder([("train", "a"), ("test", "a")])
     with pytest.raises(DataError, match=r"patient 'a' is in split 'train' and in 'test'.*--resplit"):
         prepare(root)
 
 
-def test_pngs_of_another_size_or_colour_are_named(prepare, crops_folder, capfd):
+def test_png_of_other_size_or_colour_is_named(prepare, crops_folder, capfd):
     root, _ = crops_folder(PATIENTS)
     Image.new("RGB", (8, 8)).save(root / "val" / "images" / "LIDC-IDRI-0001" / "z-10.0_c0.png")
     assert prepare(root).num_cases == 7
@@ -586,7 +586,7 @@ def slices_folder(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["the folder", "its parent"])
-def test_lidc_idri_slices_are_read_in_the_order_of_nodules_and_slices(prepare, slices_folder, capfd, place):
+def test_lidc_idri_slices_are_in_order_of_nodules_and_slices(prepare, slices_folder, capfd, place):
     root, written = slices_folder
     dataset = prepare(root if place == "the folder" else root.parent, fractions=(0.5, 0.5, 0))
     found = [(case["patient"], int(case["nodule"]), int(case["slice"])) for case in dataset.cases]
@@ -603,7 +603,7 @@ def test_lidc_idri_slices_are_read_in_the_order_of_nodules_and_slices(prepare, s
 
 
 @pytest.mark.parametrize("folder", ["images", "mask-0", "mask-3"])
-def test_lidc_idri_slices_with_a_missing_file_are_refused(prepare, slices_folder, tmp_path, folder):
+def test_lidc_idri_slices_with_missing_file_are_rejected(prepare, slices_folder, tmp_path, folder):
     root, _ = slices_folder
     path = root / "LIDC-IDRI-0001" / "nodule-0" / folder / "slice-4.png"
     path.unlink()
@@ -613,7 +613,7 @@ def test_lidc_idri_slices_with_a_missing_file_are_refused(prepare, slices_folder
     assert not (tmp_path / "out").exists()
 
 
-def test_lidc_idri_slices_without_masks_are_refused(prepare, slices_folder):
+def test_lidc_idri_slices_without_masks_are_rejected(prepare, slices_folder):
     root, _ = slices_folder
     for path in root.glob("*/nodule-*/mask-*/*.png"):
         path.unlink()
@@ -621,7 +621,7 @@ def test_lidc_idri_slices_without_masks_are_refused(prepare, slices_folder):
         prepare(root)
 
 
-def test_lidc_idri_slices_mask_of_another_size_is_reported_and_its_slice_skipped(prepare, slices_folder, capfd):
+def test_lidc_idri_slices_skip_mask_of_other_size(prepare, slices_folder, capfd):
     root, written = slices_folder
     path = root / "LIDC-IDRI-0002" / "nodule-2" / "mask-1" / "slice-1.png"
     Image.new("L", (9, 8)).save(path)
@@ -635,13 +635,13 @@ def test_lidc_idri_slices_mask_of_another_size_is_reported_and_its_slice_skipped
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "pickle"])
-def test_a_file_is_known_by_its_content(prepare, hdf5, pickled, tmp_path, kind):
+def test_format_is_detected_by_content(prepare, hdf5, pickled, tmp_path, kind):
     path = hdf5(some_groups()) if kind == "hdf5" else pickled(some_crops())
     renamed = path.rename(tmp_path / "download.bin")
     assert prepare(renamed).info.source["kind"] == {"hdf5": "PHiSeg's HDF5", "pickle": "Knegt's pickle"}[kind]
 
 
-def test_what_is_none_of_them_says_so(prepare, tmp_path):
+def test_unknown_format_is_rejected(prepare, tmp_path):
     (tmp_path / "text").write_text("hello")
     (tmp_path / "nothing").write_text("")
     (tmp_path / "folder").mkdir()
@@ -654,7 +654,7 @@ def test_what_is_none_of_them_says_so(prepare, tmp_path):
         prepare(tmp_path / "nowhere")
 
 
-def test_the_command_prepares_and_tells(cli, pickled, tmp_path):
+def test_command_prepares_dataset_and_prints_summary(cli, pickled, tmp_path):
     result = cli("prepare", "legacy", pickled(some_crops(10)), tmp_path / "out", "--size", 4, "--name", "lidc")
     assert result.code == 0, result.err
     assert "10 cases of 5 patients" in result.out

@@ -58,7 +58,7 @@ def archive(shared_data, tmp_path_factory):
     return prepare_lidc(shared_data("lidc_dicom"), folder, workers=2, progress=False)
 
 
-def test_every_annotated_slice_of_the_archive_is_found_pixel_for_pixel(archive, shared_data):
+def test_archive_slices_match_reference_pixels(archive, shared_data):
     expected = np.load(shared_data("lidc_dicom_reference_masks.npz"))
     assert archive.num_cases == len(expected["masks"])
     rows = {
@@ -79,7 +79,7 @@ def test_every_annotated_slice_of_the_archive_is_found_pixel_for_pixel(archive, 
     assert counts(archive) == {"chest radiograph XML files": 2, "series": 2, "nodules": 7}
 
 
-def test_the_largest_slice_of_the_archive(archive, shared_data, tmp_path):
+def test_largest_slice_of_the_archive(archive, shared_data, tmp_path):
     options = LidcOptions(slices="largest")
     largest = prepare_lidc(shared_data("lidc_dicom"), tmp_path / "data", options=options, progress=False)
     areas = {}
@@ -89,7 +89,7 @@ def test_the_largest_slice_of_the_archive(archive, shared_data, tmp_path):
     assert [case["case"] for case in largest.cases] == [name for _, name in areas.values()]
 
 
-def test_the_margin_of_the_archive_is_that_of_volumes_cut_by_another_program(shared_data, tmp_path):
+def test_archive_margin_matches_reference_volumes(shared_data, tmp_path):
     """They have 8 slices beyond the outlines; -1000 to 400 HU are stored as 0 to 255."""
     options = LidcOptions(margin=8)
     dataset = prepare_lidc(shared_data("lidc_dicom"), tmp_path / "data", options=options, progress=False)
@@ -145,7 +145,7 @@ def test_crops_at_the_edge_are_padded_with_air(lidc_source, prepare):
     assert dataset.labels[0, 0].sum() == 25
 
 
-def test_resampling_keeps_the_nodule_where_it_is(lidc_source, prepare):
+def test_resampling_keeps_the_position_of_the_nodule(lidc_source, prepare):
     lidc_source.patient("P1", [[{5: disc(30, 34, 5)}]])
     dataset = prepare(options=LidcOptions(size=40, spacing_mm=0.35))
     case = dataset.cases[0]
@@ -161,7 +161,7 @@ def test_resampling_keeps_the_nodule_where_it_is(lidc_source, prepare):
 @pytest.mark.parametrize(
     ("readers", "slots"), [((0, 0, 2), "0 0 2 -"), ((3, 3), "3 - - 3"), ((1, 0, 3, 2), "0 1 2 3")]
 )
-def test_every_annotation_has_a_slot(lidc_source, prepare, readers, slots):
+def test_annotations_are_assigned_to_slots(lidc_source, prepare, readers, slots):
     sessions = [[] for _ in range(4)]
     for reader in readers:
         sessions[reader].append({5: disc(30, 30 + 3 * len(sessions[reader]), 3)})
@@ -171,7 +171,7 @@ def test_every_annotation_has_a_slot(lidc_source, prepare, readers, slots):
     assert [bool(mask.any()) for mask in dataset.labels[0]] == [slot != "-" for slot in slots.split()]
 
 
-def test_more_annotations_than_readers_are_merged_by_reader(lidc_source, prepare):
+def test_surplus_annotations_are_merged_by_reader(lidc_source, prepare):
     twice = [{5: disc(30, 30, 2)}, {5: disc(30, 31, 2)}]
     lidc_source.patient("P1", [twice, [{5: disc(30, 30, 2)}], twice, []])
     dataset = prepare()
@@ -184,7 +184,7 @@ def test_more_annotations_than_readers_are_merged_by_reader(lidc_source, prepare
     ("readers", "slots", "valid"),
     [("pylidc", "0 0 2 -", [True, True, True, False]), ("sessions", "0 - 2 -", [True, True, True, False])],
 )
-def test_a_second_annotation_stays_with_its_reader_if_asked(lidc_source, prepare, readers, slots, valid):
+def test_second_annotation_is_merged_with_option_sessions(lidc_source, prepare, readers, slots, valid):
     """Three sessions: reader 0 drew two parts of the nodule, reader 1 nothing, and there is no reader 3."""
     parts = [{5: disc(30, 30, 2)}, {5: disc(30, 33, 2)}]
     lidc_source.patient("P1", [parts, [], [{5: disc(30, 31, 3)}]])
@@ -197,20 +197,20 @@ def test_a_second_annotation_stays_with_its_reader_if_asked(lidc_source, prepare
     assert counts(dataset)["series with fewer than 4 reading sessions"] == 1
 
 
-def test_a_session_without_an_outline_is_a_reader_who_saw_nothing(lidc_source, prepare):
+def test_session_without_outline_gives_empty_mask(lidc_source, prepare):
     lidc_source.patient("P1", [[{5: disc(30, 30, 2)}], [], [], []])
     lidc_source.patient("P22", [[{5: disc(30, 30, 2)}], []])
     dataset = prepare()
     assert dataset.valid.tolist() == [[True] * 4, [True, True, False, False]]
 
 
-def test_xml_may_lie_anywhere_in_the_source(lidc_source, prepare):
+def test_xml_may_be_anywhere_in_the_source(lidc_source, prepare):
     folder = lidc_source.patient("P1", [[{5: disc(30, 30, 3)}]])
     shutil.move(folder / "000.xml", lidc_source.root / "readings.xml")
     assert prepare().num_cases == 1
 
 
-def test_images_are_found_by_position_where_xml_names_none(lidc_source, prepare):
+def test_images_are_found_by_position_without_uid(lidc_source, prepare):
     folder = lidc_source.patient("P1", [[{5: disc(30, 30, 3)}]])
     lidc_source.xml(folder / "000.xml", [[{5: disc(30, 30, 3)}]], patient="P1", sop="none", z_offset=1e-4)
     assert prepare().cases[0]["slice_z_mm"] == "5.0"
@@ -229,7 +229,7 @@ def left_out(dataset):
     return line
 
 
-def test_what_is_not_ct_is_skipped_with_a_count(lidc_source, good, prepare):
+def test_series_that_are_not_ct_are_skipped_and_counted(lidc_source, good, prepare):
     chest = lidc_source.root / "good" / "radiograph" / "series"
     lidc_source.dicom(chest / "1.dcm", patient="good", z=0, uid="9.9", modality="DX", ImagePositionPatient=None)
     lidc_source.xml(chest / "1.xml", [], patient="good", root="IdriReadMessage")
@@ -245,7 +245,7 @@ def test_what_is_not_ct_is_skipped_with_a_count(lidc_source, good, prepare):
     assert dataset.info.source["left_out"] == []
 
 
-def test_mixed_series_in_one_folder_are_told_apart(lidc_source, good, prepare):
+def test_mixed_series_in_one_folder_are_separated(lidc_source, good, prepare):
     folder = lidc_source.folder("good")
     for z in (0, 5, 10):
         path = folder / f"scout{z}.dcm"
@@ -257,7 +257,7 @@ def test_mixed_series_in_one_folder_are_told_apart(lidc_source, good, prepare):
     assert "8.8" in left_out(dataset)
 
 
-def test_copies_of_slices_and_of_series_are_taken_once(lidc_source, good, prepare):
+def test_copies_of_slices_and_series_are_used_once(lidc_source, good, prepare):
     folder = lidc_source.folder("good")
     shutil.copy(folder / "000001.dcm", folder / "copy.dcm")
     lidc_source.dicom(folder / "again.dcm", patient="good", z=5, sop="7.7.7", PixelData=bytes(64 * 64 * 2))
@@ -268,7 +268,7 @@ def test_copies_of_slices_and_of_series_are_taken_once(lidc_source, good, prepar
     assert counts(dataset)["copies of a series"] == 1
 
 
-def test_of_copies_the_most_complete_one_is_taken(lidc_source, good, prepare):
+def test_most_complete_copy_of_a_series_is_used(lidc_source, good, prepare):
     lidc_source.patient("twice", [[{5: disc(30, 30, 3), 10: disc(30, 30, 3)}]])
     for name in ("a", "z"):
         shutil.copytree(lidc_source.root / "twice", lidc_source.root / name)
@@ -279,7 +279,7 @@ def test_of_copies_the_most_complete_one_is_taken(lidc_source, good, prepare):
     assert (found["series"], found["nodules"], found["copies of a series"]) == (2, 2, 2)
 
 
-def test_two_xml_files_about_one_series_are_told(lidc_source, good, prepare):
+def test_two_xml_files_of_one_series_are_reported(lidc_source, good, prepare):
     lidc_source.xml(lidc_source.folder("good") / "111.xml", [[{5: disc(20, 20, 3)}]], patient="good")
     dataset = prepare()
     assert counts(dataset)["further XML files about a series"] == 1
@@ -287,7 +287,7 @@ def test_two_xml_files_about_one_series_are_told(lidc_source, good, prepare):
     assert dataset.labels[0].sum() == 49, "the first one counts"
 
 
-def test_files_are_dicom_whatever_their_names(lidc_source, good, prepare):
+def test_dicom_files_may_have_any_name(lidc_source, good, prepare):
     folder = lidc_source.folder("good")
     for number, path in enumerate(sorted(folder.glob("*.dcm"))):
         path.rename(folder / (f"1.3.6.1.{number}" if number % 2 else f"slice{number}"))
@@ -297,7 +297,7 @@ def test_files_are_dicom_whatever_their_names(lidc_source, good, prepare):
     assert dataset.info.source["left_out"] == []
 
 
-def test_an_unreadable_file_or_link_loses_nothing_else(lidc_source, good, prepare):
+def test_unreadable_file_or_link_affects_nothing_else(lidc_source, good, prepare):
     folder = lidc_source.folder("good")
     (folder / "broken").symlink_to(folder / "nowhere")
     (folder / "circle").symlink_to(lidc_source.root)
@@ -306,20 +306,20 @@ def test_an_unreadable_file_or_link_loses_nothing_else(lidc_source, good, prepar
     assert "broken" in left_out(dataset)
 
 
-def test_folders_are_found_through_links(lidc_source, good, prepare, tmp_path):
+def test_links_to_folders_are_followed(lidc_source, good, prepare, tmp_path):
     shutil.move(lidc_source.root / "good", tmp_path / "elsewhere")
     (lidc_source.root / "good").symlink_to(tmp_path / "elsewhere")
     assert prepare().num_cases == 1
 
 
-def test_a_scout_in_the_series_is_passed_over(lidc_source, good, prepare):
+def test_scout_in_a_series_is_ignored(lidc_source, good, prepare):
     path = lidc_source.folder("good") / "scout.dcm"
     lidc_source.dicom(path, patient="good", z=5, sop="5.5", orientation=(1, 0, 0, 0, 0, -1))
     assert prepare().num_cases == 1
 
 
 @pytest.mark.parametrize("thickness", [-2.5, 0, None])
-def test_a_slice_thickness_that_is_none_is_replaced_by_the_slices_distance(lidc_source, prepare, thickness):
+def test_missing_slice_thickness_is_replaced_by_slice_distance(lidc_source, prepare, thickness):
     """Two readers, 4 pixels apart: one nodule at the slices' distance of 5, two at less."""
     folder = lidc_source.patient("P1", [[{5: disc(20, 20, 3)}], [{5: disc(20, 32, 3)}]])
     for number in range(5):
@@ -328,7 +328,7 @@ def test_a_slice_thickness_that_is_none_is_replaced_by_the_slices_distance(lidc_
     assert {case["nodule"] for case in prepare().cases} == {"0"}
 
 
-def test_names_stay_different_where_the_ends_of_uids_agree(lidc_source, prepare):
+def test_case_names_differ_for_uids_with_equal_ends(lidc_source, prepare):
     for name in ("one", "two"):
         folder = lidc_source.root / name
         uid = {"one": "1.2.1.55555", "two": "1.2.2.55555"}[name]
@@ -339,7 +339,7 @@ def test_names_stay_different_where_the_ends_of_uids_agree(lidc_source, prepare)
     assert len({case["case"] for case in prepare().cases}) == 2
 
 
-def test_an_xml_of_another_series(lidc_source, good, prepare):
+def test_xml_of_another_series_is_counted(lidc_source, good, prepare):
     folder = lidc_source.patient("other", [[{5: disc(30, 30, 3)}]])
     lidc_source.xml(folder / "000.xml", [[{5: disc(30, 30, 3)}]], patient="other", uid="6.6.6")
     dataset = prepare()
@@ -349,13 +349,13 @@ def test_an_xml_of_another_series(lidc_source, good, prepare):
     assert str(folder) in left_out(dataset)
 
 
-def test_no_xml_at_all(lidc_source, good, prepare):
+def test_source_without_xml_is_rejected(lidc_source, good, prepare):
     (lidc_source.folder("good") / "000.xml").unlink()
     with pytest.raises(DataError, match=r"no usable nodule .*1 CT series without XML"):
         prepare()
 
 
-def test_a_series_without_outlines(lidc_source, good, prepare):
+def test_series_without_outlines_is_counted(lidc_source, good, prepare):
     lidc_source.patient("healthy", [[{5: [(3, 3)]}], []])
     dataset = prepare()
     assert counts(dataset)["CT series without an outlined nodule"] == 1
@@ -376,7 +376,7 @@ def truncate(source, folder):
 
 
 @pytest.mark.parametrize("damage", [remove_slice, remove_pixels, truncate])
-def test_a_slice_that_cannot_be_read_leaves_the_others(lidc_source, good, prepare, damage):
+def test_unreadable_slice_is_skipped(lidc_source, good, prepare, damage):
     folder = lidc_source.patient("bad", [[{5: disc(30, 30, 3), 10: disc(30, 30, 3)}]])
     damage(lidc_source, folder)
     dataset = prepare()
@@ -427,7 +427,7 @@ def garbage(source, folder):
         (garbage, "not a DICOM file"),
     ],
 )
-def test_a_broken_series_is_told_and_the_others_go_on(lidc_source, good, prepare, capfd, damage, reason):
+def test_broken_series_is_reported_and_skipped(lidc_source, good, prepare, capfd, damage, reason):
     folder = lidc_source.patient("bad", [[{5: disc(30, 30, 3)}]])
     damage(lidc_source, folder)
     dataset = prepare()
@@ -437,7 +437,7 @@ def test_a_broken_series_is_told_and_the_others_go_on(lidc_source, good, prepare
     assert all(f"skipped: {line}" in capfd.readouterr().err for line in lines[:1])
 
 
-def test_flipped_slices_are_used_as_they_are(lidc_source, good, prepare):
+def test_flipped_slices_are_used_unchanged(lidc_source, good, prepare):
     """Outlines are in pixels, so a patient on the other side is no reason to leave a series out."""
     folder = lidc_source.patient("flipped", [[{5: disc(20, 30, 3)}]])
     for number in range(5):
@@ -449,7 +449,7 @@ def test_flipped_slices_are_used_as_they_are(lidc_source, good, prepare):
 
 
 @given(st.binary(max_size=400), st.integers(0, 5000))
-def test_damaged_bytes_never_escape_as_another_error(tmp_path_factory, noise, place):
+def test_damaged_bytes_only_raise_data_errors(tmp_path_factory, noise, place):
     root = tmp_path_factory.mktemp("fuzz")
     path = root / "slice.dcm"
     LidcSource(root).dicom(path, patient="P", z=0)
@@ -471,7 +471,7 @@ def volume(dataset, nodule):
     return {int(case["slice"]): row for row, case in enumerate(dataset.cases) if int(case["nodule"]) == nodule}
 
 
-def test_margin_adds_empty_slices_with_the_same_crop_on_both_sides(lidc_source, prepare):
+def test_margin_adds_empty_slices_on_both_sides(lidc_source, prepare):
     sessions = [[{20: disc(20, 30, 3), 25: disc(20, 34, 2)}], [{20: disc(20, 30, 2)}], [], []]
     lidc_source.patient("P1", sessions, depths=range(0, 50, 5))
     dataset = prepare(options=LidcOptions(size=32, margin=2))
@@ -487,7 +487,7 @@ def test_margin_adds_empty_slices_with_the_same_crop_on_both_sides(lidc_source, 
         np.testing.assert_array_equal(dataset.images[row, 0], hu[y : y + 32, x : x + 32])
 
 
-def test_margin_leaves_the_outlined_slices_as_they_are(lidc_source, prepare):
+def test_margin_keeps_outlined_slices_unchanged(lidc_source, prepare):
     lidc_source.patient("P1", [[{10: disc(20, 30, 3)}, {15: disc(45, 40, 2)}], [{10: disc(20, 31, 2)}]])
     without, with_margin = prepare(), prepare("margin", options=LidcOptions(size=32, margin=1))
     rows = [row for row, case in enumerate(with_margin.cases) if case["outlined"] == "1"]
@@ -498,13 +498,13 @@ def test_margin_leaves_the_outlined_slices_as_they_are(lidc_source, prepare):
     assert [{name: with_margin.cases[row][name] for name in columns} for row in rows] == without.cases
 
 
-def test_margin_slices_outside_of_the_scan_are_omitted(lidc_source, prepare):
+def test_margin_slices_outside_the_scan_are_omitted(lidc_source, prepare):
     lidc_source.patient("P1", [[{0: disc(20, 30, 3)}]], depths=range(0, 25, 5))
     dataset = prepare(options=LidcOptions(size=32, margin=9))
     assert list(volume(dataset, 0)) == [0, 1, 2, 3, 4]
 
 
-def test_margin_slice_of_one_nodule_may_be_an_outlined_slice_of_another(lidc_source, prepare):
+def test_margin_slice_may_be_outlined_for_another_nodule(lidc_source, prepare):
     lidc_source.patient("P1", [[{5: disc(20, 20, 3)}, {10: disc(45, 45, 2)}], [], [], []])
     dataset = prepare(options=LidcOptions(size=64, margin=1))
     first, second = volume(dataset, 0), volume(dataset, 1)
@@ -513,7 +513,7 @@ def test_margin_slice_of_one_nodule_may_be_an_outlined_slice_of_another(lidc_sou
     assert [int(dataset.labels[row].sum()) for row in second.values()] == [0, 25, 0]
 
 
-def test_margin_also_adds_slices_that_nobody_outlined_within_a_nodule(lidc_source, prepare):
+def test_margin_adds_slices_without_outline_within_a_nodule(lidc_source, prepare):
     lidc_source.patient("P1", [[{5: disc(20, 30, 3), 15: disc(20, 30, 3)}]])
     assert list(volume(prepare(), 0)) == [1, 3]
     dataset = prepare("margin", options=LidcOptions(size=32, margin=1))
@@ -533,7 +533,7 @@ def test_unreadable_margin_slice_is_reported_and_skipped(lidc_source, prepare, c
 @pytest.mark.parametrize(
     ("options", "reason"), [({"margin": -1}, "margin -1"), ({"margin": 1, "slices": "largest"}, "--slices all")]
 )
-def test_margin_out_of_range_is_refused(options, reason):
+def test_margin_out_of_range_is_rejected(options, reason):
     with pytest.raises(ConfigError, match=reason):
         LidcOptions(**options)
 
@@ -541,7 +541,7 @@ def test_margin_out_of_range_is_refused(options, reason):
 # Where it is written ---------------------------------------------------------------------------------
 
 
-def test_the_number_of_workers_does_not_matter(lidc_source, prepare, tmp_path):
+def test_result_is_independent_of_workers(lidc_source, prepare, tmp_path):
     for name in ("P3", "P1", "P2"):
         lidc_source.patient(name, [[{5: disc(30, 30, 3)}], [{5: disc(30, 31, 3), 10: disc(30, 30, 2)}]])
     one, two = prepare("one"), prepare("two", workers=2)
@@ -550,7 +550,7 @@ def test_the_number_of_workers_does_not_matter(lidc_source, prepare, tmp_path):
     assert [case["patient"] for case in one.cases] == ["P1", "P1", "P2", "P2", "P3", "P3"]
 
 
-def test_an_interrupted_preparation_goes_on_where_it_was(lidc_source, prepare, tmp_path, monkeypatch):
+def test_interrupted_preparation_is_resumed(lidc_source, prepare, tmp_path, monkeypatch):
     from phiseg.data.prepare import lidc
 
     for name in ("P1", "P2", "P3"):
@@ -573,7 +573,7 @@ def test_an_interrupted_preparation_goes_on_where_it_was(lidc_source, prepare, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["LIDC-IDRI", "data"], "nothing is left lying around"
 
 
-def test_other_options_do_not_use_what_is_there(lidc_source, prepare, tmp_path, monkeypatch):
+def test_other_options_do_not_reuse_results(lidc_source, prepare, tmp_path, monkeypatch):
     from phiseg.data.prepare import lidc
 
     lidc_source.patient("P1", [[{5: disc(30, 30, 3)}]])
@@ -584,7 +584,7 @@ def test_other_options_do_not_use_what_is_there(lidc_source, prepare, tmp_path, 
     assert prepare(options=LidcOptions(size=16)).info.size == (16, 16)
 
 
-def test_a_killed_preparation_leaves_no_dataset_and_goes_on(lidc_source, phiseg, tmp_path):
+def test_killed_preparation_leaves_no_dataset_and_is_resumed(lidc_source, phiseg, tmp_path):
     for number in range(6):
         lidc_source.patient(f"P{number}", [[{5: disc(30, 30, 3)}]])
     words = ["prepare", "lidc", lidc_source.root, tmp_path / "data", "--size", 32, "--workers", 1]
@@ -600,7 +600,7 @@ def test_a_killed_preparation_leaves_no_dataset_and_goes_on(lidc_source, phiseg,
     assert Dataset.open(tmp_path / "data").num_cases == 6
 
 
-def test_what_a_run_killed_at_its_very_end_left_behind_is_cleared_away(good, prepare, tmp_path):
+def test_work_folder_of_a_killed_run_is_removed(good, prepare, tmp_path):
     prepare()
     work = tmp_path / ".data.work"
     work.mkdir()
@@ -610,7 +610,7 @@ def test_what_a_run_killed_at_its_very_end_left_behind_is_cleared_away(good, pre
     assert not work.exists()
 
 
-def test_an_existing_folder_is_never_overwritten_unasked(lidc_source, good, prepare, tmp_path):
+def test_existing_folder_is_not_overwritten(lidc_source, good, prepare, tmp_path):
     prepare()
     with pytest.raises(OutputError, match="--overwrite"):
         prepare()
@@ -633,12 +633,12 @@ def test_an_existing_folder_is_never_overwritten_unasked(lidc_source, good, prep
         ({"fractions": (0.5, 0.2, 0.2)}, ConfigError, "fractions"),
     ],
 )
-def test_options_out_of_range(lidc_source, good, prepare, changes, error, reason):
+def test_options_out_of_range_are_rejected(lidc_source, good, prepare, changes, error, reason):
     with pytest.raises(error, match=reason):
         prepare(**changes)
 
 
-def test_a_source_that_is_none(tmp_path, cli):
+def test_invalid_source_is_rejected(tmp_path, cli):
     empty = tmp_path / "empty"
     empty.mkdir()
     for source, reason in ((tmp_path / "nowhere", "is not a folder"), (empty, "no DICOM file")):
@@ -649,7 +649,7 @@ def test_a_source_that_is_none(tmp_path, cli):
         assert not (tmp_path / "data").exists()
 
 
-def test_the_command_tells_what_it_did(lidc_source, good, cli, tmp_path):
+def test_command_prints_counts_and_summary(lidc_source, good, cli, tmp_path):
     done = cli("prepare", "lidc", lidc_source.root, tmp_path / "data", "--size", 32, "--workers", 1)
     assert done.code == 0
     assert "1 nodules" in done.err

@@ -82,7 +82,7 @@ def table(dataset):
         return list(csv.DictReader(file))
 
 
-def test_case_folders_become_slices_with_every_rater(source):
+def test_case_folders_are_sliced_with_all_raters(source):
     dataset = prepare(source)
     assert dataset.images.shape == (18, 1, 10, 12)
     assert dataset.images.dtype == np.float32
@@ -100,7 +100,7 @@ def test_case_folders_become_slices_with_every_rater(source):
     np.testing.assert_array_equal(dataset.labels[row, 1], some_labels(seed=10)[:, :, 4].T)  # bo
 
 
-def test_nnunet_gives_channels_and_names_of_classes(nnunet):
+def test_nnunet_layout_has_channels_and_class_names(nnunet):
     dataset = prepare(nnunet, merge={3: 0})
     assert dataset.images.shape == (12, 2, 10, 12)
     assert dataset.info.classes == ("background", "tz", "pz")
@@ -113,7 +113,7 @@ def test_nnunet_gives_channels_and_names_of_classes(nnunet):
     np.testing.assert_array_equal(dataset.labels[6, 1], np.where(labels == 3, 0, labels))
 
 
-def test_older_names_of_classes_plain_labels_and_uncompressed_files_are_read(nnunet):
+def test_nnunet_layout_supports_older_variants(nnunet):
     (nnunet / "dataset.json").write_text(json.dumps({"labels": {"0": "bg", "1": "a", "2": "b", "3": "c"}}))
     (nnunet / "labelsTr_a").rename(nnunet / "labelsTr")
     compressed = nnunet / "labelsTr" / "c_1.nii.gz"
@@ -133,14 +133,14 @@ def test_older_names_of_classes_plain_labels_and_uncompressed_files_are_read(nnu
         ({1: 0, 2: 0, 3: 1}, ("background", "lesion")),
     ],
 )
-def test_labels_are_merged_all_at_once_and_names_follow(nnunet, merge, names):
+def test_merge_renumbers_labels_at_once_with_names(nnunet, merge, names):
     dataset = prepare(nnunet, merge=merge)
     assert dataset.info.classes == names
     before = some_labels(classes=4, seed=0)[:, :, 0].T
     np.testing.assert_array_equal(dataset.labels[0, 0], np.vectorize(lambda label: merge.get(label, label))(before))
 
 
-def test_channels_may_be_the_fourth_dimension(source):
+def test_fourth_dimension_holds_channels(source):
     for seed, case in enumerate(("p1", "p2")):
         write(source / case / "image.nii.gz", some_image((*SHAPE, 3), seed=seed))
     dataset = prepare(source)
@@ -152,7 +152,7 @@ def test_channels_may_be_the_fourth_dimension(source):
     np.testing.assert_allclose(dataset.images[1, 2], expected[:, :, 1].T, atol=1e-5)
 
 
-def test_a_missing_rater_is_marked_and_never_faked(source):
+def test_missing_rater_is_marked(source):
     (source / "p2" / "rater-al.nii.gz").unlink()
     dataset = prepare(source)
     missing = [case["scan"] == "p2" for case in dataset.cases]
@@ -162,7 +162,7 @@ def test_a_missing_rater_is_marked_and_never_faked(source):
     np.testing.assert_array_equal(dataset.labels[6, 1], some_labels(seed=10)[:, :, 0].T)
 
 
-def test_patients_of_several_cases_stay_together(source):
+def test_cases_of_a_patient_stay_in_one_split(source):
     (source / "patients.csv").write_text("case,patient\np1,anna\np3,anna\n")
     dataset = prepare(source)
     assert {(row["scan"], row["patient"]) for row in dataset.cases} == {
@@ -184,7 +184,7 @@ def test_patients_of_several_cases_stay_together(source):
         ),
     ],
 )
-def test_a_wrong_table_of_patients_is_an_error(source, text, message):
+def test_invalid_patients_csv_is_rejected(source, text, message):
     (source / "patients.csv").write_text(text)
     with pytest.raises(DataError, match=message):
         prepare(source)
@@ -192,7 +192,7 @@ def test_a_wrong_table_of_patients_is_an_error(source, text, message):
 
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (1, 2, 0)])
 @pytest.mark.parametrize("affine", [PLAIN, oblique()], ids=["plain", "oblique"])
-def test_labels_with_their_axes_in_another_order_are_the_same_labels(source, order, affine):
+def test_labels_with_reordered_axes_are_equal(source, order, affine):
     for case in ("p1", "p2", "p3"):
         write(source / case / "image.nii.gz", some_image(), affine)
         for rater in ("al", "bo"):
@@ -213,7 +213,7 @@ def test_labels_with_their_axes_in_another_order_are_the_same_labels(source, ord
 
 @pytest.mark.parametrize("plane", ["axial", "coronal", "sagittal", "auto"])
 @pytest.mark.parametrize("spacing", [None, 0.9])
-def test_a_ball_is_found_again_at_its_place_in_the_world(tmp_path, plane, spacing):
+def test_ball_keeps_its_world_position(tmp_path, plane, spacing):
     shape, affine = (28, 24, 12), oblique()
     places = world(shape, affine)
     centre, radius = places[16, 10, 6] + 0.3, 7.0
@@ -238,7 +238,7 @@ def test_a_ball_is_found_again_at_its_place_in_the_world(tmp_path, plane, spacin
 
 
 @pytest.mark.parametrize("plane", ["axial", "coronal", "sagittal"])
-def test_every_pixel_has_the_label_of_the_voxel_at_its_place_in_the_world(tmp_path, plane):
+def test_pixel_labels_match_voxels_at_world_position(tmp_path, plane):
     affine, labels = oblique(), some_labels()
     write(tmp_path / "src" / "a" / "image.nii.gz", some_image(), affine)
     write(tmp_path / "src" / "a" / "rater-one.nii.gz", labels, affine)
@@ -265,7 +265,7 @@ def places_of_pixels(row, size):
     return corner + r[..., None] * down + c[..., None] * over
 
 
-def test_the_origin_is_the_place_of_the_corner_in_the_full_slice(source):
+def test_origin_is_the_corner_in_the_full_slice(source):
     wide = prepare(source, slicing=Slicing(size=(16, 4)))
     assert {(row["origin_row"], row["origin_column"]) for row in table(wide)} == {("-3.0", "4.0")}
     np.testing.assert_array_equal(wide.labels[0, 1][3:13], some_labels(seed=0)[4:8, :, 0].T)
@@ -273,7 +273,7 @@ def test_the_origin_is_the_place_of_the_corner_in_the_full_slice(source):
     assert not wide.images[0, 0][:3].any()
 
 
-def test_the_protocol_of_the_prostate_is_one_command_line(tmp_path, cli):
+def test_prostate_protocol_is_one_command(tmp_path, cli):
     affine = np.diag([-0.625, -0.625, 3.6, 1])
     for seed in range(5):
         folder = tmp_path / "src" / f"patient{seed}"
@@ -311,7 +311,7 @@ def test_the_protocol_of_the_prostate_is_one_command_line(tmp_path, cli):
     assert "--merge 3:0" in dataset.info.command
 
 
-def test_native_pixels_stay_as_they_are_even_when_they_are_not_square(source):
+def test_native_non_square_pixels_are_unchanged(source):
     affine = np.diag([-0.5, -0.8, 3, 1])
     for case in ("p1", "p2", "p3"):
         for path in (source / case).iterdir():
@@ -322,12 +322,12 @@ def test_native_pixels_stay_as_they_are_even_when_they_are_not_square(source):
     np.testing.assert_array_equal(dataset.labels[0, 1], some_labels(seed=0)[:, :, 0].T)
 
 
-def test_a_spacing_that_is_the_native_one_but_for_rounding_copies_pixels(source):
+def test_spacing_equal_up_to_rounding_copies_pixels(source):
     dataset = prepare(source, slicing=Slicing(spacing=1.00003))
     np.testing.assert_array_equal(dataset.labels[0, 1], some_labels(seed=0)[:, :, 0].T)
 
 
-def test_images_of_different_sizes_are_padded_to_the_largest(source):
+def test_smaller_images_are_padded_to_the_largest(source):
     write(source / "p2" / "image.nii.gz", some_image((8, 14, 2)))
     for rater in ("al", "bo"):
         write(source / "p2" / f"rater-{rater}.nii.gz", some_labels((8, 14, 2)))
@@ -347,7 +347,7 @@ def test_images_of_different_sizes_are_padded_to_the_largest(source):
         (np.int16, (40000.0, 50000.0), np.float32),
     ],
 )
-def test_a_window_keeps_values_and_pads_with_its_lower_end(source, image, window, dtype):
+def test_window_keeps_values_and_pads_with_lower_end(source, image, window, dtype):
     for case in ("p1", "p2", "p3"):
         write(source / case / "image.nii.gz", some_image().astype(image))
     dataset = prepare(source, slicing=Slicing(window=window, size=(12, 12)))
@@ -356,7 +356,7 @@ def test_a_window_keeps_values_and_pads_with_its_lower_end(source, image, window
     assert (normalise(dataset.images[0, 0, 0], dataset.info.intensity) == -0.5).all()
 
 
-def test_only_annotated_slices_are_kept_on_demand(source):
+def test_annotated_slices_option_skips_empty_slices(source):
     for case in ("p1", "p2", "p3"):
         for rater, index in (("al", 1), ("bo", 4)):
             labels = np.zeros(SHAPE, np.uint8)
@@ -368,7 +368,7 @@ def test_only_annotated_slices_are_kept_on_demand(source):
     assert kept == [("p1", "1"), ("p1", "4"), ("p2", "1"), ("p2", "4"), ("p3", "4")]
 
 
-def test_workers_give_the_same_dataset(source, tmp_path):
+def test_result_is_independent_of_workers(source, tmp_path):
     damage_voxels(source)
     alone = prepare(source, tmp_path / "alone")
     together = prepare(source, tmp_path / "together", workers=2)
@@ -436,7 +436,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("damage", BAD, ids=lambda damage: damage.__name__)
-def test_one_bad_case_is_told_left_out_and_counted(source, cli, damage):
+def test_unusable_case_is_reported_skipped_and_counted(source, cli, damage):
     damage(source)
     with pytest.raises(DataError, match=BAD[damage]):
         prepare(source, strict=True)
@@ -451,7 +451,7 @@ def test_one_bad_case_is_told_left_out_and_counted(source, cli, damage):
     assert "Traceback" not in done.err
 
 
-def test_a_stray_label_leaves_its_case_out_when_classes_are_named(source):
+def test_unknown_label_skips_the_case_with_given_classes(source):
     labels = some_labels()
     labels[0, 0, 0] = 7
     write(source / "p2" / "rater-bo.nii.gz", labels)
@@ -460,14 +460,14 @@ def test_a_stray_label_leaves_its_case_out_when_classes_are_named(source):
     assert prepare(source, classes=("a", "b", "c")).num_cases == 12
 
 
-def test_labels_with_gaps_are_an_error_that_tells_the_merge(source):
+def test_labels_with_gaps_error_suggests_merge(source):
     write(source / "p2" / "rater-bo.nii.gz", (some_labels() > 0).astype(np.uint8) * 255)
     with pytest.raises(DataError, match=r"labels are 0, 1, 2, 255; they must be 0 to K-1.*--merge 255:3"):
         prepare(source)
     assert prepare(source, merge={255: 1}).info.classes == ("background", "class 1", "class 2")
 
 
-def test_when_every_case_is_bad_it_is_an_error_and_nothing_is_written(source, cli):
+def test_source_without_usable_case_is_rejected(source, cli):
     for case in ("p1", "p2", "p3"):
         (source / case / "image.nii.gz").write_bytes(b"no")
     done = cli("prepare", "nifti", source, source.parent / "out")
@@ -479,7 +479,7 @@ def test_when_every_case_is_bad_it_is_an_error_and_nothing_is_written(source, cl
     assert not (source.parent / "out").exists()
 
 
-def test_a_folder_without_a_case_names_both_layouts(tmp_path):
+def test_folder_without_case_error_shows_both_layouts(tmp_path):
     (tmp_path / "src" / "empty").mkdir(parents=True)
     with pytest.raises(
         DataError, match=r"src has no cases; expected <case>/image\.nii\.gz .*or imagesTr/<case>_0000"
@@ -489,7 +489,7 @@ def test_a_folder_without_a_case_names_both_layouts(tmp_path):
         prepare(tmp_path / "nowhere")
 
 
-def test_gaps_in_channels_and_labels_without_an_image_leave_the_case_out(nnunet, capfd):
+def test_incomplete_cases_are_skipped(nnunet, capfd):
     (nnunet / "imagesTr" / "c_1_0000.nii.gz").unlink()
     write(nnunet / "labelsTr_a" / "c_9.nii.gz", some_labels())
     dataset = prepare(nnunet)
@@ -499,32 +499,32 @@ def test_gaps_in_channels_and_labels_without_an_image_leave_the_case_out(nnunet,
     assert "labelsTr_a/c_9.nii.gz has no image" in told
 
 
-def test_channels_on_different_grids_are_an_error(nnunet):
+def test_channels_on_different_grids_are_rejected(nnunet):
     write(nnunet / "imagesTr" / "c_1_0001.nii.gz", some_image((12, 10, 5)))
     with pytest.raises(DataError, match=r"c_1_0000\.nii\.gz and .*c_1_0001\.nii\.gz are not on one grid"):
         prepare(nnunet, strict=True)
 
 
 @pytest.mark.parametrize("text", ["{", '{"labels": {"whole": [1, 2]}}', "[]", '{"labels": {"a": 1, "b": 1}}'])
-def test_names_that_cannot_be_read_may_be_given_instead(nnunet, text):
+def test_unreadable_class_names_may_be_given_as_option(nnunet, text):
     (nnunet / "dataset.json").write_text(text)
     with pytest.raises(DataError, match=r'dataset\.json: "labels" must be of the form .*set --classes'):
         prepare(nnunet)
     assert prepare(nnunet, classes=("a", "b", "c", "d")).info.classes == ("a", "b", "c", "d")
 
 
-def test_one_name_is_not_enough(nnunet):
+def test_single_class_name_is_rejected(nnunet):
     (nnunet / "dataset.json").write_text('{"labels": {"background": 0}}')
     with pytest.raises(ConfigError, match="there are 1 class names; give 2 to 255"):
         prepare(nnunet)
 
 
-def test_a_merge_that_leaves_gaps_is_an_error(nnunet):
+def test_merge_that_leaves_gaps_is_rejected(nnunet):
     with pytest.raises(DataError, match=r"after merging, the labels of dataset\.json are 0, 2, 3, not 0 to K-1"):
         prepare(nnunet, merge={1: 0})
 
 
-def test_an_existing_folder_is_kept_unless_it_may_be_replaced(source):
+def test_existing_folder_is_kept_without_overwrite(source):
     first = prepare(source)
     with pytest.raises(OutputError, match="already exists"):
         prepare(source)
@@ -547,19 +547,19 @@ def test_an_existing_folder_is_kept_unless_it_may_be_replaced(source):
         (["--classes", "one"], "there are 1 class names; give 2 to 255"),
     ],
 )
-def test_wrong_options_are_told_before_any_work(source, cli, words, message):
+def test_invalid_options_are_rejected_before_reading(source, cli, words, message):
     done = cli("prepare", "nifti", source, source.parent / "out", *words)
     assert done.code == 2
     assert message in done.err
     assert done.err.count("\n") == 1
 
 
-def test_a_plane_that_does_not_exist_is_an_error():
+def test_unknown_plane_is_rejected():
     with pytest.raises(ConfigError, match="plane 'lateral' must be axial, coronal, sagittal or auto"):
         Slicing(plane="lateral")
 
 
-def test_a_file_with_a_misspelt_name_is_told(source, cli):
+def test_misspelt_file_name_is_reported(source, cli):
     (source / "p1" / "Rater-3.nii.gz").write_bytes((source / "p1" / "image.nii.gz").read_bytes())
     done = cli("prepare", "nifti", source, source.parent / "out")
     assert done.code == 0
@@ -568,7 +568,7 @@ def test_a_file_with_a_misspelt_name_is_told(source, cli):
 
 
 @pytest.mark.parametrize("row", [[1, 1e15, 0, 0], [1e-9, 0, 0, 0]])
-def test_a_header_without_three_directions_loses_its_case_alone(source, cli, row):
+def test_invalid_header_skips_only_its_case(source, cli, row):
     image = nibabel.load(source / "p2" / "image.nii.gz")
     affine = image.affine.copy()
     affine[0] = row

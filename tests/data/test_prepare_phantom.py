@@ -31,7 +31,7 @@ def mean_of_distinct(matrix):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_scene_depends_on_seed_and_index_alone(kind):
+def test_scene_depends_only_on_seed_and_index(kind):
     first, again = (draw_scene(kind, seed=3, index=5, size=32) for _ in range(2))
     np.testing.assert_array_equal(first.image, again.image)
     np.testing.assert_array_equal(first.annotate(7, rng(0)), again.annotate(7, rng(0)))
@@ -41,7 +41,7 @@ def test_a_scene_depends_on_seed_and_index_alone(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_and_labels_have_their_ranges(kind):
+def test_images_and_labels_are_in_range(kind):
     for index in range(20):
         scene = draw_scene(kind, seed=0, index=index, size=16)
         assert scene.image.shape == (16, 16)
@@ -55,7 +55,7 @@ def test_images_and_labels_have_their_ranges(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_scene_is_the_same_at_every_size(kind):
+def test_scene_is_the_same_at_every_size(kind):
     for index in range(5):
         small, large = (draw_scene(kind, seed=0, index=index, size=size) for size in (48, 192))
         assert small.probabilities == large.probabilities
@@ -75,7 +75,7 @@ def test_presence_has_the_stated_probability():
         assert abs(drawn - p) < 4 * np.sqrt(p * (1 - p) / 600) + 1e-9
 
 
-def test_presence_can_be_seen_in_the_image():
+def test_presence_is_visible_in_the_image():
     """The lesion's contrast, measured in the image, orders the scenes as their stated probabilities do."""
     scenes = [draw_scene("lesion", seed=0, index=index, size=64) for index in range(60)]
     contrasts = [scene.image[26:38, 26:38].mean() - np.median(scene.image) for scene in scenes]
@@ -84,7 +84,7 @@ def test_presence_can_be_seen_in_the_image():
     assert np.corrcoef(ranks)[0, 1] > 0.85
 
 
-def test_zones_are_told_apart_with_the_stated_probability():
+def test_zones_are_distinguished_with_the_stated_probability():
     for index in range(12):
         scene = draw_scene("zones", seed=0, index=index, size=24)
         masks = scene.annotate(600, rng(index))
@@ -103,7 +103,7 @@ def test_disagreement_is_coarse_and_fine():
         assert shell > 0.1 * (scene.body > 0).sum()
 
 
-def test_figures_of_the_lesions():
+def test_lesion_statistics():
     """Annotators disagree as much as radiologists do, about the outline and about the lesion's presence."""
     disagreement, empty = [], []
     for index in range(250):
@@ -116,7 +116,7 @@ def test_figures_of_the_lesions():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_perfect_sampler_reaches_the_floor_of_the_ged(kind):
+def test_perfect_sampler_reaches_ged_floor(kind):
     """Samples from the annotators' own distribution score delta * (1/A + 1/S), and 0 when unbiased."""
     num_annotators, num_samples, num_trials = 4, 8, 40
     num_classes = len(PHANTOMS[kind].classes)
@@ -143,7 +143,7 @@ def test_a_perfect_sampler_reaches_the_floor_of_the_ged(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prepared_phantom_is_a_dataset(kind, tmp_path):
+def test_prepare_phantom_writes_dataset(kind, tmp_path):
     dataset = prepare_phantom(kind, tmp_path / "data", seed=2, size=32, num_cases=10, command="cmd", progress=False)
     phantom = PHANTOMS[kind]
     dataset.verify()
@@ -162,7 +162,7 @@ def test_a_prepared_phantom_is_a_dataset(kind, tmp_path):
     np.testing.assert_array_equal(dataset.annotations(7), scene.annotate(phantom.num_annotators, stream))
 
 
-def test_a_longer_phantom_begins_with_the_shorter_one(tmp_path):
+def test_longer_phantom_starts_with_the_shorter_one(tmp_path):
     short, long = (
         prepare_phantom("lesion", tmp_path / str(number), size=16, num_cases=number, progress=False)
         for number in (4, 9)
@@ -175,12 +175,12 @@ def test_a_longer_phantom_begins_with_the_shorter_one(tmp_path):
     assert other.fingerprint != short.fingerprint
 
 
-def test_the_smallest_phantom_has_a_case_in_every_split(tmp_path):
+def test_smallest_phantom_has_a_case_in_every_split(tmp_path):
     dataset = prepare_phantom("lesion", tmp_path / "data", size=16, num_cases=3, progress=False)
     assert [len(dataset.rows(split)) for split in dataset.splits] == [1, 1, 1]
 
 
-def test_wrong_requests_are_explained(tmp_path):
+def test_invalid_settings_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'lesion'"):
         prepare_phantom("lesions", tmp_path / "data")
     for size in (-1, 0, 8):

@@ -23,7 +23,7 @@ def test_every_patient_is_in_exactly_one_split(names, seed, fractions):
 
 
 @given(patients, seeds, shares, st.randoms())
-def test_order_and_repetition_do_not_matter(names, seed, fractions, random):
+def test_split_is_independent_of_order_and_repetition(names, seed, fractions, random):
     shuffled = names + names[:3]
     random.shuffle(shuffled)
     assert split_patients(shuffled, seed=seed, fractions=fractions) == split_patients(
@@ -32,7 +32,7 @@ def test_order_and_repetition_do_not_matter(names, seed, fractions, random):
 
 
 @given(st.integers(0, 200), seeds, shares)
-def test_counts_are_the_fractions_to_one_patient(number, seed, fractions):
+def test_counts_match_fractions_up_to_one_patient(number, seed, fractions):
     splits = split_patients(map(str, range(number)), seed=seed, fractions=fractions)
     num_parts = sum(share > 0 for share in fractions)
     for part, share in zip(splits.values(), fractions, strict=True):
@@ -41,7 +41,7 @@ def test_counts_are_the_fractions_to_one_patient(number, seed, fractions):
         assert share == 0 or number < num_parts or part
 
 
-def test_the_papers_fractions_are_exact_where_they_can_be():
+def test_paper_fractions_are_exact_if_possible():
     splits = split_patients(map(str, range(1000)), seed=1)
     assert [len(part) for part in splits.values()] == [600, 200, 200]
 
@@ -51,7 +51,7 @@ def test_seeds_give_different_splits():
     assert split_patients(names, seed=0) != split_patients(names, seed=1)
 
 
-def test_a_split_is_random_not_alphabetical():
+def test_split_is_random():
     names = [f"{number:03d}" for number in range(100)]
     assert split_patients(names, seed=0)["train"] != names[:60]
 
@@ -59,17 +59,17 @@ def test_a_split_is_random_not_alphabetical():
 @pytest.mark.parametrize(
     "fractions", [(0.6, 0.4), (0.6, 0.3, 0.2), (-0.2, 0.6, 0.6), (0, 0.5, 0.5), (float("nan"), 0.5, 0.5)]
 )
-def test_fractions_without_meaning_are_refused(fractions):
+def test_invalid_fractions_are_rejected(fractions):
     with pytest.raises(ConfigError, match="split fractions"):
         split_patients(["a"], seed=0, fractions=fractions)
 
 
-def test_a_patient_twice_in_one_split_is_found_too():
+def test_patient_twice_in_one_split_is_rejected():
     with pytest.raises(DataError, match="twice in split 'train'"):
         check_splits({"train": ["a", "a"]}, ["a"], where="splits.json")
 
 
-def test_a_split_can_be_held_out_as_test(lesions, copy):
+def test_hold_out_makes_a_split_the_test_split(lesions, copy):
     dataset = Dataset.open(copy(lesions))
     held_out = dataset.splits["val"]
     after = dataset.resplit(seed=1, fractions=(80, 20, 0), hold_out="val")
@@ -84,7 +84,7 @@ def test_a_split_can_be_held_out_as_test(lesions, copy):
         after.resplit(seed=1, fractions=(80, 20, 0), hold_out="vla")
 
 
-def test_a_split_has_a_short_name():
+def test_long_split_name_is_rejected():
     with pytest.raises(DataError, match="a split name has 101 characters"):
         check_splits({"x" * 101: ["a"]}, ["a"], where="splits.json")
     check_splits({"x" * 100: ["a"]}, ["a"], where="splits.json")

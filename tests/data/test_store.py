@@ -55,7 +55,7 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
-def test_a_written_dataset_is_read_back(folder):
+def test_written_dataset_is_read_back(folder):
     dataset = Dataset.open(folder)
     assert dataset.num_cases == 20
     assert dataset.images.dtype == np.int16
@@ -74,13 +74,13 @@ def test_a_written_dataset_is_read_back(folder):
     dataset.check_labels(range(20))
 
 
-def test_cases_may_know_different_columns(folder):
+def test_cases_may_have_different_columns(folder):
     cases = Dataset.open(folder).cases
     assert cases[0] == {"case": "case-0", "patient": "patient-0", "slice": "0", "series": 'a,b "c"\nd', "z": ""}
     assert cases[3]["z"] == "1.5"
 
 
-def test_a_missing_annotator_is_marked_not_faked(folder):
+def test_missing_annotator_is_marked(folder):
     dataset = Dataset.open(folder)
     assert not dataset.valid[1, 1]
     assert (dataset.labels[1, 1] == MISSING).all()
@@ -100,7 +100,7 @@ def test_arrays_are_mapped_and_read_only(folder):
         dataset.labels[0, 0, 0, 0] = 1
 
 
-def test_cases_are_taken_one_at_a_time(tmp_path):
+def test_writer_holds_one_case_at_a_time(tmp_path):
     def cases():
         images = []
         for index in range(20):
@@ -113,7 +113,7 @@ def test_cases_are_taken_one_at_a_time(tmp_path):
     write(tmp_path / "data", cases())
 
 
-def test_the_fingerprint_tells_pixels_and_their_meaning_apart_and_nothing_else(tmp_path):
+def test_fingerprint_depends_on_arrays_intensity_and_classes_only(tmp_path):
     first = write(tmp_path / "a").fingerprint
     assert write(tmp_path / "b", name="another", command="other").fingerprint == first
     changed = [make_case(0, valid=np.array([True, True, False])), *map(make_case, range(1, 20))]
@@ -132,7 +132,7 @@ def test_verify_finds_a_changed_pixel(folder):
         dataset.verify()
 
 
-def test_an_error_on_the_way_leaves_nothing(tmp_path):
+def test_error_while_writing_leaves_no_files(tmp_path):
     def cases():
         yield make_case(0)
         assert [path.name for path in tmp_path.iterdir()] != []  # something is being written
@@ -143,7 +143,7 @@ def test_an_error_on_the_way_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_half_written_folder_does_not_open(tmp_path):
+def test_incomplete_folder_does_not_open(tmp_path):
     def cases():
         yield make_case(0)
         (half,) = tmp_path.iterdir()
@@ -155,7 +155,7 @@ def test_a_half_written_folder_does_not_open(tmp_path):
         Dataset.open(tmp_path / "killed")
 
 
-def test_an_unreadable_source_is_no_error_of_the_output(tmp_path):
+def test_unreadable_source_raises_data_error(tmp_path):
     def cases():
         yield make_case(0)
         Path("nowhere.dcm").read_bytes()
@@ -164,7 +164,7 @@ def test_an_unreadable_source_is_no_error_of_the_output(tmp_path):
         write(tmp_path / "data", cases())
 
 
-def test_an_existing_folder_is_replaced_only_on_demand(folder):
+def test_existing_folder_is_replaced_only_with_overwrite(folder):
     before = Dataset.open(folder).fingerprint
 
     def unused():
@@ -190,18 +190,18 @@ def test_an_existing_folder_is_replaced_only_on_demand(folder):
         ({"patient": ""}, "patient"),
     ],
 )
-def test_a_case_that_does_not_fit_is_named(tmp_path, changes, message):
+def test_invalid_case_is_rejected_by_name(tmp_path, changes, message):
     with pytest.raises(DataError, match=message):
         write(tmp_path / "data", [make_case(0), make_case(1, **changes)])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pixels_that_the_stored_type_cannot_hold_are_refused(tmp_path):
+def test_pixels_out_of_range_of_dtype_are_rejected(tmp_path):
     with pytest.raises(DataError, match="float16"), np.errstate(over="ignore"):
         write(tmp_path / "data", [make_case(0, image=np.full(SHAPE, 1e6))], image_dtype=np.float16)
 
 
-def test_a_source_without_cases_is_an_error(tmp_path):
+def test_source_without_cases_is_rejected(tmp_path):
     with pytest.raises(DataError, match="the source has no usable case"):
         write(tmp_path / "data", [])
 
@@ -210,7 +210,7 @@ def test_a_source_without_cases_is_an_error(tmp_path):
     "name", ["dataset.json", "images.npy", "labels.npy", "valid.npy", "cases.csv", "splits.json"]
 )
 @pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "foreign"])
-def test_a_damaged_file_is_named(folder, name, damage):
+def test_damaged_file_is_named(folder, name, damage):
     path = folder / name
     if damage == "missing":
         path.unlink()
@@ -223,20 +223,20 @@ def test_a_damaged_file_is_named(folder, name, damage):
     assert "phiseg prepare" in str(caught.value)
 
 
-def test_surplus_bytes_are_found(folder):
+def test_surplus_bytes_are_detected(folder):
     with (folder / "labels.npy").open("ab") as file:
         file.write(b"0")
     with pytest.raises(DataError, match=r"labels\.npy"):
         Dataset.open(folder)
 
 
-def test_a_pickle_is_never_loaded(folder):
+def test_pickle_is_never_loaded(folder):
     np.save(folder / "valid.npy", np.full((20, 3), True, dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match=r"valid\.npy"):
         Dataset.open(folder)
 
 
-def test_arrays_of_another_dataset_are_found(folder, tmp_path):
+def test_arrays_of_another_dataset_are_rejected(folder, tmp_path):
     write(tmp_path / "other", map(make_case, range(10)))
     shutil.copy(tmp_path / "other" / "labels.npy", folder / "labels.npy")
     with pytest.raises(DataError, match=r"labels\.npy: uint8 \(10, 3, 5, 7\)"):
@@ -262,13 +262,13 @@ def edit_json(path, **changes):
         ),
     ],
 )
-def test_a_manifest_that_is_not_ours_is_explained(folder, changes, message):
+def test_invalid_manifest_is_rejected(folder, changes, message):
     edit_json(folder / "dataset.json", **changes)
     with pytest.raises(DataError, match=message):
         Dataset.open(folder)
 
 
-def test_a_missing_folder_and_a_file_are_no_datasets(folder):
+def test_missing_folder_and_file_are_rejected(folder):
     for path in (folder / "nowhere", folder / "dataset.json"):
         with pytest.raises(DataError, match="is not a folder"):
             Dataset.open(path)
@@ -290,7 +290,7 @@ def test_given_splits_are_kept(tmp_path):
         dataset.rows("holdot")
 
 
-def test_unknown_and_empty_splits_are_explained(folder):
+def test_unknown_and_empty_splits_are_rejected(folder):
     with pytest.raises(DataError, match="valid: test, train, val"):
         Dataset.open(folder).rows("validation_set")
     edit_json(folder / "splits.json", val=[])
@@ -298,14 +298,14 @@ def test_unknown_and_empty_splits_are_explained(folder):
         Dataset.open(folder).rows("val")
 
 
-def test_a_patient_in_two_splits_is_found(folder):
+def test_patient_in_two_splits_is_rejected(folder):
     train = json.loads((folder / "splits.json").read_text())["train"]
     edit_json(folder / "splits.json", test=[train[0]])
     with pytest.raises(DataError, match=f"'{train[0]}' is in split 'train' and in 'test'"):
         Dataset.open(folder)
 
 
-def test_a_split_of_unknown_patients_is_found(folder, tmp_path):
+def test_split_with_unknown_patient_is_rejected(folder, tmp_path):
     edit_json(folder / "splits.json", test=["nobody"])
     with pytest.raises(DataError, match="'nobody'"):
         Dataset.open(folder)
@@ -320,7 +320,7 @@ def test_splits_must_be_lists_of_patients(folder):
         Dataset.open(folder)
 
 
-def test_a_repeated_case_is_found(folder):
+def test_repeated_case_is_rejected(folder):
     with (folder / "cases.csv").open(newline="") as file:
         rows = list(csv.reader(file))
     rows[2][0] = rows[1][0]
@@ -337,19 +337,19 @@ def tamper(folder, name, place, value):
     return Dataset.open(folder)
 
 
-def test_labels_outside_the_classes_are_found(folder):
+def test_labels_outside_classes_are_rejected(folder):
     dataset = tamper(folder, "labels.npy", (4, 2, 0, 0), 3)
     dataset.check_labels([0, 1, 2, 3, 5])
     with pytest.raises(DataError, match=r"'case-4', annotator 2: label 3 .*2 outer"):
         dataset.check_labels(range(20))
 
 
-def test_a_case_without_annotators_is_found(folder):
+def test_case_without_annotators_is_rejected(folder):
     with pytest.raises(DataError, match="'case-6' has no annotator"):
         tamper(folder, "valid.npy", 6, False)
 
 
-def test_pixels_that_are_not_numbers_are_found(tmp_path):
+def test_non_finite_pixels_are_rejected(tmp_path):
     write(tmp_path / "data", image_dtype=np.float32, intensity=Intensity(kind="zscore"))
     dataset = tamper(tmp_path / "data", "images.npy", (3, 0, 0, 0), np.nan)
     assert np.isfinite(dataset.image(2)).all()
@@ -362,7 +362,7 @@ def test_pixels_that_are_not_numbers_are_found(tmp_path):
     [(b"{'descr'", b"{('descr'"), (b"'<f2'", b"'<f2  "), (b"False", b"Fals("), (b"'<f2'", b"'|O' ")],
     ids=str,
 )
-def test_a_header_that_is_no_header_is_refused(old, new, lesions, copy):
+def test_invalid_npy_header_is_rejected(old, new, lesions, copy):
     folder = copy(lesions)
     content = (folder / "images.npy").read_bytes()
     assert old in content

@@ -91,14 +91,14 @@ def run_limited(script, *arguments):
     return done.stdout.split("\n")[:-1]
 
 
-def test_batches_are_read_at_random_from_many_gigabytes(tmp_path):
+def test_batches_are_read_from_many_gigabytes(tmp_path):
     write_sparse(tmp_path / "data", num_cases=8192, size=512, hashes=False)
     assert (tmp_path / "data" / "images.npy").stat().st_size > 8e9
     assert run_limited(READ, tmp_path / "data") == ["does not fit", "True"]
 
 
 @pytest.mark.slow
-def test_a_dataset_that_does_not_fit_into_memory_trains(tmp_path, make_recipe):
+def test_dataset_larger_than_memory_trains(tmp_path, make_recipe):
     write_sparse(tmp_path / "data", num_cases=8192, size=128, hashes=True)
     recipe = make_recipe("unet", steps=2).model_dump(mode="json")
     assert run_limited(TRAIN, tmp_path / "data", tmp_path / "run", json.dumps(recipe)) == ["does not fit", "True"]
