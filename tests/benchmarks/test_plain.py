@@ -36,7 +36,7 @@ def noise_of(model, size, batch_size, generators):
     return [level[:, 0] for level in draw_noise(model.noise_shapes(size), batch_size, 1, generators)]
 
 
-def test_the_plain_network_has_the_reference_networks_parameters():
+def test_plain_network_has_parameters_of_reference():
     config = measuring.Scale().model
     with torch.device("meta"):
         ours, theirs = build_model(config), plain.PlainPHiSeg(config)
@@ -45,9 +45,7 @@ def test_the_plain_network_has_the_reference_networks_parameters():
     assert sum(parameter.numel() for parameter in theirs.parameters()) == 17_819_186  # as the authors' code has
 
 
-def test_a_plain_step_has_the_loss_the_gradients_and_the_weights_of_a_training_of_one_step(
-    layout, make_recipe, lesions, tmp_path
-):
+def test_plain_step_matches_training_step(layout, make_recipe, lesions, tmp_path):
     """The other side is `phiseg train` itself, on the batch and the noise that it draws."""
     settings = {"channels": [4, 6, 8], "num_levels": 2, "head_init": 1.0, "blocks_per_level": 2}
     recipe = make_recipe(settings=settings, steps=1, norm_statistics="running")
@@ -86,7 +84,7 @@ def test_a_plain_step_has_the_loss_the_gradients_and_the_weights_of_a_training_o
         assert torch.allclose(buffer.float(), trained[name].float(), rtol=1e-5, atol=1e-6), name
 
 
-def test_the_ways_to_take_a_step_that_are_timed_agree(monkeypatch):
+def test_timed_training_steps_agree(monkeypatch):
     monkeypatch.setattr(setup, "WIDE", 1)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")  # else channels come last in all
     ways = {way: tasks.training_step(way, QUICK) for way in ("phiseg", "checkpointed", "channels_last")}
@@ -98,7 +96,7 @@ def test_the_ways_to_take_a_step_that_are_timed_agree(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [8, 16])
-def test_plain_samples_are_phisegs_samples(size):
+def test_plain_samples_match_phiseg(size):
     model = tasks.build(CONFIG).eval()
     network = tasks.build_plain(CONFIG).eval()
     image, _ = tasks.images(CONFIG, 1, size)
@@ -113,7 +111,7 @@ def test_plain_samples_are_phisegs_samples(size):
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
-def test_plain_scores_are_phisegs_scores(num_classes):
+def test_plain_scores_match_phiseg(num_classes):
     theirs, ours, of_logits = (tasks.scoring(way, QUICK, num_classes)() for way in ("plain", "phiseg", "logits"))
     assert theirs == pytest.approx({name: ours[name] for name in theirs}, abs=1e-6)
     assert of_logits == pytest.approx(ours, abs=1e-6)
@@ -121,7 +119,7 @@ def test_plain_scores_are_phisegs_scores(num_classes):
     assert 0.1 < ours["hm_iou"] < 0.99
 
 
-def test_plainly_loaded_batches_are_the_loaders(zones):
+def test_plain_batches_match_loader(zones):
     dataset = Dataset.open(zones)
     augment = tasks.load_recipe("phiseg-small").augment
     stream = TrainingStream(dataset, batch_size=4, seed=3, augment=augment)
@@ -136,20 +134,20 @@ def test_plainly_loaded_batches_are_the_loaders(zones):
     assert not np.allclose(image[0].numpy(), dataset.image(int(batch.rows[0])))
 
 
-def test_actions_are_timed_in_turns_after_one_that_warms_up():
+def test_actions_are_timed_in_turns_after_warm_up():
     calls = []
     timings = measuring.in_turns([lambda: calls.append("a"), lambda: calls.append("b")], 2)
     assert "".join(calls) == "ababab"
     assert [len(timing.seconds) for timing in timings] == [2, 2]
 
 
-def test_the_documented_command_names_a_task_and_its_settings():
+def test_documented_command_names_a_task():
     (line,) = (line for line in tasks.__doc__.splitlines() if "python -m benchmarks.tasks" in line)
     name, settings = shlex.split(line)[3:]
     assert callable(tasks.prepare(name, json.loads(settings)))
 
 
-def test_growth_keeps_to_a_smaller_scale(monkeypatch, tmp_path):
+def test_growth_respects_smaller_scale(monkeypatch, tmp_path):
     scales = []
 
     def in_own_process(task, *, scale, **settings):
@@ -168,7 +166,7 @@ def test_growth_keeps_to_a_smaller_scale(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_benchmarks_run_at_toy_sizes(monkeypatch, capfd):
+def test_benchmarks_run_at_toy_sizes(monkeypatch, capfd):
     monkeypatch.setattr("sys.argv", ["benchmarks", "--quick"])
     main()
     printed = capfd.readouterr().out
@@ -185,5 +183,5 @@ def test_the_benchmarks_run_at_toy_sizes(monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("module", [measuring, growth])
-def test_the_examples_in_docstrings_hold(module):
+def test_docstring_examples_hold(module):
     assert doctest.testmod(module).failed == 0

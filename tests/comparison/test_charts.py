@@ -52,11 +52,11 @@ def many(number, **options):
 @pytest.mark.parametrize(
     "chart", [ged_terms, case_scatter, score_distributions, training_curves, reliability_diagram]
 )
-def test_a_chart_can_be_read(chart, number):
+def test_charts_are_readable(chart, number):
     assert_readable(chart(many(number, training=True, num_levels=2)))
 
 
-def test_twelve_methods_have_colours_of_their_own_and_more_have_other_lines():
+def test_method_lines_are_distinct():
     assert len({method_line(place)["color"] for place in range(12)}) == 12
     assert len({tuple(map(str, method_line(place).values())) for place in range(24)}) == 24
 
@@ -64,7 +64,7 @@ def test_twelve_methods_have_colours_of_their_own_and_more_have_other_lines():
 # The terms of the GED
 
 
-def test_the_bars_add_up_to_twice_the_distance_of_samples_and_annotations():
+def test_ged_bars_sum_to_first_term():
     methods = [evaluation("a", 0.9), evaluation("b", 0.2)]
     axes, numbers = ged_terms(methods).axes
     ends = {}
@@ -80,14 +80,14 @@ def test_the_bars_add_up_to_twice_the_distance_of_samples_and_annotations():
     assert floor.get_xdata()[0] == pytest.approx(np.mean(methods[0].cases["ged_floor"]), abs=1e-5)
 
 
-def test_the_terms_are_means_over_the_cases_with_a_floor():
+def test_ged_terms_are_means_over_cases_with_floor():
     cases = make_cases(0.5)
     cases["ged_floor"][0] = None
     axes, _ = ged_terms([evaluation("a", cases=cases)]).axes
     assert axes.patches[0].get_width() == pytest.approx(np.mean(cases["ged"][1:]))
 
 
-def test_a_method_without_a_ged_says_so():
+def test_method_without_ged_is_marked():
     cases = make_cases(0.5) | {"ged": [None] * 40, "ged_floor": [None] * 40}
     axes, numbers = ged_terms([evaluation("a", cases=cases), evaluation("b")]).axes
     assert len(axes.patches) == 3
@@ -105,7 +105,7 @@ def scored(name, excess, order=None):
     return evaluation(name, cases=cases, num_cases=len(excess))
 
 
-def test_the_best_method_is_set_against_the_others_case_by_case():
+def test_scatter_compares_best_method_per_case():
     worse = scored("worse", [0.5, 0.5, 0.25, 0.0], order=[3, 1, 0, 2])
     best = scored("best", [0.25, 0.0, 0.25, 0.125])
     (axes,) = case_scatter([worse, best]).axes
@@ -117,12 +117,12 @@ def test_the_best_method_is_set_against_the_others_case_by_case():
     assert axes.get_box_aspect() == 1
 
 
-def test_a_case_that_one_method_lacks_is_left_out():
+def test_scatter_omits_cases_missing_in_a_method():
     (axes,) = case_scatter([scored("a", [0.5, None, 0.25]), scored("b", [0.0, 0.125, 0.0])]).axes
     np.testing.assert_allclose(axes.collections[0].get_offsets(), [[0.0, 0.5], [0.0, 0.25]])
 
 
-def test_the_next_best_four_are_shown_and_those_without_a_ged_are_not():
+def test_scatter_shows_next_best_methods_with_ged():
     means = [0.5, 0.125, 0.25, None, 0.75, 0.375, 0.625]
     methods = [scored(f"m{place}", [mean] * 3) for place, mean in enumerate(means)]
     figure = case_scatter(methods)
@@ -133,7 +133,7 @@ def test_the_next_best_four_are_shown_and_those_without_a_ged_are_not():
 # Reliability
 
 
-def test_the_reliability_curve_is_that_of_the_bins_that_have_pixels():
+def test_reliability_curve_uses_bins_with_pixels():
     figure = reliability_diagram([with_table(evaluation("a"), 0.02, ece=0.0208), without_table(evaluation("old"))])
     curves, counts, _ = figure.axes
     _, curve = curves.lines  # the first is the diagonal
@@ -146,7 +146,7 @@ def test_the_reliability_curve_is_that_of_the_bins_that_have_pixels():
     assert counts.get_yscale() == "log"
 
 
-def test_the_largest_classes_have_a_reliability_diagram_each():
+def test_reliability_diagrams_show_largest_classes():
     method = with_table(evaluation("a", num_classes=6), num_classes=6)
     swapped = replace(method, reliability=method.reliability[::-1])  # class 5 is the largest, then 4, ...
     assert titles(reliability_diagram([method])) == ["class 1", "class 2", "class 3"]
@@ -157,7 +157,7 @@ def test_the_largest_classes_have_a_reliability_diagram_each():
 # Scores and training
 
 
-def test_training_curves_give_every_method_axes_of_its_own():
+def test_training_curves_have_axes_per_method():
     methods = [
         evaluation("a", num_levels=5, training=True),
         evaluation("b", training=True, method=LONG),
@@ -173,19 +173,19 @@ def test_training_curves_give_every_method_axes_of_its_own():
     assert len(kl.lines) == 2 * 5  # raw and smoothed
 
 
-def test_curves_of_a_very_short_training_are_drawn():
+def test_training_curves_of_short_training():
     method = evaluation("a", num_levels=2, training=True)
     method.training[:] = [{"step": 1, "kind": "train", "loss": 2.0, "cross_entropy/0": 1.0, "kl/0": -1.0}]
     assert to_png(training_curves([method]))
 
 
-def test_terms_that_only_validations_have_are_no_training_curves():
+def test_validation_terms_are_not_training_curves():
     method = evaluation("a", num_levels=2, training=True)
     method.training[:] = [{"step": 1, "kind": "val", "loss": 2.0, "cross_entropy/0": 1.0, "kl/0": 1.0}]
     assert to_png(training_curves([method]))
 
 
-def test_scores_have_one_box_a_method_and_leave_out_what_nobody_has():
+def test_score_boxes_omit_missing_scores():
     cases = make_cases(0.5) | {"dice": [None] * 40, "hm_iou": [None] * 40}
     methods = [evaluation("a", cases=cases), evaluation("b", cases=cases, method=LONG)]
     figure = score_distributions(methods)
@@ -196,13 +196,13 @@ def test_scores_have_one_box_a_method_and_leave_out_what_nobody_has():
     assert_readable(figure)
 
 
-def test_a_name_is_never_read_as_mathematics():
+def test_names_are_not_mathematics():
     method = evaluation("a", method=r"$\frac{$ and $x_1$", num_levels=2, training=True)
     for figure in (sample_panel([method], "case-0000"), training_curves([method]), score_distributions([method])):
         assert to_png(figure)
 
 
-def test_what_no_method_has_is_not_drawn():
+def test_missing_data_is_not_drawn():
     one = {"num_cases": 1}
     unscored = make_cases(0.5, **one) | {"ged": [None], "ged_floor": [None]}
     bare = without_table(evaluation("a", cases=unscored, **one))
@@ -214,7 +214,7 @@ def test_what_no_method_has_is_not_drawn():
     assert drawn.keys() - alone.keys() == charts - {"terms.png"}
 
 
-def test_a_png_is_white_and_the_same_every_time():
+def test_png_is_white_and_deterministic():
     first, second = (to_png(score_distributions([evaluation("a")])) for _ in range(2))
     assert first == second
     image = imread(io.BytesIO(first))

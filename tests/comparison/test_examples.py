@@ -25,7 +25,7 @@ def test_best_median_worst_and_most_ambiguous():
     assert list(chosen) == ["b", "d", "c", "e"]
 
 
-def test_the_floor_is_not_held_against_a_method():
+def test_examples_use_ged_above_floor():
     chosen = chosen_cases(evaluation([0.9, 0.5, 0.3], within=[0.5, 0.4, 0.3], floor=[0.8, 0.2, 0.1]))
     assert chosen == {
         "a": "best of ours, most ambiguous",
@@ -34,25 +34,25 @@ def test_the_floor_is_not_held_against_a_method():
     }
 
 
-def test_the_lower_median_of_an_even_number():
+def test_median_of_even_number_is_the_lower():
     chosen = chosen_cases(evaluation([0.4, 0.1, 0.3, 0.2], within=[0.1, 0.2, 0.3, 0.4]))
     assert chosen["d"] == "median of ours, most ambiguous"
 
 
-def test_a_case_without_a_ged_is_not_chosen():
+def test_case_without_ged_is_not_chosen():
     chosen = chosen_cases(evaluation([None, 0.3, 0.2], within=[0.9, 0.1, 0.2]))
     assert chosen == {"c": "best of ours, median of ours, most ambiguous", "b": "worst of ours"}
 
 
-def test_a_single_case_is_everything():
+def test_single_case_has_all_labels():
     assert list(chosen_cases(evaluation([0.3], within=[0.0]))) == ["a"]
 
 
-def test_of_equal_cases_the_first_is_taken():
+def test_ties_choose_the_first_case():
     chosen = chosen_cases(evaluation([0.2, 0.2, 0.1, 0.1], within=[0.1, 0.3, 0.3, 0.1]))
     assert chosen == {"c": "best of ours", "d": "median of ours", "a": "worst of ours", "b": "most ambiguous"}
 
 
 @pytest.mark.parametrize("ged", [[None], [None, None]])
-def test_without_a_ged_nothing_is_chosen(ged):
+def test_nothing_is_chosen_without_ged(ged):
     assert chosen_cases(evaluation(ged, within=[0.0] * len(ged))) == {}

@@ -14,7 +14,7 @@ from phiseg.plotting.primitives import scale_bar
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
-def test_sample_panel_has_a_picture_for_everything(num_classes):
+def test_sample_panel_has_all_pictures(num_classes):
     methods = [evaluation("a", num_classes=num_classes), evaluation("b", 0.2, num_classes=num_classes, method=LONG)]
     figure = sample_panel(methods, "case-0000")
     assert len(pictures(figure)) == 1 + 4 + 2 * (1 + 8 + 1)  # image, annotations, two methods
@@ -28,13 +28,13 @@ def test_sample_panel_has_a_picture_for_everything(num_classes):
     assert_readable(figure)
 
 
-def test_a_missing_annotation_is_left_out():
+def test_missing_annotation_is_omitted():
     figure = sample_panel([evaluation("a")], "case-0001")  # its annotator 4 did not look
     assert "annotation 3" in titles(figure)
     assert "annotation 4" not in titles(figure)
 
 
-def test_maps_of_all_methods_share_one_scale_a_kind():
+def test_maps_of_a_kind_share_one_scale():
     methods = [evaluation("a", 0.9), evaluation("b", 0.1)]
     figure = sample_panel(methods, "case-0000")
     maps = [axes.images[0] for axes in figure.axes if axes.images and axes.images[0].get_cmap().name == "magma"]
@@ -43,7 +43,7 @@ def test_maps_of_all_methods_share_one_scale_a_kind():
     np.testing.assert_allclose([image.get_clim() for image in maps], [(0, top) for top in tops * 2])
 
 
-def test_an_empty_mask_says_so():
+def test_empty_mask_is_marked():
     method = evaluation("a")
     method.examples.samples[0, 0] = 0
     figure = sample_panel([method], "case-0000")
@@ -51,7 +51,7 @@ def test_an_empty_mask_says_so():
     assert said == ["empty"]
 
 
-def test_a_panel_grows_with_its_columns():
+def test_panel_grows_with_columns():
     narrow, wide = evaluation("a"), evaluation("b")
     object.__setattr__(narrow.examples, "samples", narrow.examples.samples[:, :3])
     small, large = (sample_panel([e], "case-0000").get_size_inches() for e in (narrow, wide))
@@ -69,7 +69,7 @@ def test_level_panel_shows_outputs_and_residuals(num_classes, num_levels):
     assert_readable(figure)
 
 
-def test_levels_go_from_coarse_to_fine_on_symmetric_scales():
+def test_levels_are_coarse_to_fine_on_symmetric_scales():
     method = evaluation("a", num_levels=3)
     figure = level_panel(method, "case-0000")
     assert [title.split(" (")[0] for title in titles(figure)[:3]] == ["level 3", "level 2", "level 1"]
@@ -85,14 +85,14 @@ def texts(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def test_the_reason_for_a_case_stands_beside_it():
+def test_sample_panel_shows_reason():
     figure = sample_panel([evaluation("a")], "case-0000", reason="best of phiseg-small, most ambiguous")
     assert figure.texts[0].get_text() == "case-0000\nbest of\nphiseg-small\nmost ambiguous"
     assert_readable(figure)
     assert_readable(sample_panel([evaluation("a")], "case-0000", reason=f"best of {LONG}, worst of {LONG}"))
 
 
-def test_an_image_of_known_spacing_has_a_scale_bar():
+def test_image_with_spacing_has_scale_bar():
     method = evaluation("a")
     spacing = np.array([[0.7, 2.0], [0.7, 0.7]])  # 16 columns of 2 mm
     known = replace(method, examples=replace(method.examples, spacing_mm=spacing))
@@ -105,7 +105,7 @@ def test_an_image_of_known_spacing_has_a_scale_bar():
 
 
 @given(columns=st.integers(8, 2000), spacing=st.floats(1e-3, 50))
-def test_a_scale_bar_is_round_and_neither_long_nor_short(columns, spacing):
+def test_scale_bar_has_round_length(columns, spacing):
     axes = Figure().add_subplot()
     scale_bar(axes, columns, spacing)
     length = float(texts(axes)[0].removesuffix(" mm"))
@@ -115,7 +115,7 @@ def test_a_scale_bar_is_round_and_neither_long_nor_short(columns, spacing):
     assert np.ptp(axes.lines[0].get_xdata()) == pytest.approx(length / (columns * spacing), rel=1e-4)
 
 
-def test_a_windowed_image_is_shown_in_its_window():
+def test_windowed_image_is_shown_in_its_window():
     method = evaluation("a")
     image = method.examples.image
     assert np.percentile(image[0], 0.5) > -0.5

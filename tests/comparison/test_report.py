@@ -50,7 +50,7 @@ def render(evaluations, title="Title", **pictures):
     return render_report([Part("", evaluations, comparison_table(evaluations), pictures)], title=title)
 
 
-def test_the_report_asks_nobody_for_anything(evaluations):
+def test_report_is_self_contained(evaluations):
     text = render(evaluations, **{"samples.png": PNG, "levels.png": PNG, "scores.png": PNG, "curves.png": PNG})
     page = Page(text)
     sources = [
@@ -64,7 +64,7 @@ def test_the_report_asks_nobody_for_anything(evaluations):
     assert "prefers-color-scheme: dark" in text
 
 
-def test_hostile_names_are_text(tmp_path):
+def test_report_escapes_names(tmp_path):
     name = '<script>alert("x")</script>'
     hostile = make_evaluation(
         tmp_path / "a", name, size=8, split="<b>", model=ModelRef(recipe="<i>", annotator="<u>")
@@ -76,7 +76,7 @@ def test_hostile_names_are_text(tmp_path):
     assert name in page.text
 
 
-def test_the_table_is_bold_where_a_method_is_best(evaluations):
+def test_report_marks_best_scores_bold(evaluations):
     text = render(evaluations)
     table = comparison_table(evaluations)
     bold = re.findall(r"<strong>(.*?)</strong>", text)
@@ -88,7 +88,7 @@ def test_the_table_is_bold_where_a_method_is_best(evaluations):
     assert f"{low:.3f} to {high:.3f}" in words
 
 
-def test_it_says_how_it_was_made(evaluations):
+def test_report_states_how_it_was_made(evaluations):
     words = " ".join(Page(render(evaluations)).text.split())
     for fact in (
         "phantom-lesion",
@@ -104,7 +104,7 @@ def test_it_says_how_it_was_made(evaluations):
     assert "all annotators" in words
 
 
-def test_a_picture_that_is_not_there_leaves_no_gap(evaluations):
+def test_report_omits_missing_pictures(evaluations):
     page = Page(render(evaluations, **{"scores.png": PNG}))
     assert len(page.all("img")) == 1
     assert "How a sample is made" not in page.text
@@ -119,7 +119,7 @@ def quick_pictures(monkeypatch):
     monkeypatch.setattr("phiseg.comparison.compare.draw_pictures", draw)
 
 
-def test_compare_writes_everything_and_leaves_the_rest_alone(evaluations, tmp_path):
+def test_compare_writes_results_and_keeps_other_files(evaluations, tmp_path):
     out = tmp_path / "demo"
     (out / "phiseg").mkdir(parents=True)
     (out / "samples-of-mine.png").write_text("mine")
@@ -158,7 +158,7 @@ def test_compare_again_needs_overwrite_and_removes_stale_pictures(evaluations, t
     assert not (out / "samples-3.png").exists()
 
 
-def test_a_comparison_that_fails_leaves_the_former_one(evaluations, tmp_path, quick_pictures):
+def test_failed_comparison_keeps_previous_one(evaluations, tmp_path, quick_pictures):
     out = tmp_path / "report"
     folders = [write(evaluation) for evaluation in evaluations]
     compare(folders, out)
@@ -169,7 +169,7 @@ def test_a_comparison_that_fails_leaves_the_former_one(evaluations, tmp_path, qu
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_a_full_disk_leaves_the_former_report(evaluations, tmp_path, quick_pictures, monkeypatch):
+def test_full_disk_keeps_previous_report(evaluations, tmp_path, quick_pictures, monkeypatch):
     out = tmp_path / "report"
     folders = [write(evaluation) for evaluation in evaluations]
     compare(folders, out)
@@ -185,7 +185,7 @@ def test_a_full_disk_leaves_the_former_report(evaluations, tmp_path, quick_pictu
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_a_name_that_cannot_be_removed_or_a_folder_that_cannot_be_read_is_an_output_error(
+def test_unremovable_file_and_unreadable_folder_are_output_errors(
     evaluations, tmp_path, quick_pictures, monkeypatch
 ):
     folder = write(evaluations[0])

@@ -38,7 +38,7 @@ def scipy_says_best(evaluations, index, metric, sign):
     return all(test.pvalue < 0.01 and test.statistic > 0 for test in tests)
 
 
-def test_marks_are_those_of_a_direct_scipy_computation():
+def test_marks_match_scipy():
     seen = set()
     for seed in range(25):
         rng = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def clustered_methods(*, patients=True, trainings=1):
     return runs
 
 
-def test_marks_count_patients_unless_cases_are_asked_for():
+def test_marks_use_patients_by_default():
     methods = clustered_methods()
     table, by_case = comparison_table(methods), comparison_table(methods, test="cases")
     assert "ged" not in table.rows[0].best
@@ -82,7 +82,7 @@ def test_marks_count_patients_unless_cases_are_asked_for():
     assert ttest_1samp(differences, 0).pvalue < 0.01
 
 
-def test_notes_state_whether_seeds_and_patients_are_in_the_p_values():
+def test_notes_state_units_of_the_test():
     single, several = (comparison_table(clustered_methods(trainings=n)).notes[0] for n in (1, 3))
     assert "p-values do not include the variance between seeds" in single
     assert "variance between seeds" not in several
@@ -97,14 +97,14 @@ def test_notes_state_whether_seeds_and_patients_are_in_the_p_values():
     assert "not recorded" not in comparison_table(half_old).notes[0]
 
 
-def test_the_unbiased_ged_is_tested_beside_the_ged():
+def test_unbiased_ged_is_tested():
     cases = make_cases(0.8, num_cases=30)
     better = dict(cases, ged_unbiased=[value - 0.001 for value in cases["ged_unbiased"]])
     rows = comparison_table([evaluation("a", cases=cases), evaluation("b", cases=better)]).rows
     assert [row.best for row in rows] == [frozenset(), frozenset({"ged_unbiased"})]
 
 
-def test_pairs_are_made_by_the_name_of_the_case_not_by_its_row():
+def test_cases_are_paired_by_name():
     cases = make_cases(0.8, num_cases=30)
     better = dict(cases, ged=[value - 0.001 for value in cases["ged"]])
     order = np.random.default_rng(0).permutation(30)
@@ -113,7 +113,7 @@ def test_pairs_are_made_by_the_name_of_the_case_not_by_its_row():
     assert [("ged" in row.best) for row in table.rows] == [False, True]
 
 
-def test_cases_without_a_value_are_left_out_and_said_so():
+def test_cases_without_value_are_omitted_with_note():
     cases = make_cases(0.9, num_cases=30)
     holes = dict(make_cases(0.2, num_cases=30))
     holes["s_ncc"] = [None] * 10 + holes["s_ncc"][10:]
@@ -127,7 +127,7 @@ def test_cases_without_a_value_are_left_out_and_said_so():
     assert " - " in to_text(table)
 
 
-def test_one_method_or_one_case_has_no_marks_and_a_note():
+def test_one_method_or_case_has_note_without_marks():
     alone = comparison_table([evaluation("a")])
     assert not alone.rows[0].best
     assert "only one method" in alone.notes[0]
@@ -136,7 +136,7 @@ def test_one_method_or_one_case_has_no_marks_and_a_note():
     assert "are too few; a paired test needs" in one_case.notes[0]
 
 
-def test_the_excess_is_over_cases_that_have_a_floor():
+def test_excess_uses_cases_with_floor():
     cases = make_cases(0.8, num_cases=3)
     cases["ged"], cases["ged_floor"] = [0.5, 0.4, 9.0], [0.1, 0.2, None]
     table = comparison_table([evaluation("a", cases=cases)])
@@ -153,13 +153,13 @@ def test_the_excess_is_over_cases_that_have_a_floor():
         ({"num_samples": 16}, "100 and 16 samples, and GED falls as the number of samples grows"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(changes, difference):
+def test_incomparable_evaluations_are_rejected(changes, difference):
     with pytest.raises(DataError, match=re.escape(difference)) as caught:
         comparison_table([evaluation("a"), evaluation("b"), evaluation("c", **changes)])
     assert "/evals/b and /evals/c" in str(caught.value)
 
 
-def test_dice_against_different_annotators_is_shown_but_not_compared():
+def test_dice_of_different_annotators_is_not_tested():
     same = comparison_table([evaluation("a", 0.9, dice_annotator=2), evaluation("b", 0.1, dice_annotator=2)])
     assert same.rows[0].best == {"ged", "ged_unbiased", "s_ncc", "dice"}
     other = comparison_table([evaluation("a", 0.9, dice_annotator=2), evaluation("b", 0.1)])
@@ -171,21 +171,21 @@ def test_dice_against_different_annotators_is_shown_but_not_compared():
     assert note in " ".join(to_text(other).split())
 
 
-def test_nothing_and_twice_the_same_are_refused():
+def test_no_folder_and_repeated_folder_are_rejected():
     with pytest.raises(DataError, match="nothing to compare"):
         comparison_table([])
     with pytest.raises(DataError, match="twice"):
         comparison_table([evaluation("a"), evaluation("a")])
 
 
-def test_equal_names_are_told_apart_by_their_folders():
+def test_equal_names_are_distinguished_by_folder():
     same = [evaluation(path, method="phiseg") for path in ("run1/eval", "run2/eval")]
     assert method_names([*same, evaluation("x")]) == ["phiseg (run1/eval)", "phiseg (run2/eval)", "x"]
     near = [evaluation(path, method="phiseg") for path in ("one", "two")]
     assert method_names(near) == ["phiseg (one)", "phiseg (two)"]
 
 
-def test_csv_holds_every_number_in_full():
+def test_csv_has_full_precision():
     evaluations = [evaluation("a", 0.9, num_parameters=None), evaluation("b, the 2nd", 0.2)]
     table = comparison_table(evaluations)
     rows = list(csv.DictReader(io.StringIO(to_csv({"": table}))))
@@ -202,7 +202,7 @@ def test_csv_holds_every_number_in_full():
     assert [rows[1][f"{metric}_marked"] for metric in ("ged", "s_ncc", "dice")] == ["false"] * 3
 
 
-def test_latex_escapes_what_is_special():
+def test_latex_escapes_special_characters():
     table = comparison_table([evaluation("a_b", 0.9, method=r"a_b & 5% #1 \x {y} $z$ ~^ <>"), evaluation("c", 0.1)])
     text = to_latex({"": table})
     name = r"a\_b \& 5\% \#1 \textbackslash{}x \{y\} \$z\$ \textasciitilde{}\textasciicircum{} $<$$>$"
@@ -212,14 +212,14 @@ def test_latex_escapes_what_is_special():
     assert text.isascii()
 
 
-def test_markdown_is_bold_and_a_name_cannot_break_the_table():
+def test_markdown_is_bold_and_escapes_names():
     table = comparison_table([evaluation("a", 0.9, method="a|b <b> *c*"), evaluation("c", 0.1)])
     lines = to_markdown({"": table}).splitlines()
     assert lines[2].startswith(rf"| a\|b \<b\> \*c\* | 1.23 M | **{table.rows[0].ged:.4f}** |")
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines[:4]} == {11}
 
 
-def test_text_is_aligned_and_marks_with_a_star():
+def test_text_is_aligned_with_stars():
     table = comparison_table([evaluation("a-long-name", 0.9), evaluation("c", 0.1)])
     lines = to_text(table).splitlines()
     assert f"{table.rows[0].ged:.4f}*" in lines[2]
@@ -228,14 +228,14 @@ def test_text_is_aligned_and_marks_with_a_star():
     assert lines[5].startswith("*: better than all other methods")
 
 
-def test_numbers_of_parameters_are_readable():
+def test_parameter_counts_are_readable():
     numbers = {None: "-", 950: "950", 12_345: "12.3 k", 999_700: "1 M", 4_560_000: "4.56 M", 999_900_000: "1,000 M"}
     table = [comparison_table([evaluation("a", num_parameters=n)]) for n in numbers]
     shown = [to_text(each).splitlines()[2].split("  ")[1:] for each in table]
     assert [next(cell.strip() for cell in row if cell.strip()) for row in shown] == [*numbers.values()]
 
 
-def test_a_dataset_with_one_annotator_has_no_ged_and_says_why(tmp_path):
+def test_one_annotator_gives_note_instead_of_ged(tmp_path):
     alone = evaluation("a", 0.9)
     for name in ("ged", "ged_floor", "ged_unbiased", "s_ncc"):
         alone.cases[name] = [None] * len(alone.cases[name])
@@ -248,7 +248,7 @@ def test_a_dataset_with_one_annotator_has_no_ged_and_says_why(tmp_path):
     assert any("no case here has two" in note for note in table.notes)
 
 
-def test_the_residual_correlation_and_what_it_accounts_for_are_noted():
+def test_residual_correlation_is_noted():
     known = evaluation("a", 0.9, residual_correlation=0.2)
     delta = known.summary.diversity_annotators
     notes = comparison_table([known, evaluation("b", 0.1)]).notes

@@ -58,12 +58,12 @@ def train_words(recipe_file, lesions, tmp_path):
 # Names and numbers
 
 
-def test_an_unknown_command_names_the_nearest(refuses):
+def test_unknown_command_suggests_the_nearest(refuses):
     refuses("trian", says="did you mean 'train'?")
     refuses("prepare", "fantom", says="unknown command 'prepare fantom'")
 
 
-def test_an_unknown_recipe_names_the_nearest(refuses, lesions, tmp_path):
+def test_unknown_recipe_suggests_the_nearest(refuses, lesions, tmp_path):
     refuses(
         *("train", "phiseg-smal", "--data", lesions, "--out", tmp_path / "run"), says="did you mean 'phiseg-small'?"
     )
@@ -91,11 +91,11 @@ def test_an_unknown_recipe_names_the_nearest(refuses, lesions, tmp_path):
     ],
     ids=str,
 )
-def test_a_wrong_setting_is_refused(words, says, refuses, train_words):
+def test_invalid_setting_is_rejected(words, says, refuses, train_words):
     refuses(*train_words(*words), says=says)
 
 
-def test_a_batch_that_the_devices_cannot_share_is_refused_once(phiseg, train_words, tmp_path):
+def test_indivisible_batch_size_is_reported_once(phiseg, train_words, tmp_path):
     """In a process of its own: were it refused too late, further processes would run this test."""
     words = train_words("--train.devices", 3, "--train.batch_size", 4)
     before = snapshot(tmp_path)
@@ -116,12 +116,12 @@ def test_a_batch_that_the_devices_cannot_share_is_refused_once(phiseg, train_wor
         ("--device", "meta", "device 'meta' is not available"),
     ],
 )
-def test_a_wrong_option_is_refused(command, option, value, says, refuses, trained, lesions, tmp_path):
+def test_invalid_option_is_rejected(command, option, value, says, refuses, trained, lesions, tmp_path):
     refuses(command, trained(), "--data", lesions, "--out", tmp_path / "out", option, value, says=says)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_refused(refuses, train_words, trained, lesions, tmp_path):
+def test_missing_gpu_is_rejected(refuses, train_words, trained, lesions, tmp_path):
     refuses("sample", trained(), "--data", lesions, "--out", tmp_path / "out", "--device", "cuda", says="use cpu")
     scan = tmp_path / "scan.nii"
     write_nifti(scan, Volume(np.arange(64.0).reshape(4, 4, 4), np.eye(4)))
@@ -131,40 +131,40 @@ def test_a_gpu_that_is_not_there_is_refused(refuses, train_words, trained, lesio
         refuses("predict", trained(), scan, "--accelerator", accelerator, "--out", tmp_path / "out", says=says)
 
 
-def test_one_device_for_several_processes_is_refused(refuses, trained, lesions, tmp_path):
+def test_single_device_for_several_processes_is_rejected(refuses, trained, lesions, tmp_path):
     words = ("evaluate", trained(), "--data", lesions, "--out", tmp_path / "out", "--devices", 2)
     refuses(*words, "--device", "cuda:1", says="--device cuda:1 is a single device, but several processes run")
 
 
-def test_a_dice_annotator_who_does_not_exist_is_refused(refuses, trained, lesions, tmp_path):
+def test_unknown_dice_annotator_is_rejected(refuses, trained, lesions, tmp_path):
     words = ("evaluate", trained(), "--data", lesions, "--out", tmp_path / "out")
     refuses(*words, "--dice-annotator", 4, says="there is no annotator 4; use 0 to 3, all, majority or staple")
     refuses(*words, "--num-examples", 0, says="num_examples is 0")
 
 
 @pytest.mark.parametrize("words", [("--steps", 0), ("--num-samples", 0), ("--num-cases", 0)], ids=str)
-def test_a_demo_of_nothing_is_refused(words, refuses, tmp_path):
+def test_demo_with_invalid_numbers_is_rejected(words, refuses, tmp_path):
     refuses("demo", "--out", tmp_path / "demo", *words)
 
 
 # Data
 
 
-def test_a_missing_data_folder_is_refused(refuses, train_words, trained, tmp_path):
+def test_missing_data_folder_is_rejected(refuses, train_words, trained, tmp_path):
     missing = tmp_path / "missing"
     refuses(*train_words(data=missing), says=[missing, "phiseg prepare"])
     refuses("evaluate", trained(), "--data", missing, "--out", tmp_path / "out", says=missing)
     refuses("sample", trained(), "--data", missing, "--out", tmp_path / "out", says=missing)
 
 
-def test_a_folder_that_is_no_dataset_is_refused(refuses, train_words, trained, tmp_path):
+def test_folder_that_is_not_a_dataset_is_rejected(refuses, train_words, trained, tmp_path):
     refuses(*train_words(data=trained()), says="dataset.json is missing")
     (tmp_path / "empty").mkdir()
     refuses(*train_words(data=tmp_path / "empty"), says="dataset.json is missing")
     refuses("info", tmp_path / "empty", says="contains no model")
 
 
-def test_labels_outside_the_classes_are_refused(refuses, train_words, trained, lesions, copy, tmp_path):
+def test_labels_outside_classes_are_rejected(refuses, train_words, trained, lesions, copy, tmp_path):
     for split in ("train", "val", "test"):
         data = copy(lesions, split)
         labels = np.load(data / "labels.npy")
@@ -177,7 +177,7 @@ def test_labels_outside_the_classes_are_refused(refuses, train_words, trained, l
             refuses(*train_words(data=data), says=says)
 
 
-def test_info_finds_a_pixel_that_was_changed(cli, refuses, lesions, copy):
+def test_info_finds_a_changed_pixel(cli, refuses, lesions, copy):
     data = copy(lesions)
     assert "arrays: checksums match" in cli("info", data).out
     images = np.load(data / "images.npy")
@@ -186,7 +186,7 @@ def test_info_finds_a_pixel_that_was_changed(cli, refuses, lesions, copy):
     refuses("info", data, says="images.npy changed after preparation")
 
 
-def test_an_empty_split_is_refused(refuses, train_words, trained, lesions, copy, tmp_path):
+def test_empty_split_is_rejected(refuses, train_words, trained, lesions, copy, tmp_path):
     for split in ("train", "val", "test"):
         data = copy(lesions, split)
         splits = json.loads((data / "splits.json").read_text())
@@ -199,9 +199,7 @@ def test_an_empty_split_is_refused(refuses, train_words, trained, lesions, copy,
             refuses(*train_words(data=data), says=says)
 
 
-def test_an_error_after_the_start_is_the_last_line(
-    cli, train_words, trained, lesions, copy, replace_arrays, tmp_path
-):
+def test_late_error_is_the_last_line(cli, train_words, trained, lesions, copy, replace_arrays, tmp_path):
     data = copy(lesions, "nan")
     images = np.load(data / "images.npy")
     images[:, 0, 0, 0] = np.nan
@@ -223,14 +221,14 @@ def test_an_error_after_the_start_is_the_last_line(
 # Folders
 
 
-def test_results_are_never_written_over(refuses, train_words, trained, lesions, copy, tmp_path):
+def test_results_are_not_overwritten(refuses, train_words, trained, lesions, copy, tmp_path):
     run = copy(trained(), "run")
     refuses(*train_words(), says=["holds a run already", "--resume"])
     for command in ("evaluate", "sample"):
         refuses(command, run, "--data", lesions, "--out", run, says="exists, but is not a result of phiseg")
 
 
-def test_only_results_of_the_same_kind_are_written_over(refuses, trained, lesions, copy, tmp_path, monkeypatch):
+def test_overwrite_replaces_only_results_of_the_same_kind(refuses, trained, lesions, copy, tmp_path, monkeypatch):
     run = copy(trained(), "run")
     monkeypatch.setattr("phiseg.inference.sampling._draw", lambda *_: pytest.fail("it computes"))
     for command in ("evaluate", "sample"):
@@ -243,7 +241,7 @@ def test_only_results_of_the_same_kind_are_written_over(refuses, trained, lesion
     refuses("prepare", "phantom", "lesion", ".", says="exists, but is not")
 
 
-def test_an_existing_dataset_is_kept(cli, lesions, copy, tmp_path):
+def test_existing_dataset_is_kept(cli, lesions, copy, tmp_path):
     data = copy(lesions)
     before = snapshot(tmp_path)
     result = cli("prepare", "phantom", "lesion", data, "--size", 16, "--num-cases", 3)
@@ -252,7 +250,7 @@ def test_an_existing_dataset_is_kept(cli, lesions, copy, tmp_path):
     assert snapshot(tmp_path) == before
 
 
-def test_a_file_in_the_place_of_a_folder_is_refused(refuses, train_words, trained, lesions, tmp_path):
+def test_file_instead_of_folder_is_rejected(refuses, train_words, trained, lesions, tmp_path):
     file = tmp_path / "file"
     file.write_text("mine")
     refuses(*train_words(out=file), says="is a file")
@@ -290,14 +288,14 @@ def mounted(folder, options):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_folder_that_cannot_be_written_is_refused(refuses, train_words, trained, lesions, read_only):
+def test_unwritable_folder_is_rejected(refuses, train_words, trained, lesions, read_only):
     out = read_only / "out"
     refuses(*train_words(out=out), says=f"cannot write {out}")
     for command in ("sample", "evaluate"):
         refuses(command, trained(), "--data", lesions, "--out", out, says=f"cannot write {out}")
 
 
-def test_an_error_of_the_operating_system_is_one_line_too(refuses, monkeypatch):
+def test_os_error_is_one_line(refuses, monkeypatch):
     def fail(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", "/some/file")
 
@@ -308,7 +306,7 @@ def test_an_error_of_the_operating_system_is_one_line_too(refuses, monkeypatch):
 # Models and states
 
 
-def test_a_missing_model_is_refused(refuses, lesions, tmp_path):
+def test_missing_model_is_rejected(refuses, lesions, tmp_path):
     (tmp_path / "empty").mkdir()
     for command in ("evaluate", "sample"):
         words = ("--data", lesions, "--out", tmp_path / "out")
@@ -317,7 +315,7 @@ def test_a_missing_model_is_refused(refuses, lesions, tmp_path):
         refuses(command, lesions, *words, says="contains no model")
 
 
-def test_the_weights_of_another_model_are_refused(refuses, trained, lesions, copy, tmp_path):
+def test_weights_of_another_model_are_rejected(refuses, trained, lesions, copy, tmp_path):
     run = copy(trained())
     shutil.copy(trained("unet") / "model" / "model.safetensors", run / "model" / "model.safetensors")
     for words in (("evaluate", run), ("sample", run)):
@@ -326,26 +324,26 @@ def test_the_weights_of_another_model_are_refused(refuses, trained, lesions, cop
 
 
 @pytest.mark.parametrize("length", [0, 5, 100, 5000])
-def test_truncated_weights_are_refused(length, refuses, trained, lesions, copy, tmp_path):
+def test_truncated_weights_are_rejected(length, refuses, trained, lesions, copy, tmp_path):
     run = copy(trained())
     path = run / "model" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:length])
     refuses("sample", run, "--data", lesions, "--out", tmp_path / "out", says=[path, "damaged"])
 
 
-def test_a_model_for_other_classes_is_refused(refuses, trained, zones, tmp_path):
+def test_model_with_other_classes_is_rejected(refuses, trained, zones, tmp_path):
     for command in ("evaluate", "sample"):
         refuses(command, trained(), "--data", zones, "--out", tmp_path / "out", says="the model has 2 classes")
 
 
-def test_a_state_of_another_model_is_refused(refuses, train_words, trained, copy):
+def test_state_of_another_model_is_rejected(refuses, train_words, trained, copy):
     run = copy(trained(), "run")
     shutil.copy(trained("unet") / "state" / "last.pt", run / "state" / "last.pt")
     refuses(*train_words("--resume"), says=["state/last.pt", "weights of another model"])
 
 
 @pytest.mark.parametrize("length", [0, 5, 1000, 50000])
-def test_a_truncated_state_is_refused(length, refuses, train_words, trained, copy):
+def test_truncated_state_is_rejected(length, refuses, train_words, trained, copy):
     path = copy(trained(), "run") / "state" / "last.pt"
     path.write_bytes(path.read_bytes()[:length])
     refuses(*train_words("--resume"), says=[path, "restore the file"])
@@ -362,7 +360,7 @@ class Bomb:
 @pytest.mark.parametrize("place", ["state/last.pt", "model/model.safetensors"])
 @pytest.mark.parametrize("archive", [True, False])
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_a_malicious_file_is_not_executed(place, archive, refuses, train_words, trained, lesions, copy, tmp_path):
+def test_malicious_file_is_not_executed(place, archive, refuses, train_words, trained, lesions, copy, tmp_path):
     path = copy(trained(), "run") / place
     bomb = {"format": "phiseg-state", "weights": Bomb(tmp_path / "executed")}
     if archive:
@@ -376,7 +374,7 @@ def test_a_malicious_file_is_not_executed(place, archive, refuses, train_words, 
     assert not (tmp_path / "executed").exists()
 
 
-def test_resuming_with_another_recipe_or_dataset_is_refused(refuses, train_words, trained, zones, copy):
+def test_resume_with_another_recipe_or_dataset_is_rejected(refuses, train_words, trained, zones, copy):
     copy(trained(), "run")
     words = train_words("--resume", "--train.learning_rate", "0.1")
     refuses(*words, says=["was started with train.learning_rate = 0.001, now it is 0.1"])
@@ -397,7 +395,7 @@ def files_limited_to(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_training_on_a_full_disk_keeps_its_last_state_and_resumes(cli, train_words, trained, tmp_path):
+def test_training_on_full_disk_keeps_state_and_resumes(cli, train_words, trained, tmp_path):
     assert cli(*train_words(steps=2)).code == 0
     state = tmp_path / "run" / "state" / "last.pt"
     before = state.read_bytes()
@@ -422,7 +420,7 @@ def test_a_training_on_a_full_disk_keeps_its_last_state_and_resumes(cli, train_w
 
 
 @pytest.mark.parametrize("command", ["prepare", "sample", "evaluate"])
-def test_results_on_a_full_disk_are_not_there_at_all(command, cli, trained, lesions, tmp_path):
+def test_full_disk_leaves_no_partial_results(command, cli, trained, lesions, tmp_path):
     (tmp_path / "disk").mkdir()
     out = tmp_path / "disk" / "out"
     words = {
@@ -440,7 +438,7 @@ def test_results_on_a_full_disk_are_not_there_at_all(command, cli, trained, lesi
         assert list((tmp_path / "disk").iterdir()) == []
 
 
-def test_a_training_on_a_disk_that_fills_up_ends_with_one_line(cli, train_words, tmp_path):
+def test_training_on_filling_disk_ends_with_one_line(cli, train_words, tmp_path):
     (tmp_path / "disk").mkdir()
     with mounted(tmp_path / "disk", "size=300k"):
         result = cli(*train_words(out=tmp_path / "disk" / "run"))
@@ -453,13 +451,13 @@ def test_a_training_on_a_disk_that_fills_up_ends_with_one_line(cli, train_words,
 @pytest.mark.parametrize(
     ("word", "meant"), [("--steps", "--train.steps"), ("--flip-vertical", "--augment.flip_vertical")]
 )
-def test_a_key_of_the_recipe_without_its_section_is_named(cli, lesions, tmp_path, word, meant):
+def test_recipe_key_without_section_is_suggested(cli, lesions, tmp_path, word, meant):
     done = cli("train", "phiseg-small", "--data", lesions, "--out", tmp_path / "run", word, "3")
     assert done.code == 2
     assert f"write {meant}" in done.err
 
 
-def test_a_name_that_the_terminal_cannot_show_is_shown_escaped(phiseg, lesions, copy):
+def test_unprintable_name_is_escaped(phiseg, lesions, copy):
     data = copy(lesions)
     info = json.loads((data / "dataset.json").read_text())
     (data / "dataset.json").write_text(json.dumps(info | {"name": "gl\u00e4nds \u03b3"}))
@@ -468,7 +466,7 @@ def test_a_name_that_the_terminal_cannot_show_is_shown_escaped(phiseg, lesions, 
     assert "dataset: gl\\xe4nds \\u03b3 in" in result.out
 
 
-def test_an_error_is_a_line_that_can_be_read_whatever_a_file_holds(cli, lesions, copy):
+def test_error_line_is_printable_for_any_file_content(cli, lesions, copy):
     data = copy(lesions)
     splits = json.loads((data / "splits.json").read_text())
     for name in ("\x1b[2Jevil\n", "\ud800", "x" * 100_000):
@@ -481,7 +479,7 @@ def test_an_error_is_a_line_that_can_be_read_whatever_a_file_holds(cli, lesions,
         assert len(line) < 2100
 
 
-def test_memory_that_is_not_there_is_one_line(refuses, tmp_path, monkeypatch):
+def test_out_of_memory_is_one_line(refuses, tmp_path, monkeypatch):
     def run(words):
         raise MemoryError(f"Unable to allocate 14.6 GiB for {words[0]}")
 

@@ -34,12 +34,12 @@ def mean_scores(model, dataset, rows, *, num_samples=16):
     return {name: np.mean([row[name] for row in table]) for name in ("ged_unbiased", "s_ncc", "dice")}
 
 
-def test_these_models_come_with_phiseg():
+def test_bundled_models_are_listed():
     assert tuple(bundled_models()) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bundled_model_is_small_and_needs_no_network(name, monkeypatch):
+def test_bundled_model_is_small_and_needs_no_network(name, monkeypatch):
     monkeypatch.setattr("socket.socket", None)
     folder = bundled_models()[name]
     assert sum(path.stat().st_size for path in folder.rglob("*")) < 10e6
@@ -51,7 +51,7 @@ def test_a_bundled_model_is_small_and_needs_no_network(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_card_says_what_it_is_and_what_it_is_not_for(name):
+def test_bundled_model_card_states_intended_use(name):
     folder = bundled_models()[name]
     card = (folder / "README.md").read_text(encoding="utf-8")
     for words in ("license:", "phiseg train", "## Out-of-scope use", "## Known failures", "not a medical device"):
@@ -60,23 +60,23 @@ def test_its_card_says_what_it_is_and_what_it_is_not_for(name):
     assert provenance["train_patients"]
 
 
-def test_its_patients_are_not_named():
+def test_bundled_model_does_not_name_patients():
     for path in bundled_models()["lidc-nodule"].glob("*.json"):
         assert "LIDC-IDRI-" not in path.read_text()
 
 
-def test_info_tells_about_it(cli):
+def test_info_describes_bundled_model(cli):
     told = cli("info", "lidc-nodule").out
     assert "model: phiseg" in told
     assert "centred_on: nodule" in told
 
 
-def test_a_bundled_model_is_not_calibrated_in_place(tmp_path):
+def test_bundled_model_is_not_calibrated_in_place(tmp_path):
     with pytest.raises(ModelError, match="calibrate a copy"):
         calibrate(Path("lidc-nodule"), tmp_path)
 
 
-def test_phantoms_it_has_not_seen_are_sampled_well(tmp_path):
+def test_bundled_phantom_model_samples_unseen_phantoms_well(tmp_path):
     """Nearer to the annotators than their own majority vote, repeated, is: what no model without samples can do."""
     dataset = prepare_phantom("lesion", tmp_path / "data", seed=7, size=64, num_cases=40, progress=False)
     rows = list(range(30))

@@ -49,7 +49,7 @@ def tour(phiseg, tmp_path_factory):
     return folder, printed
 
 
-def test_each_command_says_what_it_made_and_what_comes_next(tour):
+def test_commands_print_results_and_next_step(tour):
     _, printed = tour
     assert "15 cases of 15 patients (9 train, 3 val, 3 test), 4 annotators" in printed["prepare"]
     assert "next:  phiseg train" in printed["prepare"]
@@ -61,7 +61,7 @@ def test_each_command_says_what_it_made_and_what_comes_next(tour):
     assert all(name in printed["info"] for name in recipe_names())
 
 
-def test_the_run_is_of_the_recipe_with_the_overrides(tour):
+def test_train_applies_overrides(tour):
     folder, _ = tour
     config = yaml.safe_load((folder / "phiseg" / "config.yaml").read_text())
     assert config["model"]["channels"] == [4, 4, 8]
@@ -71,7 +71,7 @@ def test_the_run_is_of_the_recipe_with_the_overrides(tour):
     assert steps == [1, 2, 2, 3, 4, 4]
 
 
-def test_an_evaluation_holds_the_documented_numbers(tour):
+def test_evaluate_writes_documented_files(tour):
     folder, _ = tour
     dataset = Dataset.open(folder / "data")
     for name in ("phiseg", "unet"):
@@ -86,7 +86,7 @@ def test_an_evaluation_holds_the_documented_numbers(tour):
             assert summary[score] == pytest.approx(mean)
 
 
-def test_the_comparison_holds_the_numbers_of_the_evaluations(tour):
+def test_compare_table_matches_evaluations(tour):
     folder, printed = tour
     with (folder / "report" / "table.csv").open(newline="") as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
@@ -106,7 +106,7 @@ def test_the_comparison_holds_the_numbers_of_the_evaluations(tour):
     }
 
 
-def test_the_samples_are_those_that_the_model_draws(tour):
+def test_sample_matches_model(tour):
     folder, _ = tour
     dataset, model = Dataset.open(folder / "data"), load_model(folder / "phiseg")
     arrays = {path.stem: np.load(path) for path in (folder / "samples").glob("*.npy")}
@@ -129,7 +129,7 @@ def test_the_samples_are_those_that_the_model_draws(tour):
 # The same commands in this process: what else they print
 
 
-def test_info_tells_about_a_dataset(tour, cli):
+def test_info_describes_dataset(tour, cli):
     folder, _ = tour
     told = cli("info", folder / "data").out
     for words in (
@@ -142,7 +142,7 @@ def test_info_tells_about_a_dataset(tour, cli):
         assert words in told
 
 
-def test_info_tells_about_a_run_and_its_model(tour, cli):
+def test_info_describes_run_and_model(tour, cli):
     folder, _ = tour
     told = cli("info", folder / "phiseg").out
     for words in ("model: phiseg", "channels: [4, 4, 8]", "recipe: phiseg-small", "posterior: ", "fingerprint"):
@@ -151,7 +151,7 @@ def test_info_tells_about_a_run_and_its_model(tour, cli):
 
 
 @pytest.mark.parametrize("name", ["unet-small", "phiseg-small"])
-def test_info_prints_a_recipe_that_can_be_trained_with(name, cli, tmp_path):
+def test_info_prints_usable_recipe(name, cli, tmp_path):
     told = cli("info", name).out
     path = tmp_path / f"{name}.yaml"
     path.write_text(told)
@@ -159,7 +159,7 @@ def test_info_prints_a_recipe_that_can_be_trained_with(name, cli, tmp_path):
     assert "total: " in told
 
 
-def test_a_file_in_the_form_of_a_run_is_a_recipe(tour, cli, tmp_path):
+def test_config_of_a_run_is_a_recipe(tour, cli, tmp_path):
     folder, _ = tour
     words = ("--data", folder / "data", "--out", tmp_path / "again")
     assert cli("train", folder / "unet" / "config.yaml", *words).code == 0
@@ -169,7 +169,7 @@ def test_a_file_in_the_form_of_a_run_is_a_recipe(tour, cli, tmp_path):
     assert first == again
 
 
-def test_overwriting_replaces_results(tour, cli, tmp_path):
+def test_overwrite_replaces_results(tour, cli, tmp_path):
     folder, _ = tour
     for command in ("sample", "evaluate"):
         words = (folder / "phiseg", "--data", folder / "data", "--num-samples", 2, "--out", tmp_path / command)
@@ -197,7 +197,7 @@ for words in [["--help"], ["-h"], ["help"], [], ["--version"], ["prepare", "--he
 """
 
 
-def test_help_needs_no_torch():
+def test_help_does_not_import_torch():
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -205,7 +205,7 @@ def test_help_needs_no_torch():
         assert f"usage: phiseg {name}" in done.stdout, name
 
 
-def test_the_installed_command_and_the_module_are_the_same(phiseg):
+def test_command_and_module_are_the_same(phiseg):
     done = phiseg("--help")
     assert (done.code, done.err) == (0, "")
     words = [sys.executable, "-m", "phiseg", "--help"]
@@ -214,15 +214,31 @@ def test_the_installed_command_and_the_module_are_the_same(phiseg):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_an_example(name, cli):
-    told = cli(*name.split(), "--help")
-    assert told.code == 0
-    assert f"phiseg {name}" in told.out
-    assert "Example" in told.out
+def test_help_ends_with_examples(name, cli):
+    done = cli(*name.split(), "--help")
+    assert done.code == 0
+    examples = done.out.rpartition("\nExamples:\n")[2].splitlines()
+    assert examples
+    assert all(line.startswith(f"  phiseg {name}") for line in examples)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_states_what_happens_without_an_option(name, cli):
+    shown = " ".join(cli(*name.split(), "--help").out.replace("│", " ").split())
+    assert "(default: None)" not in shown
+    assert "(default: )" not in shown
+    assert "(default: False)" not in shown
+
+
+def test_help_is_wrapped_to_the_terminal(cli, monkeypatch):
+    for columns in (60, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        description = cli("predict", "--help").out.partition("╭")[0].split("\n\n", 1)[1]
+        assert max(map(len, description.splitlines())) <= min(columns, 100)
 
 
 @pytest.mark.slow
-def test_the_demo_runs_and_a_second_one_uses_what_is_there(phiseg, tmp_path):
+def test_second_demo_reuses_results(phiseg, tmp_path):
     words = ("demo", "--out", tmp_path / "demo", "--steps", 2, "--size", 16, "--num-cases", 10, "--num-samples", 4)
     first = phiseg(*words)
     assert first.code == 0, first.err

@@ -26,7 +26,7 @@ def test_check_prints_a_report_and_writes_it_as_json(cli, gaps, tmp_path):
     assert cli("data", "check", gaps, "--json", tmp_path / "report.json", "--overwrite").code == 0
 
 
-def test_check_lists_every_problem_and_ends_with_one_line(cli, copy, lesions, replace_arrays, tmp_path):
+def test_check_lists_all_problems_and_ends_with_one_line(cli, copy, lesions, replace_arrays, tmp_path):
     folder = copy(lesions)
     labels = np.load(folder / "labels.npy")
     labels[[2, 5], 1, 0, 0] = 9
@@ -38,7 +38,7 @@ def test_check_lists_every_problem_and_ends_with_one_line(cli, copy, lesions, re
     assert len(json.loads((tmp_path / "report.json").read_text())["problems"]) == 2
 
 
-def test_show_writes_a_picture_once(cli, zones, tmp_path):
+def test_show_writes_picture_and_keeps_existing_file(cli, zones, tmp_path):
     out = tmp_path / "sheets" / "sheet.png"
     done = cli("data", "show", zones, "--out", out, "--num", "3", "--order", "disagreement")
     assert (done.code, done.out) == (0, f"{out}: 3 of 10 cases\n")
@@ -53,7 +53,7 @@ def test_show_writes_a_picture_once(cli, zones, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["sheet.png"]
 
 
-def test_show_refuses_what_it_cannot_do(cli, lesions, tmp_path):
+def test_show_rejects_invalid_output(cli, lesions, tmp_path):
     (tmp_path / "folder.png").mkdir()
     for out, problem in (
         (tmp_path / "sheet.pdf", "ends in .png"),
@@ -67,7 +67,7 @@ def test_show_refuses_what_it_cannot_do(cli, lesions, tmp_path):
 
 
 @pytest.mark.parametrize("fractions", ["40,20,40", "0.4,0.2,0.4", "0.4 0.2 0.4"])
-def test_split_replaces_the_split_and_tells_the_counts(fractions, cli, copy, lesions):
+def test_split_replaces_splits_and_prints_counts(fractions, cli, copy, lesions):
     folder = copy(lesions)
     manifest = (folder / "dataset.json").read_bytes()
     done = cli("data", "split", folder, "--seed", "3", "--fractions", fractions)
@@ -100,7 +100,7 @@ def test_split_replaces_the_split_and_tells_the_counts(fractions, cli, copy, les
         ("-20,60,60", "without negative numbers"),
     ],
 )
-def test_split_refuses_fractions_without_meaning(fractions, problem, cli, copy, lesions):
+def test_split_rejects_invalid_fractions(fractions, problem, cli, copy, lesions):
     folder = copy(lesions)
     before = (folder / "splits.json").read_bytes()
     done = cli("data", "split", folder, f"--fractions={fractions}")
@@ -110,7 +110,7 @@ def test_split_refuses_fractions_without_meaning(fractions, problem, cli, copy, 
     assert (folder / "splits.json").read_bytes() == before
 
 
-def test_split_refuses_to_leave_training_without_a_patient(cli, copy, lesions):
+def test_split_rejects_empty_train_split(cli, copy, lesions):
     folder = copy(lesions)
     table = (folder / "cases.csv").read_text().splitlines()
     rows = [line.split(",") for line in table[1:]]
@@ -124,9 +124,7 @@ def test_split_refuses_to_leave_training_without_a_patient(cli, copy, lesions):
     assert Dataset.open(folder).splits == {"train": ["someone"]}
 
 
-def test_a_model_of_the_old_split_is_not_resumed_and_its_evaluation_warns(
-    cli, copy, lesions, trained, make_recipe, tmp_path
-):
+def test_old_split_prevents_resume_and_warns_in_evaluation(cli, copy, lesions, trained, make_recipe, tmp_path):
     folder = copy(lesions, "data")
     run = copy(trained(), "run")
     words = ("evaluate", run, "--data", folder, "--num-samples", "2")
@@ -151,7 +149,7 @@ def evaluate_warnings(cli, run, data, split, out):
     return [line for line in done.err.splitlines() if "leak" in line]
 
 
-def test_patients_are_recognised_in_a_dataset_that_was_prepared_again(cli, copy, lesions, trained, gaps, tmp_path):
+def test_training_patients_are_recognised_in_reprepared_dataset(cli, copy, lesions, trained, gaps, tmp_path):
     """The gaps are the lesions' patients with other labels, and so with another fingerprint."""
     assert Dataset.open(gaps).fingerprint != Dataset.open(lesions).fingerprint
     number = len(Dataset.open(gaps).splits["train"])
@@ -170,7 +168,7 @@ def test_patients_are_recognised_in_a_dataset_that_was_prepared_again(cli, copy,
     assert not any(name in config for name in Dataset.open(gaps).splits["train"])
 
 
-def test_evaluating_on_the_split_that_selected_or_calibrated_the_model_warns(cli, copy, lesions, trained, tmp_path):
+def test_evaluate_warns_on_selection_or_calibration_split(cli, copy, lesions, trained, tmp_path):
     run = copy(trained(), "run")
     assert evaluate_warnings(cli, run, lesions, "test", tmp_path / "test") == []
     (selected,) = evaluate_warnings(cli, run, lesions, "val", tmp_path / "val")
@@ -183,9 +181,7 @@ def test_evaluating_on_the_split_that_selected_or_calibrated_the_model_warns(cli
     assert "were used to calibrate the model" in calibrated
 
 
-def test_a_model_without_a_salt_recognises_the_patients_of_its_own_dataset(
-    cli, copy, lesions, gaps, trained, tmp_path
-):
+def test_model_without_salt_recognises_its_own_patients(cli, copy, lesions, gaps, trained, tmp_path):
     run = copy(trained(), "run")
     dataset = Dataset.open(lesions)
     path = run / "model" / "config.json"
@@ -207,13 +203,13 @@ def test_a_model_without_a_salt_recognises_the_patients_of_its_own_dataset(
 
 
 @pytest.mark.parametrize("command", ["check", "show", "split"])
-def test_help_teaches_with_an_example(command, cli):
+def test_help_of_data_commands_has_example(command, cli):
     done = cli("data", command, "--help")
     assert done.code == 0
     assert f"phiseg data {command} data" in done.out
 
 
-def test_a_split_that_is_missing_is_told_when_data_are_prepared(cli, tmp_path):
+def test_prepare_warns_about_missing_splits(cli, tmp_path):
     arrays = {
         "images": np.zeros((6, 8, 8), dtype=np.uint8),
         "masks": np.zeros((6, 1, 8, 8), dtype=np.uint8),
@@ -227,7 +223,7 @@ def test_a_split_that_is_missing_is_told_when_data_are_prepared(cli, tmp_path):
     assert "split 'train'" not in done.err
 
 
-def test_groups_of_commands_list_their_own(cli):
+def test_group_help_lists_its_commands(cli):
     done = cli("data", "--help")
     assert done.code == 0
     assert "usage: phiseg data COMMAND" in done.out

@@ -36,7 +36,7 @@ def last_stage():
     return steps[start:]
 
 
-def test_the_container_runs_phiseg_as_a_user_without_rights():
+def test_container_runs_as_unprivileged_user():
     (user,) = (rest for name, rest in last_stage() if name == "USER")
     assert user.isdigit(), "a number, so that a cluster can see that it is not root"
     assert int(user) > 0
@@ -45,14 +45,14 @@ def test_the_container_runs_phiseg_as_a_user_without_rights():
     assert dict(last_stage())["ENTRYPOINT"] == '["phiseg"]'
 
 
-def test_every_installation_in_the_container_is_constrained():
+def test_container_installations_are_constrained():
     commands = [part for name, rest in instructions() if name == "RUN" for part in re.split(r"&&|\|\||;", rest)]
     installing = [command for command in commands if re.search(r"\bpip\b", command)]
     assert len(installing) == 3
     assert all(re.search(r"\bpip (install|wheel) -c constraints\.txt ", command) for command in installing)
 
 
-def test_the_dockerfile_names_no_host():
+def test_dockerfile_names_no_host():
     arguments = dict(rest.split("=") for name, rest in instructions() if name == "ARG")
     images = [rest.split()[0] for name, rest in instructions() if name == "FROM"]
     assert set(images) == {"${BASE}"}
@@ -60,20 +60,20 @@ def test_the_dockerfile_names_no_host():
     assert "://" not in (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
-def test_the_builder_gets_what_the_container_copies_and_nothing_else():
+def test_dockerignore_matches_copied_files():
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert next(line for line in lines if not line.startswith("#")) == "*"
     assert sorted(line[1:] for line in lines if line.startswith("!")) == sorted(copied_files())
 
 
-def test_the_how_to_names_the_build_arguments_that_there_are():
+def test_how_to_names_existing_build_arguments():
     page = (ROOT / "docs/how-to/container.md").read_text(encoding="utf-8")
     assert set(re.findall(r"--build-arg (\w+)=", page)) == {
         rest.split("=")[0] for name, rest in instructions() if name == "ARG"
     }
 
 
-def test_the_hooks_before_a_commit_are_those_of_make_lint():
+def test_pre_commit_hooks_match_make_lint():
     recipe = re.search(r"^lint:.*\n((?:\t.+\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     commands = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe[1].splitlines()]
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
@@ -124,7 +124,7 @@ def run_pip(python, *words):
 
 
 @pytest.mark.slow
-def test_the_wheel_works_without_the_repository(installed):
+def test_wheel_works_without_repository(installed):
     def phiseg(*words):
         done = installed("phiseg", *words, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr

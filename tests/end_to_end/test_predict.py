@@ -70,7 +70,7 @@ def table(out, name="cases.csv"):
 # What is written
 
 
-def test_a_folder_of_every_kind_of_scan(predict, model, tmp_path):
+def test_predict_folder_of_all_scan_types(predict, model, tmp_path):
     source, out = tmp_path / "in", tmp_path / "pred"
     nifti(source / "n.nii.gz")
     raw = write_scan(source / "d", directions=OBLIQUE)
@@ -111,7 +111,7 @@ def test_a_folder_of_every_kind_of_scan(predict, model, tmp_path):
         assert Image.open(out / row["case"] / "picture.png").size[0] > 1000
 
 
-def test_a_series_gets_segmentations_that_refer_to_it(predict, model, tmp_path):
+def test_predict_writes_dicom_seg_for_series(predict, model, tmp_path):
     write_scan(tmp_path / "scan", directions=OBLIQUE)
     predict(model(intensity={"kind": "window", "low": -1000.0, "high": 3000.0}), tmp_path / "scan")
     folder = tmp_path / "pred" / "scan"
@@ -136,7 +136,7 @@ def test_a_series_gets_segmentations_that_refer_to_it(predict, model, tmp_path):
         np.testing.assert_allclose(placed, expected, atol=tolerance)
 
 
-def test_python_gives_what_the_command_writes(predict, model, tmp_path):
+def test_predict_matches_python_api(predict, model, tmp_path):
     folder = model()
     predict(folder, nifti(tmp_path / "n.nii.gz"))
     sampling = Sampling(num_samples=3, level_draws=2)
@@ -152,7 +152,7 @@ def test_python_gives_what_the_command_writes(predict, model, tmp_path):
 # Points
 
 
-def test_points_in_voxels_millimetres_and_a_table_are_the_same_place(predict, model, tmp_path):
+def test_points_in_voxels_mm_and_table_agree(predict, model, tmp_path):
     folder = model(centred_on="nodule")
     scan = nifti(tmp_path / "n.nii.gz")
     x, y, z, _ = nibabel.load(scan).affine @ [6, 5, 1, 1]
@@ -168,7 +168,7 @@ def test_points_in_voxels_millimetres_and_a_table_are_the_same_place(predict, mo
     np.testing.assert_array_equal(found[2], found[0])
 
 
-def test_every_point_is_a_case_and_a_scan_without_one_is_told(predict, model, tmp_path):
+def test_every_point_is_a_case_and_scans_without_points_are_skipped(predict, model, tmp_path):
     folder = model(centred_on="nodule")
     source = nifti(tmp_path / "in" / "a.nii.gz").parent
     nifti(source / "b.nii.gz")
@@ -180,7 +180,7 @@ def test_every_point_is_a_case_and_a_scan_without_one_is_told(predict, model, tm
     assert [row["case"] for row in table(tmp_path / "pred2")] == ["b"]
 
 
-def test_a_further_point_counts_no_lesion_twice(predict, model, tmp_path):
+def test_second_point_does_not_repeat_a_lesion(predict, model, tmp_path):
     folder, scan = model(centred_on="nodule"), nifti(tmp_path / "n.nii.gz")
     predict(folder, scan, "--at", "6,5,1")
     assert [row["case"] for row in table(tmp_path / "pred")] == ["n"]
@@ -193,7 +193,7 @@ def test_a_further_point_counts_no_lesion_twice(predict, model, tmp_path):
 # Going on
 
 
-def test_a_bad_scan_stops_nothing_and_can_be_mended(predict, model, tmp_path):
+def test_bad_scan_is_skipped_and_retried_after_fix(predict, model, tmp_path):
     folder = model()
     for number in range(3):
         nifti(tmp_path / "in" / f"s{number}.nii.gz", seed=number)
@@ -265,7 +265,7 @@ def write_bad_scans(folder):
     (folder / "damaged.png").write_bytes(b"\x89PNG\r\n\x1a\n and nothing more")
 
 
-def test_every_bad_scan_gets_one_line_and_the_good_one_is_predicted(predict, model, tmp_path):
+def test_bad_scans_give_one_line_each(predict, model, tmp_path):
     write_bad_scans(tmp_path / "in")
     result = predict(model(), tmp_path / "in")
     assert result.code == 2
@@ -279,7 +279,7 @@ def test_every_bad_scan_gets_one_line_and_the_good_one_is_predicted(predict, mod
     assert [row["case"] for row in table(tmp_path / "pred")] == ["good"]
 
 
-def test_another_modality_is_left_out_and_values_of_another_unit_are_told(predict, model, tmp_path):
+def test_other_modality_is_skipped_and_other_unit_warns(predict, model, tmp_path):
     write_scan(tmp_path / "in" / "other", Modality="MR")
     nifti(tmp_path / "in" / "good.nii.gz")
     result = predict(model(modality="CT"), tmp_path / "in")
@@ -294,7 +294,7 @@ def test_another_modality_is_left_out_and_values_of_another_unit_are_told(predic
     assert "unit" in result.err
 
 
-def test_other_spacing_is_resampled_or_refused(predict, model, tmp_path):
+def test_other_spacing_is_resampled_or_rejected(predict, model, tmp_path):
     folder = model(spacing_range_mm=[0.5, 0.8], modality=None)
     nifti(tmp_path / "scan.nii.gz")  # pixels of 1 x 1.5 mm
     result = predict(folder, tmp_path / "scan.nii.gz", "--strict-spacing")
@@ -308,7 +308,7 @@ def test_other_spacing_is_resampled_or_refused(predict, model, tmp_path):
     assert "resampled to 0.8 x 0.8 mm" in (tmp_path / "pred" / "report.html").read_text()
 
 
-def test_a_result_that_somebody_removes_meanwhile_is_no_success(predict, model, tmp_path, monkeypatch):
+def test_removed_result_is_a_failure(predict, model, tmp_path, monkeypatch):
     scans = [nifti(tmp_path / f"{name}.nii.gz", seed=n) for n, name in enumerate("ab")]
     folder = model()
     predict(folder, *scans, out=tmp_path / "undisturbed")
@@ -333,14 +333,14 @@ def test_a_result_that_somebody_removes_meanwhile_is_no_success(predict, model, 
         assert path.read_bytes() == (tmp_path / "pred" / path.relative_to(tmp_path / "undisturbed")).read_bytes()
 
 
-def test_one_series_of_a_folder_is_chosen_by_its_uid(predict, model, tmp_path):
+def test_series_is_chosen_by_uid(predict, model, tmp_path):
     write_scan(tmp_path / "in" / "mixed")
     write_scan(tmp_path / "in" / "mixed", uid="1.2.77")
     assert predict(model(), tmp_path / "in", "--series", "1.2.77").code == 0
     assert [row["case"] for row in table(tmp_path / "pred")] == ["mixed"]
 
 
-def test_dicom_about_a_scan_and_earlier_results_are_no_failure(predict, model, tmp_path):
+def test_derived_dicom_and_earlier_results_are_skipped(predict, model, tmp_path):
     write_scan(tmp_path / "in" / "ct")
     write_scan(tmp_path / "in" / "seg", uid="1.2.9", depths=[0], Modality="SEG")
     folder = model(intensity={"kind": "window", "low": -1000.0, "high": 3000.0})
@@ -351,7 +351,7 @@ def test_dicom_about_a_scan_and_earlier_results_are_no_failure(predict, model, t
         assert (result.code, [row["case"] for row in table(out)]) == (0, ["ct"])
 
 
-def test_nothing_but_bad_scans(predict, model, tmp_path):
+def test_only_bad_scans_fail(predict, model, tmp_path):
     write_nifti(tmp_path / "zero.nii.gz", Volume(np.zeros((8, 8, 3)), np.eye(4)))
     result = predict(model(), tmp_path / "zero.nii.gz")
     assert result.code == 2
@@ -361,7 +361,7 @@ def test_nothing_but_bad_scans(predict, model, tmp_path):
     assert [row["case"] for row in table(tmp_path / "pred", "failed.csv")] == ["zero"]
 
 
-def test_a_point_outside_is_told_and_the_others_go_on(predict, model, tmp_path):
+def test_point_outside_the_scan_is_skipped(predict, model, tmp_path):
     scan = nifti(tmp_path / "n.nii.gz")
     result = predict(model(centred_on="nodule"), scan, "--at", "6,5,1", "--at", "6,5,3")
     line = messages(result)[-1]
@@ -386,7 +386,7 @@ def test_a_point_outside_is_told_and_the_others_go_on(predict, model, tmp_path):
         (("IN",), "is both an input and the folder for the results"),
     ],
 )
-def test_wrong_words_are_refused_in_one_line(cli, model, tmp_path, words, reason):
+def test_invalid_arguments_give_one_line_error(cli, model, tmp_path, words, reason):
     nifti(tmp_path / "in" / "n.nii.gz")
     out = tmp_path / ("in" if words == ("IN",) else "pred")
     words = [word.replace("IN", str(tmp_path / "in")) for word in words]
@@ -398,7 +398,7 @@ def test_wrong_words_are_refused_in_one_line(cli, model, tmp_path, words, reason
     assert not (tmp_path / "pred").exists()
 
 
-def test_a_model_of_crops_needs_a_point(predict, model, tmp_path):
+def test_crop_model_requires_a_point(predict, model, tmp_path):
     result = predict(model(centred_on="nodule"), nifti(tmp_path / "n.nii.gz"))
     assert result.code == 2
     assert messages(result) == [
@@ -406,7 +406,7 @@ def test_a_model_of_crops_needs_a_point(predict, model, tmp_path):
     ]
 
 
-def test_a_model_folder_that_is_none_is_refused(predict, tmp_path):
+def test_invalid_model_folder_is_rejected(predict, tmp_path):
     result = predict(tmp_path / "none", nifti(tmp_path / "n.nii.gz"))
     assert (result.code, len(messages(result))) == (2, 1)
     assert "there is no model" in result.err
@@ -415,7 +415,7 @@ def test_a_model_folder_that_is_none_is_refused(predict, tmp_path):
 # Several processes
 
 
-def test_processes_wait_for_days_for_the_slowest(predict, model, tmp_path, monkeypatch):
+def test_processes_have_a_timeout_of_days(predict, model, tmp_path, monkeypatch):
     make, waits = setup.make_fabric, []
 
     def make_fabric(settings, **options):
@@ -429,7 +429,7 @@ def test_processes_wait_for_days_for_the_slowest(predict, model, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_writes(phiseg, predict, model, tmp_path):
+def test_two_processes_write_the_same_results(phiseg, predict, model, tmp_path):
     folder = model()
     for number in range(3):
         nifti(tmp_path / "in" / f"s{number}.nii.gz", seed=number)

@@ -52,7 +52,7 @@ def times(folder, pattern):
     return {path: path.stat().st_mtime_ns for path in folder.glob(pattern) if path.is_file()}
 
 
-def test_it_writes_runs_evaluations_a_table_and_a_report(finished):
+def test_demo_writes_runs_evaluations_table_and_report(finished):
     folder, table = finished
     for name in METHODS:
         summary = json.loads((folder / f"{name}-eval" / "summary.json").read_text())
@@ -72,7 +72,7 @@ def test_it_writes_runs_evaluations_a_table_and_a_report(finished):
     assert len(table.rows) == 2
 
 
-def test_another_number_of_steps_is_refused(finished):
+def test_demo_rejects_other_number_of_steps(finished):
     folder, _ = finished
     before = times(folder, "**/*")
     with pytest.raises(DataError, match=r"other settings \(steps 2\); choose another --out or remove it"):
@@ -81,7 +81,7 @@ def test_another_number_of_steps_is_refused(finished):
 
 
 @pytest.mark.usefixtures("no_report")
-def test_a_training_is_validated_three_times_and_saved_at_least_as_often(tmp_path, monkeypatch):
+def test_demo_validates_and_saves_three_times(tmp_path, monkeypatch):
     recipes = []
     monkeypatch.setattr(module, "train", lambda recipe, *_, **__: recipes.append(recipe))
     monkeypatch.setattr(module, "evaluate", lambda *_, **__: None)
@@ -92,14 +92,14 @@ def test_a_training_is_validated_three_times_and_saved_at_least_as_often(tmp_pat
     assert len(recipes) == len(METHODS)
 
 
-def test_both_methods_have_the_same_budget(finished):
+def test_demo_methods_have_the_same_budget(finished):
     folder, _ = finished
     first, second = (load_recipe(str(folder / name / "config.yaml")) for name in METHODS)
     assert first.train == second.train.model_copy(update={"learning_rate": first.train.learning_rate})
     assert first.augment == second.augment
 
 
-def test_a_second_run_uses_what_is_there(finished):
+def test_second_demo_reuses_results(finished):
     folder, first = finished
     patterns = ("data/*", "*/model/*", "*/state/*", "*-eval/*")
     before = [times(folder, pattern) for pattern in patterns]
@@ -111,7 +111,7 @@ def test_a_second_run_uses_what_is_there(finished):
 
 
 @pytest.mark.usefixtures("no_report")
-def test_another_number_of_samples_keeps_the_trainings(finished, copy):
+def test_other_number_of_samples_keeps_trainings(finished, copy):
     folder = copy(finished[0])
     before = times(folder, "*/model/*")
     run(folder, num_samples=4)
@@ -125,7 +125,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.usefixtures("no_report")
-def test_an_interrupted_demo_goes_on_and_ends_with_the_same_scores(finished, tmp_path, monkeypatch):
+def test_interrupted_demo_resumes_to_the_same_scores(finished, tmp_path, monkeypatch):
     train, evaluate = module.train, module.evaluate
     for name, original in (("train", train), ("evaluate", evaluate)):  # ends after the first training or evaluation
         with monkeypatch.context() as patch:
@@ -144,7 +144,7 @@ def _raise_after(_):
 @pytest.mark.parametrize(
     ("changes", "found"), [({"size": 18}, "size 16"), ({"num_cases": 11}, "num_cases 10"), ({"seed": 1}, "seed 0")]
 )
-def test_a_folder_of_other_settings_is_refused(changes, found, tmp_path):
+def test_demo_rejects_folder_with_other_settings(changes, found, tmp_path):
     module.prepare_phantom("lesion", tmp_path / "demo" / "data", size=16, num_cases=10, progress=False)
     with pytest.raises(DataError, match=rf"demo was made with other settings \({found}\); choose another --out"):
         run(tmp_path / "demo", **changes)
@@ -152,7 +152,7 @@ def test_a_folder_of_other_settings_is_refused(changes, found, tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"steps": 0}, {"num_samples": 0}, {"num_cases": 0}, {"size": 8}], ids=str)
-def test_a_number_out_of_range_is_refused_and_nothing_is_written(changes, tmp_path):
+def test_demo_rejects_numbers_out_of_range(changes, tmp_path):
     with pytest.raises(ConfigError):
         run(tmp_path / "demo", **changes)
     assert not list(tmp_path.glob("demo/*"))

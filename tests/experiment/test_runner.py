@@ -62,7 +62,7 @@ def done(recipes, lesions, tmp_path_factory):
 # Which rows there are --------------------------------------------------------------------------------
 
 
-def test_every_method_has_a_row_in_both_regimes_but_the_deterministic_one():
+def test_deterministic_method_has_one_regime():
     names = [job.name for job in list_experiment_jobs()]
     assert "all/phiseg-small/seed-0" in names
     assert "one/unet-small/seed-0" in names
@@ -78,7 +78,7 @@ def test_all_methods_have_the_same_widths_and_augmentation():
     assert len({recipe.augment for recipe in recipes}) == 1
 
 
-def test_rows_are_chosen_by_pattern_and_seeds_multiply_them():
+def test_rows_are_chosen_by_pattern_and_seed():
     jobs = list_experiment_jobs(
         ["probunet-small", "phiseg-small"], seeds=[0, 1], rows=["*/phiseg*/*", "one/*/seed-1"]
     )
@@ -100,7 +100,7 @@ def test_rows_are_chosen_by_pattern_and_seeds_multiply_them():
         ({"methods": ["unet-small", "unet-small"]}, "two rows are named 'one/unet-small/seed-0'"),
     ],
 )
-def test_rows_that_are_none(choice, reason):
+def test_invalid_rows_are_rejected(choice, reason):
     with pytest.raises(ConfigError, match=reason):
         list_experiment_jobs(**choice)
 
@@ -114,7 +114,7 @@ def test_rows_that_are_none(choice, reason):
         ({"steps": 3, "overrides": ["--train.annotator", "1"]}, "use --expert"),
     ],
 )
-def test_a_plan_decides_each_thing_once(plan, reason):
+def test_plan_rejects_conflicting_settings(plan, reason):
     with pytest.raises(ConfigError, match=reason):
         Plan.parse(plan, where="the test")
 
@@ -122,7 +122,7 @@ def test_a_plan_decides_each_thing_once(plan, reason):
 # What a row is ---------------------------------------------------------------------------------------
 
 
-def test_a_row_trains_with_its_regime_seed_and_budget(done):
+def test_row_uses_its_regime_seed_and_budget(done):
     out, _, _ = done
     every = load_recipe(str(out / "rows/all/phiseg/seed-1/run/config.yaml")).train
     assert (every.annotator, every.seed, every.steps, every.select_by) == ("random", 1, 4, "ged_unbiased")
@@ -133,7 +133,7 @@ def test_a_row_trains_with_its_regime_seed_and_budget(done):
     assert evaluation.summary.num_samples == 6
 
 
-def test_a_row_tells_how_it_came_about(done):
+def test_row_records_provenance(done):
     out, _, _ = done
     row = json.loads((out / "rows/all/probunet/seed-0/row.json").read_text())
     assert row["steps"] == 4
@@ -144,7 +144,7 @@ def test_a_row_tells_how_it_came_about(done):
     assert row["dataset"] == noted["dataset"]["fingerprint"]
 
 
-def test_a_finished_row_is_not_touched(done, lesions):
+def test_finished_row_is_unchanged(done, lesions):
     out, jobs, _ = done
     files = {path: path.stat().st_mtime_ns for path in (out / "rows").rglob("*") if path.is_file()}
     run_job(jobs[0], PLAN, lesions, out, progress=False)
@@ -152,7 +152,7 @@ def test_a_finished_row_is_not_touched(done, lesions):
 
 
 @pytest.mark.parametrize("part", ["train", "evaluate"])
-def test_an_interrupted_row_ends_as_if_nothing_had_happened(part, done, lesions, tmp_path, monkeypatch):
+def test_interrupted_row_resumes_to_identical_result(part, done, lesions, tmp_path, monkeypatch):
     out, jobs, _ = done
     original = getattr(runner, part)
 
@@ -175,7 +175,7 @@ def test_an_interrupted_row_ends_as_if_nothing_had_happened(part, done, lesions,
             assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_row_of_another_recipe_with_the_same_name_is_refused(done, recipes, lesions, tmp_path):
+def test_row_of_another_recipe_with_same_name_is_rejected(done, recipes, lesions, tmp_path):
     out, jobs, _ = done
     other = tmp_path / "phiseg.yaml"
     other.write_text(load_recipe(recipes["phiseg"], ["--model.latent_channels=3"]).to_yaml())
@@ -184,7 +184,7 @@ def test_a_row_of_another_recipe_with_the_same_name_is_refused(done, recipes, le
     assert unfinished_jobs(jobs, PLAN, lesions, out) == []
 
 
-def test_a_budget_in_minutes_becomes_steps_once(recipes, lesions, tmp_path, monkeypatch):
+def test_budget_in_minutes_is_converted_once(recipes, lesions, tmp_path, monkeypatch):
     plan = PLAN.model_copy(update={"steps": None, "minutes": 0.5})
     job = ExperimentJob("all", recipes["unet"], 0)
     monkeypatch.setattr(runner, "seconds_per_step", lambda *_: 6.0)
@@ -198,12 +198,12 @@ def test_a_budget_in_minutes_becomes_steps_once(recipes, lesions, tmp_path, monk
 
 
 @pytest.mark.parametrize("model", ["phiseg", "unet"])
-def test_a_step_takes_some_time(recipes, lesions, model):
+def test_step_time_is_positive(recipes, lesions, model):
     seconds = seconds_per_step(load_recipe(recipes[model]), Dataset.open(lesions), num_steps=2)
     assert 0 < seconds < 60
 
 
-def test_two_processes_cannot_work_on_one_row(recipes, lesions, tmp_path):
+def test_row_is_locked_by_a_process(recipes, lesions, tmp_path):
     from filelock import FileLock
 
     job = ExperimentJob("all", recipes["unet"], 0)
@@ -213,7 +213,7 @@ def test_two_processes_cannot_work_on_one_row(recipes, lesions, tmp_path):
         run_job(job, PLAN, lesions, tmp_path, progress=False)
 
 
-def test_other_data_or_another_plan_needs_another_folder(done, lesions, zones, tmp_path):
+def test_other_data_or_plan_is_rejected(done, lesions, zones, tmp_path):
     out, _, _ = done
     open_experiment(out, PLAN, lesions)
     with pytest.raises(DataError, match="another plan"):
@@ -228,7 +228,7 @@ def test_other_data_or_another_plan_needs_another_folder(done, lesions, zones, t
         open_experiment(tmp_path / "new", PLAN.model_copy(update={"expert": 4}), lesions)
 
 
-def test_an_experiment_killed_in_its_first_file_begins_again(lesions, tmp_path):
+def test_experiment_killed_at_start_can_restart(lesions, tmp_path):
     left = tmp_path / "out" / ".experiment.json.999999999.tmp"
     left.parent.mkdir()
     left.write_text('{"plan"')
@@ -239,7 +239,7 @@ def test_an_experiment_killed_in_its_first_file_begins_again(lesions, tmp_path):
 # All rows --------------------------------------------------------------------------------------------
 
 
-def test_a_failed_row_is_told_and_the_others_go_on(tmp_path, capfd):
+def test_failed_row_is_reported_and_others_continue(tmp_path, capfd):
     jobs = [ExperimentJob("all", name, 0) for name in ("good", "bad", "killed")]
     commands = {
         "good": ["sh", "-c", "echo fine"],
@@ -279,7 +279,7 @@ def test_ctrl_c_ends_the_running_rows(tmp_path, whole_group):
 # The report ------------------------------------------------------------------------------------------
 
 
-def test_the_report_has_a_table_and_figures_for_each_regime(done):
+def test_report_has_table_and_figures_per_regime(done):
     out, _, tables = done
     assert list(tables) == ["Trained with all experts", "Trained with one expert"]
     assert [row.method for row in tables["Trained with all experts"].rows] == ["phiseg", "probunet"]
@@ -295,7 +295,7 @@ def test_the_report_has_a_table_and_figures_for_each_regime(done):
     assert [(row["block"], row["method"]) for row in rows][-1] == ("Trained with one expert", "unet")
 
 
-def test_trainings_are_pooled_with_their_spread(done):
+def test_trainings_are_pooled_with_spread(done):
     out, _, tables = done
     trainings = [read_evaluation(out / f"rows/all/phiseg/seed-{seed}/eval") for seed in (0, 1)]
     row = tables["Trained with all experts"].rows[0]
@@ -313,7 +313,7 @@ def test_trainings_are_pooled_with_their_spread(done):
     assert pooled.cases["ged"][2] == pytest.approx(np.mean([training.cases["ged"][2] for training in trainings]))
 
 
-def test_an_experiment_without_a_finished_row_has_no_report(lesions, tmp_path):
+def test_report_requires_a_finished_row(lesions, tmp_path):
     with pytest.raises(DataError, match="no finished row"):
         write_report(lesions, tmp_path)
 
@@ -321,7 +321,7 @@ def test_an_experiment_without_a_finished_row_has_no_report(lesions, tmp_path):
 # The command -----------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_prints_commands_that_do_the_rows(recipes, lesions, tmp_path, cli):
+def test_dry_run_prints_commands_of_rows(recipes, lesions, tmp_path, cli):
     words = ["experiment", "table1", "--data", lesions, "--out", tmp_path / "out", "--steps", 2, "--num-samples", 3]
     words += ["--methods", recipes["phiseg"], recipes["unet"], "--regimes", "one", "--train.validation_samples", 2]
     printed = cli(*words, "--dry-run")
@@ -338,7 +338,7 @@ def test_a_dry_run_prints_commands_that_do_the_rows(recipes, lesions, tmp_path, 
     assert (tmp_path / "out" / "report.html").is_file()
 
 
-def test_a_row_that_fails_fails_the_command_after_the_report(recipes, lesions, tmp_path, cli):
+def test_failed_row_fails_the_command_after_the_report(recipes, lesions, tmp_path, cli):
     words = ["experiment", "table1", "--data", lesions, "--out", tmp_path / "out", "--steps", 2, "--num-samples", 3]
     words += ["--regimes", "one", "--methods", recipes["unet"], recipes["phiseg"], "--train.batch_size", 2]
     assert cli(*words, "--rows", "one/unet/*").code == 0
@@ -350,7 +350,7 @@ def test_a_row_that_fails_fails_the_command_after_the_report(recipes, lesions, t
     assert "unet" in done.out
 
 
-def test_when_every_row_fails_the_command_says_which(recipes, lesions, tmp_path, cli):
+def test_command_names_all_failed_rows(recipes, lesions, tmp_path, cli):
     words = ["experiment", "table1", "--data", lesions, "--out", tmp_path / "out", "--steps", 2, "--regimes", "one"]
     words += ["--methods", recipes["unet"], recipes["phiseg"], "--augment.quarter_turns", "true"]
     words += ["--train.learning_rate", "1e30"]
@@ -359,7 +359,7 @@ def test_when_every_row_fails_the_command_says_which(recipes, lesions, tmp_path,
     assert "2 of 2 rows failed (one/unet/seed-0, one/phiseg/seed-0)" in done.err.splitlines()[-1]
 
 
-def test_a_dataset_with_one_annotator_has_its_dice(recipes, lesions, tmp_path):
+def test_dataset_with_one_annotator_has_dice(recipes, lesions, tmp_path):
     """Regime `all` is that of its one annotator, and is selected by the loss."""
     from phiseg.data.writer import Case, write_dataset
 

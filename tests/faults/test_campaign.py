@@ -15,7 +15,7 @@ from faults.scenarios import scenarios
 
 
 @pytest.mark.parametrize("name", ["prepare nifti", "train"])
-def test_a_command_that_is_killed_again_and_again_arrives_at_the_same_files(name, good, tmp_path):
+def test_killed_command_gives_the_same_files(name, good, tmp_path):
     (scenario,) = (scenario for scenario in scenarios(good, workers=1) if scenario.name == name)
     tally = Tally()
     expected = _undisturbed(scenario, tmp_path)
@@ -24,34 +24,34 @@ def test_a_command_that_is_killed_again_and_again_arrives_at_the_same_files(name
     assert tally.lives == 1
 
 
-def test_damaged_inputs_of_every_kind_do_no_harm(good):
+def test_damaged_inputs_of_every_kind_are_handled(good):
     part = bad_bytes(good, seed=1, inputs=80, seconds=math.inf, workers=1)
     assert part.losses == []
     assert [row.what for row in part.rows if row.times] == list(SHARES)
 
 
-def test_bad_numbers_are_refused_or_harmless(good, tmp_path):
+def test_invalid_numbers_are_rejected_or_handled(good, tmp_path):
     assert numbers(good, tmp_path, seed=0).losses == []
 
 
-def test_a_worker_that_dies_and_a_batch_that_is_bad_are_told(good):
+def test_dead_worker_and_bad_batch_are_reported(good):
     assert _lose_worker() == []
     assert _bad_batch(good) == []
 
 
-def test_the_viewer_serves_twenty_clients(good, tmp_path):
+def test_viewer_serves_twenty_clients(good, tmp_path):
     part = load(good, tmp_path, seed=0, seconds=3)
     assert [loss for loss in part.losses if not loss.startswith("viewer memory")] == []  # too short to judge
     assert all(row.times for row in part.rows if row.what in ("clicks", "slices"))
 
 
 @pytest.mark.slow
-def test_a_training_that_loses_one_of_two_processes_stops_and_resumes(good, tmp_path):
+def test_training_that_loses_a_process_stops_and_resumes(good, tmp_path):
     assert ranks(good, tmp_path, seed=0, rounds=1, seconds=300).losses == []
 
 
 @pytest.mark.slow
-def test_disks_that_fill_up_and_folders_that_vanish_lose_nothing_good(good, tmp_path):
+def test_full_disks_and_removed_folders_lose_no_results(good, tmp_path):
     assert disk(good, tmp_path, seed=0, rounds=1, seconds=300).losses == []
 
 

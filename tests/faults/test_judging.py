@@ -34,7 +34,7 @@ from faults.trees import differences, half_written
         (2, "phiseg: error: " + "x" * 10_000, "lost"),
     ],
 )
-def test_an_end_is_judged_by_its_code_and_its_last_line(code, said, seen):
+def test_judge_uses_exit_code_and_last_line(code, said, seen):
     found, loss = judge("info", code, said)
     assert found == seen
     assert (loss is not None) == (seen == "lost")
@@ -52,7 +52,7 @@ def test_an_end_is_judged_by_its_code_and_its_last_line(code, said, seen):
         (lambda bench: KeyError("x"), "KeyError"),
     ],
 )
-def test_a_file_that_runs_code_or_breaks_a_command_is_lost(act, says, monkeypatch, tmp_path):
+def test_executed_code_and_broken_command_are_failures(act, says, monkeypatch, tmp_path):
     benches = []
 
     def make(bench):
@@ -79,7 +79,7 @@ def _write(bench, name):
     (bench.out / name).touch()
 
 
-def test_a_file_that_is_cut_short_is_not_whole_and_hidden_ones_are_not_looked_at(tmp_path):
+def test_half_written_finds_truncated_visible_files(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(100))
     (tmp_path / "b.json").write_text("{}")
     (tmp_path / ".c.json.1.tmp").write_text("{")
@@ -89,7 +89,7 @@ def test_a_file_that_is_cut_short_is_not_whole_and_hidden_ones_are_not_looked_at
     assert [problem.split()[0] for problem in half_written(tmp_path)] == ["a.npy", "b.json"]
 
 
-def test_every_difference_between_two_folders_is_named(tmp_path):
+def test_differences_names_every_difference(tmp_path):
     for name, files in {
         "one": {"a": "1", "b": "2", "log": "x"},
         "two": {"a": "1", "b": "3", ".t": "", "log": "y"},
@@ -102,7 +102,7 @@ def test_every_difference_between_two_folders_is_named(tmp_path):
     assert differences(tmp_path / "two", tmp_path / "one", may_differ=("log",)) == [".t is missing", "b differs"]
 
 
-def test_the_same_seed_does_the_same_damage_and_checksums_are_right():
+def test_mutations_depend_on_seed_and_fix_checksums():
     content = bytes(range(256)) * 8
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -130,14 +130,14 @@ def _check_png(content):
         place += 12 + length
 
 
-def test_a_tree_is_damaged_in_one_place_and_stays_as_it_was():
+def test_mutated_tree_differs_in_one_place():
     tree = {"a": [1, {"b": "c"}], "d": 2.5}
     damaged = [damage_tree(tree, np.random.default_rng(seed), "canary") for seed in range(30)]
     assert tree == {"a": [1, {"b": "c"}], "d": 2.5}
     assert sum(other != tree for other in damaged) > 25
 
 
-def test_the_page_tells_what_was_lost():
+def test_report_lists_failures():
     part = Part("Bytes", "By hand.", asked=4)
     part.add("npz", 3, "2 rejected", [[], ["input 7: <a traceback>", "input 7: and a crash"]])
     use = Part("Load", "By clients.", of_faults=False)
@@ -153,12 +153,12 @@ def test_the_page_tells_what_was_lost():
     assert "**0 faults, no failures**.\n" in describe([Part("Bytes", "By hand.")], **told)
 
 
-def test_what_was_never_seen_is_not_counted():
+def test_counted_omits_zeros():
     assert counted({"rejected": 3000, "read": 1, "skipped": 0}) == "3,000 rejected, 1 read"
     assert counted({"read": 0}) == "nothing"
 
 
-def test_only_what_was_tried_and_always_held_is_said_to_hold():
+def test_always_requires_trials_without_failures():
     assert always("the same bytes", [[], []]) == "the same bytes"
     assert always("the same bytes", [[], ["a.npy differs"]]) == "see below"
     assert always("the same bytes", []) == "not tried"

@@ -23,7 +23,7 @@ def campaign(monkeypatch):
     return campaign
 
 
-def test_a_part_that_breaks_is_told_and_the_others_are_not_lost(campaign, monkeypatch, tmp_path):
+def test_broken_part_is_reported_and_others_are_kept(campaign, monkeypatch, tmp_path):
     def numbers(good, work, *, seed):
         part = Part("Bad numbers", "By hand.")
         part.add("NaN voxel", 1, "refused", [])
@@ -44,7 +44,7 @@ def test_a_part_that_breaks_is_told_and_the_others_are_not_lost(campaign, monkey
     assert text.index("## Ranks") < text.index("- the part itself: no memory") < text.index("| NaN voxel | 1 |")
 
 
-def test_a_command_that_ended_before_its_kill_is_killed_earlier_from_then_on(monkeypatch, tmp_path):
+def test_kill_time_adapts_to_fast_commands(monkeypatch, tmp_path):
     class Ended:
         def __enter__(self):
             return self
@@ -77,7 +77,7 @@ def test_a_command_that_ended_before_its_kill_is_killed_earlier_from_then_on(mon
     assert spans == [20, 7]
 
 
-def test_parts_share_the_time_that_is_left(campaign):
+def test_share_divides_the_remaining_time(campaign):
     assert set(campaign.ORDER) == set(campaign.SHARES)
     assert campaign.share(campaign.ORDER, 1200) == campaign.LOAD_SECONDS
     assert campaign.share(campaign.ORDER, 60) == 10
@@ -86,7 +86,7 @@ def test_parts_share_the_time_that_is_left(campaign):
     assert campaign.share(["kills", "bytes"], -1) == 0
 
 
-def test_a_part_that_ends_early_leaves_its_time_to_the_next_and_the_page_keeps_its_order(campaign, monkeypatch):
+def test_early_part_leaves_time_and_report_keeps_order(campaign, monkeypatch):
     clock, given, pages = [0.0], {}, []
 
     def part(name, takes):

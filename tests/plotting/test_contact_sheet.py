@@ -28,7 +28,7 @@ def legend(figure):
 
 
 @pytest.mark.parametrize("name", ["lesions", "gaps"])
-def test_a_case_shows_the_outlines_of_those_who_drew_in_their_own_colours(name, request):
+def test_case_shows_outlines_in_annotator_colours(name, request):
     dataset = Dataset.open(request.getfixturevalue(name))
     rows = list(range(dataset.num_cases))
     figure = contact_sheet(dataset, rows)
@@ -45,7 +45,7 @@ def test_a_case_shows_the_outlines_of_those_who_drew_in_their_own_colours(name, 
         assert axes.images[0].get_clim() == (-0.5, 0.5)
 
 
-def test_with_several_classes_every_annotator_has_a_picture(copy, zones, replace_arrays):
+def test_several_classes_have_a_picture_per_annotator(copy, zones, replace_arrays):
     folder = copy(zones)
     valid = np.load(folder / "valid.npy")
     valid[1, 4] = False
@@ -65,12 +65,12 @@ def test_with_several_classes_every_annotator_has_a_picture(copy, zones, replace
     assert not pictures[1, 5].images
 
 
-def test_ten_annotators_have_ten_colours_and_thirty_have_thirty():
+def test_annotator_colours_are_distinct():
     for number in (1, 10, 30):
         assert len(set(contact_sheet_module._annotator_colours(number))) == number
 
 
-def test_names_are_plain_text_and_long_ones_are_shortened(copy, lesions):
+def test_names_are_escaped_and_shortened(copy, lesions):
     folder = copy(lesions)
     text = (folder / "cases.csv").read_text()
     patients = json.loads((folder / "splits.json").read_text())
@@ -89,7 +89,7 @@ def test_names_are_plain_text_and_long_ones_are_shortened(copy, lesions):
     assert len(title) < 32
 
 
-def test_large_images_are_thinned_out_with_their_outlines(tmp_path, monkeypatch):
+def test_large_images_are_subsampled_with_outlines(tmp_path, monkeypatch):
     dataset = prepare_phantom("lesion", tmp_path / "data", size=50, num_cases=3, progress=False)
     monkeypatch.setattr(contact_sheet_module, "MAX_PIXELS", 20)
     (axes,) = contact_sheet(dataset, [0]).axes
@@ -99,13 +99,13 @@ def test_large_images_are_thinned_out_with_their_outlines(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("number", [1, 3, 7])
-def test_a_sheet_of_any_length_is_drawn(number, lesions, tmp_path):
+def test_sheet_of_any_length_is_drawn(number, lesions, tmp_path):
     (tmp_path / "sheet.png").write_bytes(to_png(contact_sheet(Dataset.open(lesions), list(range(number)))))
     pixels = imread(tmp_path / "sheet.png")
     assert pixels.std() > 0.1
 
 
-def test_cases_are_spread_evenly_in_their_order(lesions):
+def test_cases_in_row_order_are_evenly_spaced(lesions):
     dataset = Dataset.open(lesions)
     assert choose_cases(dataset, 5) == [0, 4, 7, 10, 14]
     assert choose_cases(dataset, 100) == list(range(15))
@@ -120,7 +120,7 @@ def test_random_cases_depend_on_the_seed(lesions):
     assert len(set(first)) == 6
 
 
-def test_the_most_disputed_cases_come_first(lesions):
+def test_most_disputed_cases_come_first(lesions):
     dataset = Dataset.open(lesions)
     chosen = choose_cases(dataset, 4, order="disagreement")
     values = [disagreement(dataset, row) for row in chosen]
@@ -128,7 +128,7 @@ def test_the_most_disputed_cases_come_first(lesions):
     assert min(values) >= max(disagreement(dataset, row) for row in range(15) if row not in chosen)
 
 
-def test_a_sheet_of_nothing_is_refused(lesions):
+def test_empty_sheet_is_rejected(lesions):
     dataset = Dataset.open(lesions)
     with pytest.raises(ConfigError, match="use 1 or more"):
         choose_cases(dataset, 0)
@@ -136,7 +136,7 @@ def test_a_sheet_of_nothing_is_refused(lesions):
         choose_cases(dataset, 3, split="trian")
 
 
-def test_pixels_that_are_not_square_and_annotators_with_names_are_shown_as_they_are(zones, copy):
+def test_non_square_pixels_and_annotator_names_are_shown(zones, copy):
     folder = copy(zones)
     info = json.loads((folder / "dataset.json").read_text())
     info["spacing_mm"] = [0.5, 0.25]

@@ -76,7 +76,7 @@ def test_every_prediction_has_a_picture(options):
     assert min(panels + rows) > 10  # none is empty
 
 
-def test_samples_without_anything_have_a_picture_too():
+def test_empty_samples_have_a_picture():
     found = prediction()
     found.labels[:] = 0
     found.gamma[:] = 0
@@ -84,7 +84,7 @@ def test_samples_without_anything_have_a_picture_too():
 
 
 @pytest.mark.parametrize(("turned", "place"), [(False, "k = 3"), (True, "i = 1")])
-def test_a_picture_names_its_slice_as_the_file_counts(monkeypatch, turned, place):
+def test_picture_names_slice_index_of_the_file(monkeypatch, turned, place):
     monkeypatch.setattr(prediction_report, "to_png", lambda figure: figure)
     found = prediction(box=(slice(2, 5), slice(4, 20), slice(0, 16)), turned=turned)
     figure = case_picture(found, measure(found), "scan")
@@ -158,7 +158,7 @@ def test_picture_without_a_lesion_has_no_slices_of_it(monkeypatch):
         ([0.0] * 5, 0.0, None),
     ],
 )
-def test_histogram_is_readable_beside_a_huge_sample(volumes, limit, note):
+def test_histogram_is_readable_with_an_outlier(volumes, limit, note):
     axes = Figure().subplots()
     spread = Spread.of(np.array(volumes))
     measures = SimpleNamespace(classes={"lesion": SimpleNamespace(volume_ml=spread)})
@@ -223,7 +223,7 @@ def table(path):
     return list(csv.DictReader(path.open(newline="")))
 
 
-def test_the_cases_that_agree_least_come_first(finished):
+def test_least_agreeing_cases_come_first(finished):
     finished("sure", agreement=0.9)
     finished("calm", agreement=0.2, gamma=0.1)
     finished("alike", agreement=0.2, gamma=0.1)
@@ -245,7 +245,7 @@ def test_the_cases_that_agree_least_come_first(finished):
     }  # fmt: skip
 
 
-def test_lesions_that_are_cut_off_or_not_found_come_before_all_others(finished):
+def test_cut_off_and_missing_lesions_come_first(finished):
     finished("wild", agreement=0.1)
     finished("empty", agreement=0.2, present=0.1)  # nobody pointed at anything
     finished("found", agreement=0.3, present=0.5, point=[1, 2, 3])
@@ -262,7 +262,7 @@ def test_lesions_that_are_cut_off_or_not_found_come_before_all_others(finished):
     assert re.findall(r"<tr>\s*<th>(?!case)[^<]+</th><td>(.*?)</td>", page) == looks
 
 
-def test_measures_if_present_are_empty_where_no_sample_has_the_class(finished):
+def test_measures_of_absent_class_are_empty(finished):
     out = finished("a", present=0)
     page = write_report(out, "a")
     (row,) = table(out / "cases.csv")
@@ -303,7 +303,7 @@ def test_unusual_images_come_first(finished):
     assert [row["look"] for row in table(out / "cases.csv")] == ["unusual image", "not found"]
 
 
-def test_failures_are_reported_and_forgotten_once_mended(finished):
+def test_failures_are_reported_until_fixed(finished):
     out = finished("a")
     failed = {"z": "z.nii, of <all> things, is cut", "b": "b is empty; check it"}
     page = write_report(out, "a", failed=failed)
@@ -321,14 +321,14 @@ def test_failures_are_reported_and_forgotten_once_mended(finished):
     assert not (out / "failed.csv").exists()
 
 
-def test_nothing_but_failures_has_a_report_too(tmp_path):
+def test_report_of_failures_only(tmp_path):
     page = write_report(tmp_path / "new", failed={"a": "a is empty"})
     assert headings(page) == ["Could not be predicted"]
     assert re.search(r"0 cases;\s+1 could not be predicted", page)
     assert table(tmp_path / "new" / "cases.csv") == []
 
 
-def test_only_the_cases_that_were_asked_for_are_reported(finished):
+def test_only_requested_cases_are_reported(finished):
     finished("old")
     out = finished("new")
     assert headings(write_report(out, "new")) == ["new"]
@@ -344,7 +344,7 @@ def test_warnings_are_shown_with_their_case(finished):
     assert page.count("no DICOM SEG") == 1
 
 
-def test_the_page_needs_nothing_else(finished):
+def test_report_is_self_contained(finished):
     finished("a")
     out = finished("b")
     page = write_report(out, "a", "b")
@@ -354,7 +354,7 @@ def test_the_page_needs_nothing_else(finished):
     assert "with runs/m" in page
 
 
-def test_levels_and_unknown_spacing_are_told_where_there_are_any(finished):
+def test_levels_and_unknown_spacing_are_shown(finished):
     out = finished("plain")
     page = write_report(out, "plain")
     assert "latent level" not in page
@@ -378,7 +378,7 @@ def test_names_are_escaped(finished):
     assert "&lt;b&gt;&amp;" in page
 
 
-def test_the_slice_of_the_point_is_shown_if_anything_is_in_it():
+def test_slice_of_the_point_is_shown_unless_empty():
     labels, mean_probs = np.zeros((3, 4, 2, 2), np.uint8), np.zeros((2, 4, 2, 2), np.float32)
     prediction = SimpleNamespace(point=(11, 0, 0), box=(slice(10, 14),), labels=labels, mean_probs=mean_probs)
     assert prediction_report._shown_slice(prediction) == 1  # nothing anywhere

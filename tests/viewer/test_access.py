@@ -7,12 +7,12 @@ from phiseg.viewer.server import STATIC
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8760", "127.0.0.1:1", "[::1]:8760", "127.9.9.9"])
-def test_this_machine_is_let_in_by_all_its_names(served, host):
+def test_localhost_is_accepted_by_all_names(served, host):
     assert served.client.get("/api/session", headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["example.org", "localhost.example.org:80", "192.168.0.1", "[::1", "", "a@b:c"])
-def test_other_names_for_our_address_are_refused(served, host):
+def test_other_host_names_are_rejected(served, host):
     answer = served.client.get("/api/session", headers={"host": host})
     assert (answer.status_code, answer.json()["message"]) == (
         421,
@@ -21,18 +21,18 @@ def test_other_names_for_our_address_are_refused(served, host):
 
 
 @pytest.mark.parametrize("origin", ["http://example.org", "null", "http://localhost:1234", "http://localhost.evil"])
-def test_pages_of_other_sites_are_refused(served, origin):
+def test_other_origins_are_rejected(served, origin):
     headers = {"origin": origin, "host": "localhost:8760"}
     answer = served.client.post("/api/predictions", json={}, headers=headers)
     assert answer.status_code == 403
 
 
-def test_our_own_page_is_let_in(served):
+def test_own_origin_is_accepted(served):
     headers = {"origin": "http://localhost:8760", "host": "localhost:8760"}
     assert served.client.get("/api/session", headers=headers).status_code == 200
 
 
-def test_a_token_is_asked_of_everybody_and_kept_in_a_cookie(serve):
+def test_token_is_required_and_stored_in_cookie(serve):
     client = serve(token="secret", base_url="http://lab.example:8760").client
     for path in ("/", "/api/session", "/api/scans/example", "/api/session?token=wrong", "/?token="):
         assert client.get(path).status_code == 401, path
@@ -62,7 +62,7 @@ def test_a_token_is_asked_of_everybody_and_kept_in_a_cookie(serve):
         "/assets",
     ],
 )
-def test_no_file_but_those_of_the_page_can_be_reached(served, path):
+def test_only_files_of_the_page_are_served(served, path):
     answer = served.client.get(path)
     assert (answer.status_code, answer.json()) == (404, {"message": "page not found"})
 
@@ -70,12 +70,12 @@ def test_no_file_but_those_of_the_page_can_be_reached(served, path):
 @pytest.mark.parametrize(
     "scan", ["..%2f..%2fetc%2fpasswd", "/etc/passwd", "case-0", "file-x", "case--1", "example%00"]
 )
-def test_no_scan_but_those_of_the_library_can_be_reached(served, scan):
+def test_only_open_scans_are_served(served, scan):
     for route in ("", "/slices/0", "/annotations"):
         assert served.client.get(f"/api/scans/{scan}{route}").status_code in (400, 404)
 
 
-def test_the_page_may_load_nothing_from_elsewhere(served):
+def test_content_security_policy_forbids_other_sources(served):
     client = served.client
     for path in ("/", "/api/session", "/nowhere", "/api/scans/none"):
         policy = client.get(path).headers["content-security-policy"]
@@ -86,14 +86,14 @@ def test_the_page_may_load_nothing_from_elsewhere(served):
     assert "content-security-policy" in refused.headers
 
 
-def test_the_page_is_served(served):
+def test_page_is_served(served):
     answer = served.client.get("/")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_long_request_that_is_no_upload_is_refused(served, chunked):
+def test_large_request_is_rejected(served, chunked):
     data = b'{"scan": "' + b"x" * 100_000 + b'"}'
     content = iter([data[:50_000], data[50_000:]]) if chunked else data
     headers = {"content-type": "application/json"}
@@ -113,7 +113,7 @@ def test_a_long_request_that_is_no_upload_is_refused(served, chunked):
         ({"surprise": 1}, "surprise"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_told_why(served, change, cause):
+def test_invalid_request_is_explained(served, change, cause):
     request = {"scan": "example", "point": [0, 0, 0]} | change
     answer = served.client.post("/api/predictions", json=request)
     assert answer.status_code == 422
@@ -121,7 +121,7 @@ def test_a_request_that_makes_no_sense_is_told_why(served, change, cause):
     assert cause in answer.json()["message"]
 
 
-def test_a_bug_is_one_line_for_the_client_and_leaves_the_server_alive(serve, monkeypatch):
+def test_bug_gives_one_line_and_keeps_server_running(serve, monkeypatch):
     served = serve()
 
     def broken(*_):
@@ -153,5 +153,5 @@ def test_a_bug_is_one_line_for_the_client_and_leaves_the_server_alive(serve, mon
         ("x", False),
     ],
 )
-def test_loopback_is_what_only_this_machine_reaches(host, local):
+def test_is_loopback_recognises_local_addresses(host, local):
     assert is_loopback(host) is local

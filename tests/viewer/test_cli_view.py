@@ -19,13 +19,13 @@ def taken():
         yield server.getsockname()[1]
 
 
-def test_without_a_port_the_next_free_one_is_taken():
+def test_listen_uses_the_next_free_port():
     with listen("127.0.0.1", None) as first, listen("127.0.0.1", None) as second:
         ports = [listener.getsockname()[1] for listener in (first, second)]
         assert FIRST_PORT <= ports[0] < ports[1]
 
 
-def test_a_named_port_that_is_taken_is_one_line_with_the_cure(taken):
+def test_listen_rejects_port_in_use(taken):
     with pytest.raises(ConfigError, match=rf"cannot use port {taken} of 127.0.0.1 .*; omit --port"):
         listen("127.0.0.1", taken)
 
@@ -38,12 +38,12 @@ def test_a_named_port_that_is_taken_is_one_line_with_the_cure(taken):
         ("192.0.2.1", None, "cannot listen at 192.0.2.1"),
     ],
 )
-def test_an_address_that_cannot_be_is_one_line(host, port, cause):
+def test_listen_rejects_invalid_address(host, port, cause):
     with pytest.raises(ConfigError, match=cause):
         listen(host, port)
 
 
-def test_the_link_has_the_token():
+def test_link_contains_token():
     assert link_to("127.0.0.1", 8760, None) == "http://127.0.0.1:8760/"
     assert link_to("::1", 8760, None) == "http://[::1]:8760/"
     assert link_to("0.0.0.0", 1, "abc") == f"http://{socket.gethostname()}:1/?token=abc"
@@ -53,19 +53,19 @@ def test_the_link_has_the_token():
     ("words", "cause"),
     [(["nowhere"], "there is no model folder nowhere"), (["MODEL", "nothing.nii"], "nothing.nii does not exist")],
 )
-def test_a_wrong_model_or_scan_is_one_line(cli, trained, words, cause):
+def test_invalid_model_or_scan_gives_one_line_error(cli, trained, words, cause):
     result = cli("view", *(trained() if word == "MODEL" else word for word in words), "--no-browser")
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert cause in result.err
 
 
-def test_a_dataset_of_another_kind_is_one_line(cli, trained, zones):
+def test_dataset_of_another_model_gives_one_line_error(cli, trained, zones):
     result = cli("view", trained(), zones, "--no-browser")
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert "the model has 2 classes" in result.err
 
 
-def test_by_itself_it_opens_with_the_bundled_model_and_an_example(phiseg):
+def test_view_without_arguments_opens_bundled_model_and_example(phiseg):
     words = phiseg.command("view", "--no-browser")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -79,7 +79,7 @@ def test_by_itself_it_opens_with_the_bundled_model_and_an_example(phiseg):
     assert list(content["scan_names"]) == ["example"]
 
 
-def test_it_serves_until_it_is_interrupted_and_asks_other_machines_for_a_token(phiseg, trained, lesions):
+def test_view_serves_until_interrupted_and_requires_token(phiseg, trained, lesions):
     words = phiseg.command("view", trained(), lesions, "--no-browser", "--host", "0.0.0.0")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -19,7 +19,7 @@ def preprocessing(**changes):
 
 @pytest.mark.parametrize("plane", [None, "auto", "axial", "coronal", "sagittal"])
 @pytest.mark.parametrize("spacing", [None, [0.6, 0.6], [3.0, 2.0]])
-def test_it_has_the_models_plane_and_spacing(plane, spacing):
+def test_example_has_plane_and_spacing_of_the_model(plane, spacing):
     wanted = preprocessing(plane=plane, spacing_mm=spacing)
     volume, (number, row, column) = example_volume(wanted)
     stack = PreparedStack.of(volume, wanted, name="example")
@@ -32,7 +32,7 @@ def test_it_has_the_models_plane_and_spacing(plane, spacing):
     assert abs(column - 32) < 16
 
 
-def test_the_lesion_is_bright_at_its_point_and_gone_at_both_ends():
+def test_example_lesion_is_bright_at_its_point():
     wanted = preprocessing()
     volume, (number, row, column) = example_volume(wanted)
     slices = PreparedStack.of(volume, wanted, name="example").stack.values[..., 0]
@@ -43,7 +43,7 @@ def test_the_lesion_is_bright_at_its_point_and_gone_at_both_ends():
     assert areas[number] > areas[number + 3] > areas[-1]
 
 
-def test_in_ct_it_lies_in_air():
+def test_example_lesion_in_ct_is_surrounded_by_air():
     wanted = preprocessing(modality="CT")
     volume, (number, row, column) = example_volume(wanted)
     middle = PreparedStack.of(volume, wanted, name="example").stack.values[number, ..., 0]
@@ -52,7 +52,7 @@ def test_in_ct_it_lies_in_air():
 
 
 @pytest.mark.parametrize("changes", [{"size": [8, 20]}, {"image_channels": 3}, {"intensity": {"kind": "zscore"}}])
-def test_any_model_gets_an_example(changes):
+def test_example_exists_for_any_model(changes):
     wanted = preprocessing(**changes)
     volume, start = example_volume(wanted)
     stack = PreparedStack.of(volume, wanted, name="example").stack
@@ -60,6 +60,6 @@ def test_any_model_gets_an_example(changes):
     assert all(0 <= place < length for place, length in zip(start, stack.grid, strict=True))
 
 
-def test_it_is_the_same_every_time():
+def test_example_is_deterministic():
     first, second = (example_volume(preprocessing())[0].values for _ in range(2))
     np.testing.assert_array_equal(first, second)

@@ -29,7 +29,7 @@ def exported(served, name, **query):
 
 
 @pytest.mark.parametrize("classes", [("background", "lesion"), ("background", "inner", "outer")])
-def test_nifti_has_the_affine_of_the_scan_and_the_values_of_predict_volume(serve, oblique, classes):
+def test_nifti_export_matches_predict_volume(serve, oblique, classes):
     served = serve(make_model(centred_on=None, classes=classes))
     scan = served.drop(("scan.nii.gz", gzip.compress(nifti_bytes(oblique)))).json()["id"]
     (done,) = of_type(served.click(scan, num_samples=5, seed=4), "done")
@@ -52,7 +52,7 @@ def test_nifti_has_the_affine_of_the_scan_and_the_values_of_predict_volume(serve
             np.testing.assert_allclose(found[place], values[number, row, column], atol=1e-5)
 
 
-def test_dicom_seg_lies_on_the_series(serve, dicom_files):
+def test_dicom_seg_export_matches_series(serve, dicom_files):
     served = serve(make_model(low=-1000, high=3000))
     name = served.drop(*dicom_files).json()["id"]
     (done,) = of_type(served.click(name, num_samples=3), "done")
@@ -71,7 +71,7 @@ def test_dicom_seg_lies_on_the_series(serve, dicom_files):
     )
 
 
-def test_numbers_tell_how_to_draw_them_again(serve):
+def test_numbers_export_is_reproducible(serve):
     served = serve(make_model(members=2))
     messages = served.click(num_samples=12, seed=9, levels=[{"hold": True}, {"temperature": 2}, {"seed": 4}])
     (done,), (numbers,) = of_type(messages, "done"), of_type(messages, "numbers")
@@ -95,7 +95,7 @@ def test_numbers_tell_how_to_draw_them_again(serve):
         ({"what": "sample", "kind": "nifti", "index": -1}, 422, "invalid request: query.index"),
     ],
 )
-def test_what_cannot_be_exported_says_why(serve, query, status, cause):
+def test_invalid_export_is_explained(serve, query, status, cause):
     served = serve()
     (done,) = of_type(served.click(num_samples=3), "done")
     answer = exported(served, done["id"], **query)
@@ -103,7 +103,7 @@ def test_what_cannot_be_exported_says_why(serve, query, status, cause):
     assert cause in answer.json()["message"]
 
 
-def test_an_old_prediction_is_gone(serve, monkeypatch):
+def test_old_prediction_is_dropped(serve, monkeypatch):
     monkeypatch.setattr("phiseg.viewer.server.MAX_PREDICTIONS", 2)
     served = serve()
     names = [of_type(served.click(num_samples=1, seed=seed), "done")[0]["id"] for seed in range(3)]

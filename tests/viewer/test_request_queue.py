@@ -68,7 +68,7 @@ def slow(monkeypatch):
     go.set()
 
 
-def test_twenty_clients_at_once_get_what_each_of_them_asked_for(running):
+def test_twenty_clients_get_their_own_predictions(running):
     _, port = running
     alone = {}
     for seed in range(2):
@@ -84,7 +84,7 @@ def test_twenty_clients_at_once_get_what_each_of_them_asked_for(running):
     assert sum(waited) >= 10
 
 
-def test_who_waits_is_told_and_the_rest_of_the_page_goes_on(running, slow):
+def test_waiting_clients_see_position_and_page_stays_responsive(running, slow):
     viewer, port = running
     begun, go = slow
     with ThreadPoolExecutor(3) as pool:
@@ -98,7 +98,7 @@ def test_who_waits_is_told_and_the_rest_of_the_page_goes_on(running, slow):
         assert json.loads(second.result()[1].splitlines()[0]) == {"type": "queued", "ahead": 1}
 
 
-def test_too_many_are_told_to_come_back(running, slow):
+def test_surplus_clients_are_rejected(running, slow):
     viewer, port = running
     begun, _ = slow
     viewer.queue.max_waiting = 0
@@ -121,7 +121,7 @@ def connect(port):
     return connection
 
 
-def test_clients_that_went_away_do_not_hold_up_the_others(running, slow):
+def test_disconnected_clients_do_not_block_others(running, slow):
     viewer, port = running
     begun, go = slow
     gone = []
@@ -137,7 +137,7 @@ def test_clients_that_went_away_do_not_hold_up_the_others(running, slow):
     assert (status, json.loads(content.splitlines()[-1])["type"]) == (200, "done")
 
 
-def test_the_work_of_a_client_who_went_away_ends_at_the_next_layer(running, monkeypatch, caplog):
+def test_computation_of_disconnected_client_stops_at_next_layer(running, monkeypatch, caplog):
     _, port = running
     begun = Event()
 
@@ -157,7 +157,7 @@ def test_the_work_of_a_client_who_went_away_ends_at_the_next_layer(running, monk
     assert not caplog.records
 
 
-def test_a_broken_off_upload_leaves_nothing(running, tmp_path, monkeypatch):
+def test_aborted_upload_leaves_no_files(running, tmp_path, monkeypatch):
     viewer, port = running
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     head = "POST /api/scans HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n"
@@ -172,7 +172,7 @@ def test_a_broken_off_upload_leaves_nothing(running, tmp_path, monkeypatch):
     wait_until(lambda: viewer.num_uploads == 0)
 
 
-def test_uploads_beyond_the_first_two_are_told_to_come_back(running):
+def test_surplus_uploads_are_rejected(running):
     viewer, port = running
     viewer.num_uploads = 2
     head = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.nii"\r\n\r\n'
@@ -184,5 +184,5 @@ def test_uploads_beyond_the_first_two_are_told_to_come_back(running):
 
 
 @pytest.mark.parametrize("path", ["/../server.py", "/static/../../server.py", "//etc/passwd", "/%2e%2e/server.py"])
-def test_paths_that_no_browser_would_send_reach_nothing(running, path):
+def test_unusual_paths_reach_no_files(running, path):
     assert ask(running[1], "GET", path) == (404, b'{"message":"page not found"}')

@@ -9,7 +9,7 @@ from phiseg.viewer.schema import StreamedMessage
 WEB = Path(__file__).parents[2] / "web"
 
 
-def test_committed_types_are_those_of_the_server():
+def test_committed_types_match_the_server():
     generate = runpy.run_path(str(WEB / "generate_types.py"))["generate"]
     committed = (WEB / "src" / "schema.ts").read_text(encoding="utf-8")
     assert generate() == committed, "run `python web/generate_types.py`, and build the page again"

@@ -45,7 +45,7 @@ def temporary(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["scan.nii", "scan.nii.gz", "SCAN.NII.GZ"])
-def test_a_nifti_file_becomes_slices(serve, name):
+def test_nifti_upload_is_sliced(serve, name):
     served, volume = serve(), random_volume()
     data = nifti_bytes(volume)
     info = served.drop((name, gzip.compress(data) if name.lower().endswith(".gz") else data)).json()
@@ -69,7 +69,7 @@ def test_scans_of_other_spacing_are_resampled_with_a_warning(serve):
     assert not any("resampled" in line for line in info["warnings"])
 
 
-def test_a_png_and_a_dicom_series_can_be_dropped(serve, dicom_files):
+def test_png_and_dicom_series_can_be_uploaded(serve, dicom_files):
     served = serve(make_model(low=-1000, high=3000))
     pixels = np.random.default_rng(0).integers(0, 255, (12, 18), dtype=np.uint8)
     info = served.drop(("a.png", png(pixels))).json()
@@ -82,13 +82,13 @@ def test_a_png_and_a_dicom_series_can_be_dropped(serve, dicom_files):
     assert of_type(served.click(info["id"], num_samples=2), "done")
 
 
-def test_the_same_file_has_the_same_id(serve):
+def test_same_file_has_same_id(serve):
     data = nifti_bytes(random_volume())
     first, second = (serve().drop((name, data)).json()["id"] for name in ("a.nii", "b.nii"))
     assert first == second
 
 
-def test_temporary_files_live_as_long_as_their_scan(serve, temporary, monkeypatch):
+def test_temporary_files_are_removed_with_their_scan(serve, temporary, monkeypatch):
     monkeypatch.setattr("phiseg.viewer.server.MAX_SCANS", 1)
     served = serve()
     for seed in range(3):
@@ -158,7 +158,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_file_is_a_message_and_leaves_the_server_alive(served, temporary, monkeypatch, case):
+def test_hostile_file_gives_message_and_keeps_server_running(served, temporary, monkeypatch, case):
     monkeypatch.setattr(served.viewer.scans, "max_bytes", 64 << 20)
     name, data, cause = HOSTILE[case]
     answer = served.drop((name, data))
@@ -176,20 +176,20 @@ def test_a_hostile_file_is_a_message_and_leaves_the_server_alive(served, tempora
     ("change", "cause"),
     [(deflated, "is a deflated DICOM file"), (huge_slice, "its voxels need more than")],
 )
-def test_dicom_files_that_would_fill_the_memory_are_refused(serve, dicom_files, change, cause):
+def test_dicom_files_larger_than_memory_are_rejected(serve, dicom_files, change, cause):
     name, data = dicom_files[0]
     answer = serve().drop((name, change(data)))
     assert (answer.status_code, answer.json()["message"].startswith(name)) == (400, True)
     assert cause in answer.json()["message"]
 
 
-def test_values_that_do_not_fit_into_32_bits_are_refused(serve):
+def test_values_beyond_32_bits_are_rejected(serve):
     volume = random_volume()
     data = nifti_bytes(type(volume)(volume.values.astype(np.float64) * 1e300, volume.affine))
     assert "beyond those of 32 bits" in serve().drop(("a.nii", data)).json()["message"]
 
 
-def test_several_scans_and_none_are_refused(serve):
+def test_several_scans_and_none_are_rejected(serve):
     served = serve()
     answer = served.drop(("a.nii", SCAN), ("b.nii", SCAN))
     assert answer.json()["message"] == "the files contain 2 scans; drop one scan only"
@@ -199,12 +199,12 @@ def test_several_scans_and_none_are_refused(serve):
     assert "no files were dropped" in answer.json()["message"]
 
 
-def test_a_series_of_another_modality_is_refused(serve, dicom_files):
+def test_series_of_another_modality_is_rejected(serve, dicom_files):
     answer = serve(make_model(modality="MR")).drop(*dicom_files)
     assert "has the modality CT, the model was trained on MR" in answer.json()["message"]
 
 
-def test_too_many_files_and_too_many_bytes_are_refused(serve, temporary, monkeypatch):
+def test_too_many_files_and_bytes_are_rejected(serve, temporary, monkeypatch):
     monkeypatch.setattr("phiseg.viewer.server.MAX_FILES", 3)
     monkeypatch.setattr("phiseg.viewer.server.MAX_UPLOAD", 50_000)
     served = serve()
@@ -215,7 +215,7 @@ def test_too_many_files_and_too_many_bytes_are_refused(serve, temporary, monkeyp
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-length": "10"}], ids=["no length", "a false length"])
-def test_the_limit_holds_whatever_the_length_says(serve, temporary, monkeypatch, headers):
+def test_size_limit_holds_for_any_content_length(serve, temporary, monkeypatch, headers):
     monkeypatch.setattr("phiseg.viewer.server.MAX_UPLOAD", 50_000)
     served = serve()
     sent = 0
@@ -250,14 +250,14 @@ def test_the_limit_holds_whatever_the_length_says(serve, temporary, monkeypatch,
         ("multipart/form-data; boundary=x", b"--x\r\nA: " + b"b" * 20_000, "cannot be read"),
     ],
 )
-def test_a_damaged_form_is_a_message(served, temporary, kind, body, cause):
+def test_damaged_form_gives_message(served, temporary, kind, body, cause):
     answer = served.client.post("/api/scans", content=body, headers={"content-type": kind})
     assert answer.status_code == 400
     assert cause in answer.json()["message"]
     assert not list(temporary.iterdir())
 
 
-def test_names_of_strangers_never_become_paths(serve, tmp_path, temporary):
+def test_untrusted_names_never_become_paths(serve, tmp_path, temporary):
     victim = tmp_path / "victim.nii"
     victim.write_bytes(b"mine")
     served = serve()
