@@ -120,7 +120,7 @@ def _judge(status: int, content: bytes) -> str | None:
     """Return what is wrong with an answer: a bug of ours has status 500, and is told as unexpected."""
     if status >= 500:
         return f"status {status}: {content[:200]!r}"
-    if b"unexpected went wrong" in content:
+    if b"unexpected error" in content:
         return f"a prediction failed: {content[-200:]!r}"
     if status >= 400 and content and b"message" not in content:
         return f"status {status} without a message: {content[:200]!r}"
