@@ -1,1 +1,1 @@
-"""The viewer: a local page on which one clicks a lesion and sees what experts would have drawn."""
+"""The viewer: a local web page on which a click on a lesion shows plausible segmentations."""

@@ -1,7 +1,7 @@
-"""Who may talk to the viewer and how much they may send, and what the browser may load.
+"""Access control of the viewer: allowed clients, size limits, and what the browser may load.
 
-A page of another site must not reach us through the user's browser: by its own name for our address (the host is
-checked), or by a request from elsewhere (the origin is checked).
+Pages of other sites must not access the viewer through the user's browser. The host is checked against DNS
+rebinding, and the origin against cross-site requests.
 """
 
 import logging
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from phiseg.viewer.request_queue import unexpected
 
 MAX_BODY = 1 << 16
-"""Bytes of any request that is no upload."""
+"""Maximum size in bytes of a request that is not an upload."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -34,20 +34,21 @@ _log = logging.getLogger(__name__)
 
 
 class AccessControl:
-    """Stands before the server.
+    """Middleware that checks every request before the server.
 
     Args:
-        app: the server.
-        token: asked of every request, where others can reach the server; without one, it answers to localhost only.
-        upload_path: where uploads go.
-        max_upload: bytes of an upload.
+        app: server.
+        token: token required from every request, if other machines can reach the server; None accepts localhost
+            only.
+        upload_path: path of uploads.
+        max_upload: maximum size of an upload in bytes.
     """
 
     def __init__(self, app: ASGIApp, *, token: str | None, upload_path: str, max_upload: int) -> None:
         self.app, self.token, self.upload_path, self.max_upload = app, token, upload_path, max_upload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -75,14 +76,14 @@ class AccessControl:
         try:
             await self.app(scope, _limited(receive, limit), send_guarded)
         except ClientDisconnect:
-            pass  # nobody is left to be told
-        except Exception as error:  # a bug of ours: the client gets one line, the terminal all of it
+            pass  # the client has disconnected
+        except Exception as error:  # a bug: one line for the client, the traceback for the terminal
             _log.exception("a request failed")
             if not started:
                 await JSONResponse({"message": unexpected(error)}, 500)(scope, receive, send_guarded)
 
     def _refusal(self, request: HTTPConnection, limit: int) -> tuple[int, str] | None:
-        """Return the status and the reason for which a request is refused, or None."""
+        """Return the status and the reason if a request is rejected, otherwise None."""
         host = request.headers.get("host", "")
         if self.token is None and not is_loopback(_name(host)):
             return 421, "this server only accepts requests for localhost"
@@ -100,7 +101,7 @@ class AccessControl:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach `host`."""
+    """Return whether only this machine can reach `host`."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -108,7 +109,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    """Return `receive`, which fails when a body is longer than it may be, whatever its header said."""
+    """Return a `receive` that fails if the body is longer than the limit, regardless of its header."""
     received = 0
 
     async def receive_limited() -> Message:
@@ -135,6 +136,6 @@ def _name(host: str) -> str:
 
 
 def _cookie(scope: Scope) -> str:
-    """Return the name of the cookie with the token; browsers give all ports of a host the same cookies."""
+    """Return the name of the cookie with the token, which contains the port because all ports share cookies."""
     _, port = scope.get("server") or ("", None)
     return f"phiseg-{port}"

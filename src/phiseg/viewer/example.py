@@ -1,4 +1,4 @@
-"""The scan that the viewer opens with when it is given none: a lesion of the phantom, through some slices."""
+"""The example scan of the viewer: a synthetic lesion in several slices."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +11,16 @@ from phiseg.inference.preprocessing import Preprocessing
 NUM_SLICES = 13
 SLICES_PER_RADIUS = 5
 SPACING_MM = 0.7
-"""Of the pixels, for a model that does not say."""
+"""Pixel spacing for a model that does not state it."""
 _WITH, _WITHOUT = 38, 13
-"""Seeds of the scene with a lesion that some would draw larger than others, and of one with hardly any."""
+"""Seeds of a scene with a disputed lesion, and of a scene with hardly any lesion."""
 
 
 def example_volume(preprocessing: Preprocessing) -> tuple[Volume, tuple[int, int, int]]:
-    """Return a volume that looks as the model expects it, and the slice, row and column in its lesion.
+    """Return a volume that looks like the training data, and the slice, row and column of a point in its lesion.
 
-    The lesion is round: its border draws in from the middle slice to both ends. Around it lies the same tissue in
-    every slice, with noise of its own.
+    The lesion is round: it shrinks from the middle slice towards both ends. The surrounding tissue is the same in
+    every slice, with independent noise.
     """
     side = max(*preprocessing.size, MIN_SIZE)
     middle = NUM_SLICES // 2
@@ -33,7 +33,7 @@ def example_volume(preprocessing: Preprocessing) -> tuple[Volume, tuple[int, int
     scene = _scene(_WITH, side, 0)
     vertical, horizontal = preprocessing.network_spacing_mm((SPACING_MM, SPACING_MM))
     radius_mm = scene.radius * side / 2 * vertical
-    distance = max(radius_mm / SLICES_PER_RADIUS, 1.2 * max(vertical, horizontal))  # scanned in this plane
+    distance = max(radius_mm / SLICES_PER_RADIUS, 1.2 * max(vertical, horizontal))  # the acquisition plane
     plane = preprocessing.plane
     towards = PLANES["axial" if plane is None or plane == "auto" else plane]
     affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, distance, 1])
@@ -53,7 +53,7 @@ def _slice(side: int, number: int, middle: int) -> NDArray[np.float32]:
 
 
 def _in_lung(images: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the scene with nearly black tissue, as air is in CT, and the lesion as bright as soft tissue."""
+    """Return the scene with nearly black tissue, like air in CT, and a lesion as bright as soft tissue."""
     in_lung: NDArray[np.float32] = (0.07 + 0.75 * np.clip((images - 0.2) / 0.6, 0, 1) ** 2).astype(np.float32)
     return in_lung
 

@@ -1,4 +1,4 @@
-"""What the page shows, as files."""
+"""Export of predictions as files."""
 
 import json
 import tempfile
@@ -22,15 +22,15 @@ def export_file(drawn: Drawn, *, model: str, what: What, kind: Kind, index: int 
     """Return the content and the name of an exported file.
 
     Args:
-        drawn: what a click gave.
-        model: the name of the model.
-        what: one sample, the mean's probabilities (of every class but the background), the most probable classes,
-            the gamma map, or the numbers with all that is needed to draw them again.
+        drawn: prediction of a click.
+        model: name of the model.
+        what: a sample, the mean probabilities (of all classes except the background), the most probable classes,
+            the gamma map, or the numbers with all settings to reproduce them.
         kind: JSON for numbers, NIfTI or DICOM SEG for everything else.
-        index: of the sample, from 0.
+        index: index of the sample, from 0.
 
     Raises:
-        DataError: there is no such sample, or no such file of it.
+        DataError: the sample does not exist, or cannot be written in this format.
     """
     if (what == "numbers") != (kind == "json"):
         raise DataError("measurements can only be saved as JSON, and images only as NIfTI or DICOM SEG")

@@ -1,4 +1,4 @@
-"""One computation at a time: others wait in line, are told how many are ahead, and may leave."""
+"""A queue that runs one computation at a time. Waiting clients see their position and may disconnect."""
 
 import asyncio
 import logging
@@ -11,19 +11,19 @@ from phiseg.core.errors import PhisegError
 from phiseg.viewer.schema import Failed, Message, Queued
 
 LOOK_EVERY = 0.5
-"""Seconds after which those who wait are told how it stands, and those who left are noticed."""
+"""Interval in seconds at which waiting clients receive their position and disconnected clients are detected."""
 _log = logging.getLogger(__name__)
 
 
 class ClientLeftError(Exception):
-    """Nobody waits any more for what is being computed."""
+    """The client of the running computation has disconnected."""
 
 
 class RequestQueue:
-    """Serves one client after another, in a thread of its own that ends with the program.
+    """Serve one client after another in a daemon thread.
 
     Args:
-        max_waiting: clients beyond which no more are let in.
+        max_waiting: maximum number of waiting clients.
     """
 
     def __init__(self, max_waiting: int) -> None:
@@ -31,36 +31,36 @@ class RequestQueue:
         self._line: list[object] = []
         self._lock = Lock()
         self._served: Event | None = None
-        """Set when the client who is being served has left."""
+        """Set when the client being served has disconnected."""
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         Thread(target=self._work, name="phiseg-viewer", daemon=True).start()
 
     @property
     def is_full(self) -> bool:
-        """Whether too many are waiting."""
+        """Whether the maximum number of clients are waiting."""
         return len(self._line) > self.max_waiting
 
     async def serve(
         self, answer: Iterator[Message], has_left: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[Message]:
-        """Yield what `answer` gives when its turn has come; until then, how many are ahead.
+        """Yield the position in the queue, and then the messages of `answer`.
 
-        Its errors become a last message. When the client has left, `check_wanted` ends it.
+        An error becomes the last message. If the client disconnects, `check_wanted` ends the computation.
 
         Args:
-            answer: the work, done in the queue's thread.
-            has_left: tells whether the client went away.
+            answer: computation, which runs in the thread of the queue.
+            has_left: returns whether the client has disconnected.
         """
         loop, messages, gone = asyncio.get_running_loop(), asyncio.Queue[Message | None](), Event()
 
         def work() -> None:
             self._served = gone
-            with suppress(RuntimeError):  # of a loop that has ended: nobody listens any more
+            with suppress(RuntimeError):  # the event loop has ended
                 for message in () if gone.is_set() else _without_errors(answer):
                     loop.call_soon_threadsafe(messages.put_nowait, message)
             self._served = None
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(messages.put_nowait, None)  # only now may the client go away
+                loop.call_soon_threadsafe(messages.put_nowait, None)  # the client is served until here
             self._leave(messages)
 
         with self._lock:
@@ -86,10 +86,10 @@ class RequestQueue:
             self._leave(messages)
 
     def check_wanted(self) -> None:
-        """Stop what is being computed if its client has left; long work calls this now and then.
+        """Stop the running computation if its client has disconnected. Long computations call this regularly.
 
         Raises:
-            ClientLeftError: it has.
+            ClientLeftError: the client has disconnected.
         """
         if self._served is not None and self._served.is_set():
             raise ClientLeftError
@@ -109,20 +109,20 @@ class RequestQueue:
 
 
 def _without_errors(answer: Iterator[Message]) -> Iterator[Message]:
-    """Yield messages; an error becomes the last one."""
+    """Yield messages; an error becomes the last message."""
     try:
         yield from answer
     except ClientLeftError:
         return
     except PhisegError as error:
         yield Failed(message=str(error))
-    except Exception as error:  # a bug of ours must not end the thread that serves everybody
+    except Exception as error:  # a bug must not end the thread
         _log.exception("a prediction failed")
         yield Failed(message=unexpected(error))
 
 
 def unexpected(error: Exception) -> str:
-    """Return what a client is told of a bug of ours, or of a machine that is too small."""
+    """Return the message to a client about a bug or a lack of memory."""
     if isinstance(error, MemoryError):
         return "not enough memory; draw fewer samples or use a smaller scan"
     return f"unexpected error ({type(error).__name__}); see the terminal of `phiseg view` for details"

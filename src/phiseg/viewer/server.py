@@ -1,7 +1,7 @@
-"""The viewer's server: a few routes over one model, for one person on one machine.
+"""The server of the viewer: a few routes for one model, for a single user on one machine.
 
-Nothing that a request says becomes a path: scans have ids, and files that are dropped get names of our own. One
-prediction is computed at a time; others wait and are told how many are ahead.
+Requests never determine paths: scans have ids, and uploaded files get new names. Predictions are computed one at a
+time, and waiting clients see their position in the queue.
 """
 
 import secrets
@@ -47,25 +47,25 @@ from phiseg.viewer.schema import (
 from phiseg.viewer.uploads import save_uploads
 
 MAX_UPLOAD = 1 << 30
-"""Bytes that one drop may have."""
+"""Maximum size of an upload in bytes."""
 MAX_FILES = 3000
-"""Files that one drop may have: the slices of a long CT."""
+"""Maximum number of files of an upload, enough for the slices of a long CT."""
 MAX_UPLOADS = 2
-"""Drops that are taken in at once."""
+"""Maximum number of simultaneous uploads."""
 MAX_SCANS = 8
-"""Scans that are kept in memory."""
+"""Maximum number of scans in memory."""
 MAX_MEMORY = 2 << 30
-"""Bytes of voxels that are kept in memory."""
+"""Maximum size of voxels in memory in bytes."""
 MAX_WAITING = 40
-"""Clients that may wait for a prediction."""
+"""Maximum number of clients that wait for a prediction."""
 MAX_PREDICTIONS = 16
-"""Predictions that are kept for exports."""
+"""Maximum number of predictions kept for export."""
 STATIC = Path(__file__).parent / "static"
 
 
 @dataclass
 class Viewer:
-    """What all requests share."""
+    """State shared by all requests."""
 
     model: Segmenter
     name: str
@@ -77,23 +77,23 @@ class Viewer:
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
-        for layer in self.model.modules():  # the work of a client who has left ends at the next layer
+        for layer in self.model.modules():  # stop at the next layer if the client has disconnected
             layer.register_forward_pre_hook(lambda *_: self.queue.check_wanted())
 
     @classmethod
     def of(cls, model: Segmenter, name: str) -> "Viewer":
-        """Return a viewer of a model, with the example as its only scan.
+        """Return a viewer for a model, with the example as its only scan.
 
         Raises:
-            ModelError: the model does not say how its images were prepared.
+            ModelError: the model does not describe its preprocessing.
         """
         return cls(model, name, ScanCollection(Preprocessing.of(model), max_scans=MAX_SCANS, max_bytes=MAX_MEMORY))
 
     def add(self, paths: Sequence[Path]) -> list[str]:
-        """Take in scans, folders of them and a dataset; return a line for everything that is passed over.
+        """Add scans, folders of scans and a dataset. Return a note for each skipped folder.
 
         Raises:
-            DataError, ModelError: one of them is no scan, or the dataset is not for this model.
+            DataError, ModelError: a path is not a scan, or the dataset does not match the model.
         """
         notes = [note for path in paths for note in self.scans.add(path)]
         if self.scans.dataset is not None:
@@ -129,7 +129,7 @@ class Viewer:
         )
 
     def answer(self, request: PredictionRequest) -> Iterator[Message]:
-        """Yield what is drawn, and in the end the id of the prediction."""
+        """Yield the messages of a prediction, and finally its id."""
         drawn = yield from draw(self.model, self.scans.get(request.scan), request)
         name = secrets.token_urlsafe(9)
         with self._lock:
@@ -140,14 +140,14 @@ class Viewer:
         yield Done(id=name)
 
     def prediction(self, name: str) -> Drawn | None:
-        """Return what was drawn, if it is still kept."""
+        """Return a prediction, or None if it is no longer stored."""
         with self._lock:
             return self._predictions.get(name)
 
     async def stream(
         self, request: PredictionRequest, has_left: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[str]:
-        """Yield lines of JSON: where one stands in the queue, what is drawn, and in the end Done or Failed."""
+        """Yield lines of JSON: the position in the queue, the prediction, and finally Done or Failed."""
         async for message in self.queue.serve(self.answer(request), has_left):
             yield message.model_dump_json() + "\n"
 
@@ -156,8 +156,8 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
     """Return the server.
 
     Args:
-        viewer: what it shows.
-        token: asked of every request, where others can reach the server.
+        viewer: viewer to serve.
+        token: token required from every request, if other machines can reach the server.
     """
     app = FastAPI(title="PHiSeg viewer", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(AccessControl, token=token, upload_path="/api/scans", max_upload=MAX_UPLOAD)
@@ -222,7 +222,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
 
     @app.get("/{path:path}", include_in_schema=False)
     def page(path: str) -> FileResponse:
-        """Return a file of the page; every one of them is known beforehand."""
+        """Return one of the known files of the page."""
         file = pages.get(path or "index.html")
         if file is None:
             raise HTTPException(404, "page not found")
@@ -232,7 +232,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
 
 
 async def _take_in(scans: ScanCollection, request: Request) -> OpenScan:
-    """Read the scan that a request brings; its files stay on the disk as long as the scan is in use."""
+    """Read the scan uploaded by a request. Its files stay on disk as long as the scan is in use."""
     folder = Path(tempfile.mkdtemp(prefix="phiseg-dropped-"))
     try:
         content_type = request.headers.get("content-type", "")
@@ -246,7 +246,7 @@ async def _take_in(scans: ScanCollection, request: Request) -> OpenScan:
 
 
 def _explain_errors(app: FastAPI) -> None:
-    """Answer every error that a request can cause with one line of text, as {"message": ...}."""
+    """Answer all errors caused by a request with one line of text, as {"message": ...}."""
 
     @app.exception_handler(PhisegError)
     async def user_error(_: Request, error: PhisegError) -> JSONResponse:

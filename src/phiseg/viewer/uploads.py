@@ -1,6 +1,6 @@
-"""Files that were dropped on the page: written to the disk as they arrive, and looked at before they are read.
+"""Files dropped on the page: written to disk as they arrive, and checked before they are read.
 
-Nothing of a stranger's file name is used but its ending, and what a file would cost in memory is known beforehand.
+Only the suffix of an untrusted file name is used, and the memory needed by a file is known before it is read.
 """
 
 import gzip
@@ -29,26 +29,26 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Upload:
-    """One file."""
+    """An uploaded file."""
 
     name: str
-    """What the user calls it; for the eye only."""
+    """File name given by the user, for display only."""
     path: Path
 
 
 async def save_uploads(
     body: AsyncIterator[bytes], content_type: str, folder: Path, *, max_files: int
 ) -> list[Upload]:
-    """Write the files of a form into a folder while they arrive; one of them is open at a time.
+    """Write the files of a form to a folder as they arrive, one open file at a time.
 
     Args:
-        body: of a request.
-        content_type: of the request.
-        folder: empty.
-        max_files: how many the form may have.
+        body: body of the request.
+        content_type: content type of the request.
+        folder: empty folder.
+        max_files: maximum number of files.
 
     Raises:
-        DataError: the body is no such form, or has more files.
+        DataError: the body is not a form with files, or has too many files.
     """
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
@@ -81,7 +81,7 @@ async def save_uploads(
 
 
 class _Form:
-    """What a parser tells of a form, written to files."""
+    """Callbacks of the form parser that write files."""
 
     def __init__(self, folder: Path, max_files: int) -> None:
         self.folder, self.max_files = folder, max_files
@@ -107,7 +107,7 @@ class _Form:
     def open(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition"))
         if b"filename" not in options:
-            return  # a field, which we have no use for
+            return  # a field without a file
         if len(self.uploads) == self.max_files:
             raise DataError(f"more than {self.max_files} files; {_ADVICE}")
         name = _shown(options[b"filename"].decode(errors="replace"))
@@ -130,15 +130,15 @@ class _Form:
 
 
 def check_affordable(uploads: Sequence[Upload], *, max_bytes: int) -> None:
-    """Refuse files whose voxels would need more memory than there is for them.
+    """Check that the voxels of the files do not exceed the memory limit.
 
     Raises:
-        DataError: with the size, or why a file cannot be told from a trap.
+        DataError: they do, or the size of a file cannot be determined safely.
     """
     total = 0
     for upload in uploads:
         if upload.path.name.endswith(".nii.gz"):
-            total += read_nifti_header(upload.path, channels=True).values.nbytes  # what it claims
+            total += read_nifti_header(upload.path, channels=True).values.nbytes  # according to the header
             if total <= max_bytes:
                 _check_unpacked(upload, max_bytes)
         elif upload.path.suffix == ".nii":
@@ -154,7 +154,7 @@ def check_affordable(uploads: Sequence[Upload], *, max_bytes: int) -> None:
 
 
 def _check_unpacked(upload: Upload, max_bytes: int) -> None:
-    """Refuse a compressed file that goes on for longer than any scan, whatever its header says."""
+    """Reject a compressed file that is larger than the limit when decompressed, regardless of its header."""
     size = 0
     try:
         with gzip.open(upload.path) as stream:
@@ -175,7 +175,7 @@ def _png_bytes(path: Path) -> int:
 
 
 def _dicom_bytes(upload: Upload) -> int:
-    """Return the memory that a slice needs as float32; 0 for a file that is no DICOM."""
+    """Return the memory needed by a slice as float32; 0 for a file that is not DICOM."""
     try:
         if read_file_meta_info(upload.path).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
             raise DataError(f"{upload.name} is a deflated DICOM file; {_ADVICE}")
@@ -190,6 +190,6 @@ def _dicom_bytes(upload: Upload) -> int:
 
 
 def _shown(name: str) -> str:
-    """Return a stranger's file name, fit to be shown: without its folders, on one line."""
+    """Return an untrusted file name for display, without folders and on one line."""
     printable = "".join(character for character in name if character.isprintable())
     return PurePosixPath(printable.replace("\\", "/")).name[-80:] or "unnamed"
