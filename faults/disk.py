@@ -145,7 +145,7 @@ def _judge(name: str, command: Command) -> list[str]:
     code, said, last = command.poll(), command.said, command.last_line
     if "Traceback" in said or code not in (0, 2):
         return [f"{name}: exit code {code}: {last}"]
-    if code == 2 and not last.startswith("phiseg: error: ") and " is left out: " not in said:
+    if code == 2 and not last.startswith("phiseg: error: ") and "phiseg: skipped " not in said:
         return [f"{name}: exit code 2, and last '{last}'"]
     return []
 

@@ -285,7 +285,7 @@ def judge(command: str, code: object, said: str) -> tuple[str, str | None]:
     if code == 0:
         return "skipped" if "skipped: " in said else "read", None
     told = [line for line in lines if line.startswith("phiseg: ")]
-    if command == "predict" and any("is left out: " in line for line in told):
+    if command == "predict" and any("phiseg: skipped " in line for line in told):
         return "skipped", None
     if not lines or not lines[-1].startswith("phiseg: error: "):
         return "lost", f"{command}: exit code 2, and last {lines[-1:]}"

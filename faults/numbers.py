@@ -142,7 +142,7 @@ def _cases(good: Specimens, work: Path, rng: np.random.Generator) -> list[Case]:
         Case(
             "values of 1e300, predicted",
             scan("farther", image.astype(np.float64) * 1e300),
-            "beyond those of 32 bits",
+            "beyond the range of 32 bits",
         ),
         Case("NaN loss in one step", train, limit=lambda: _spoil_loss(3, 4)),
         Case(

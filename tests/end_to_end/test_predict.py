@@ -203,10 +203,10 @@ def test_bad_scan_is_skipped_and_retried_after_fix(predict, model, tmp_path):
     result = predict(folder, tmp_path / "in")
     assert result.code == 2
     (line,) = messages(result)
-    assert line.startswith(f"phiseg: s1 is left out: {bad} cannot be read as NIfTI")
+    assert line.startswith(f"phiseg: skipped s1: {bad} cannot be read as NIfTI")
     assert {row["case"] for row in table(tmp_path / "pred")} == {"s0", "s2"}
     (failure,) = table(tmp_path / "pred", "failed.csv")
-    assert failure == {"case": "s1", "reason": line.removeprefix("phiseg: s1 is left out: ")}
+    assert failure == {"case": "s1", "reason": line.removeprefix("phiseg: skipped s1: ")}
     assert "Could not be predicted" in (tmp_path / "pred" / "report.html").read_text()
 
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "pred" / "s0").iterdir()}
@@ -239,7 +239,7 @@ BAD_SCANS = {
     "zero": "zero is empty: every voxel is 0; check the scan",
     "nan": "nan.nii.gz has NaN or infinite voxels",
     "cut": "cut.nii.gz cannot be read as NIfTI",
-    "channels": "channels has 2 channels, the model takes 1",
+    "channels": "channels has 2 channels, but the model takes 1",
     "five": "has 5 dimensions",
     "damaged": "damaged.png cannot be read as PNG",
 }
@@ -272,7 +272,7 @@ def test_bad_scans_give_one_line_each(predict, model, tmp_path):
     lines = {line.split()[1]: line for line in messages(result)}
     assert len(messages(result)) == len(lines) == len(BAD_SCANS)
     for name, reason in BAD_SCANS.items():
-        assert f"phiseg: {name} is left out: " in lines[name]
+        assert f"phiseg: skipped {name}: " in lines[name]
         assert reason in lines[name]
         assert ";" in lines[name], "says no cure"
     assert "Traceback" not in result.err
@@ -284,7 +284,7 @@ def test_other_modality_is_skipped_and_other_unit_warns(predict, model, tmp_path
     nifti(tmp_path / "in" / "good.nii.gz")
     result = predict(model(modality="CT"), tmp_path / "in")
     assert result.code == 2
-    assert "other has the modality MR, the model was trained on CT" in result.err
+    assert "other has modality MR, but the model was trained on CT" in result.err
     assert [row["case"] for row in table(tmp_path / "pred")] == ["good"]
     values = np.random.default_rng(0).uniform(1e4, 2e4, (14, 12, 3)).astype(np.float32)
     write_nifti(tmp_path / "strange.nii.gz", Volume(values, np.eye(4)))
@@ -300,10 +300,10 @@ def test_other_spacing_is_resampled_or_rejected(predict, model, tmp_path):
     result = predict(folder, tmp_path / "scan.nii.gz", "--strict-spacing")
     assert result.code == 2
     (failed,) = table(tmp_path / "pred", "failed.csv")
-    assert "and the model was trained on 0.5 to 0.8 mm" in failed["reason"]
+    assert "but the model was trained on 0.5 to 0.8 mm" in failed["reason"]
     result = predict(folder, tmp_path / "scan.nii.gz")
     assert result.code == 0
-    assert any("the network sees it resampled to 0.8 x 0.8 mm" in line for line in messages(result))
+    assert any("it is resampled to 0.8 x 0.8 mm" in line for line in messages(result))
     assert maps(tmp_path / "pred" / "scan")["mean"].shape == (14, 12, 3)
     assert "resampled to 0.8 x 0.8 mm" in (tmp_path / "pred" / "report.html").read_text()
 
@@ -323,7 +323,7 @@ def test_removed_result_is_a_failure(predict, model, tmp_path, monkeypatch):
     result = predict(folder, *scans)
     assert result.code == 2
     assert (
-        "phiseg: a is left out: its folder was removed while others were predicted; run the command again"
+        "phiseg: skipped a: its folder was removed while other cases were predicted; run the command again"
         in messages(result)
     )
     assert "1 of 2 cases failed" in result.out
@@ -365,9 +365,7 @@ def test_point_outside_the_scan_is_skipped(predict, model, tmp_path):
     scan = nifti(tmp_path / "n.nii.gz")
     result = predict(model(centred_on="nodule"), scan, "--at", "6,5,1", "--at", "6,5,3")
     line = messages(result)[-1]
-    assert line.startswith(
-        "phiseg: n-2 is left out: n-2: the point (6, 5, 3) lies outside of the scan's 14 x 12 x 3"
-    )
+    assert line.startswith("phiseg: skipped n-2: n-2: the point (6, 5, 3) is outside the 14 x 12 x 3")
     assert result.code == 2
     assert [row["case"] for row in table(tmp_path / "pred")] == ["n-1"]
 
@@ -377,7 +375,7 @@ def test_point_outside_the_scan_is_skipped(predict, model, tmp_path):
     [
         (("IN/none.nii",), "none.nii does not exist; give a NIfTI file"),
         ((), "there is no INPUT"),
-        (("IN/n.nii.gz", "--at", "1,2,3"), "the model looks at whole slices and takes no point"),
+        (("IN/n.nii.gz", "--at", "1,2,3"), "the model segments whole slices and takes no point"),
         (("IN/n.nii.gz", "--at", "1,2"), "'1,2' is not a point"),
         (("IN/n.nii.gz", "--points", "IN/none.csv"), "none.csv: No such file"),
         (("IN/n.nii.gz", "--num-samples", "0"), "num_samples is 0; it must be at least 1"),
@@ -402,7 +400,7 @@ def test_crop_model_requires_a_point(predict, model, tmp_path):
     result = predict(model(centred_on="nodule"), nifti(tmp_path / "n.nii.gz"))
     assert result.code == 2
     assert messages(result) == [
-        "phiseg: error: the model looks at crops around a nodule; say where one is in n (--at x,y,z)"
+        "phiseg: error: the model segments crops around a nodule; give its position in n: --at x,y,z"
     ]
 
 
@@ -437,7 +435,7 @@ def test_two_processes_write_the_same_results(phiseg, predict, model, tmp_path):
     assert predict(folder, tmp_path / "in", out=tmp_path / "one").code == 2
     done = phiseg("predict", folder, tmp_path / "in", "--out", tmp_path / "two", *QUICK, "--devices", "2")
     assert done.code == 2, done
-    assert "s4 is left out" in done.err
+    assert "skipped s4" in done.err
     one, two = (
         {
             path.relative_to(tmp_path / out): path.read_bytes()

@@ -81,12 +81,12 @@ def test_there_is_a_job_for_every_scan_or_every_point():
 
 
 def test_points_of_unknown_scans_are_refused():
-    with pytest.raises(ConfigError, match=r"points of 'c', which is none of the scans \(a, b\)"):
+    with pytest.raises(ConfigError, match=r"points of 'c', which is not one of the scans \(a, b\)"):
         job_names(["a", "b"], by_case={"c": [Point(1, 1, 1)]})
 
 
 def test_two_cases_of_one_name_are_refused():
-    with pytest.raises(ConfigError, match="two cases would be called a-1"):
+    with pytest.raises(ConfigError, match="would both be named a-1"):
         job_names(["a", "a-1"], by_case={"a": [Point(1, 1, 1)] * 2, "a-1": [Point(1, 1, 1)]})
 
 
@@ -202,7 +202,7 @@ def test_other_settings_are_refused_also_for_other_scans(scans, tmp_path, change
     run(scans / "s0.nii.gz", tmp_path / "out")
     before = snapshot(tmp_path)
     for source in (scans / "s0.nii.gz", scans / "s1.nii.gz"):
-        with pytest.raises(OutputError, match=f"s0 was made with {reason}; give another --out, or remove it"):
+        with pytest.raises(OutputError, match=f"s0 was made with {reason}; use another --out, or remove it"):
             run(source, tmp_path / "out", **changes)
     assert snapshot(tmp_path) == before
 
@@ -229,9 +229,9 @@ def test_folders_of_others_are_left_alone(scans, tmp_path):
     out = tmp_path / "out"
     for content, reason in (
         ({"notes.txt": "mine"}, "not a result of phiseg"),
-        ({"summary.json": '{"format": "phiseg-evaluation"}'}, "exists, and is no prediction"),
-        ({"summary.json": "[]"}, "exists, and is no prediction"),
-        ({"summary.json": "{"}, "summary.json is damaged: not JSON; remove"),
+        ({"summary.json": '{"format": "phiseg-evaluation"}'}, "exists, but is not a prediction"),
+        ({"summary.json": "[]"}, "exists, but is not a prediction"),
+        ({"summary.json": "{"}, "summary.json is damaged \\(not JSON\\); remove"),
     ):
         (out / "s1").mkdir(parents=True)
         for name, text in content.items():
@@ -255,9 +255,9 @@ def test_a_file_in_the_place_of_the_results_is_refused(scans, tmp_path):
 
 def test_points_are_checked_before_any_scan_is_read(scans, tmp_path):
     (scans / "s0.nii.gz").write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match="say where one is in s0"):
+    with pytest.raises(ConfigError, match="give its position in s0"):
         run(scans, tmp_path / "out", model=KnownModel(noisy, centred_on="nodule"))
-    with pytest.raises(ConfigError, match="takes no point; predict s0 without one"):
+    with pytest.raises(ConfigError, match="takes no point; predict s0 without"):
         run(scans, tmp_path / "out", points=[Point(1, 1, 1)])
     assert not (tmp_path / "out").exists()
 
@@ -272,7 +272,7 @@ def test_a_bad_scan_is_told_and_the_others_go_on(scans, tmp_path, capsys):
     assert left == ["s0", "s1", "s2"]
     assert list(failed) == ["s1"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"phiseg: s1 is left out: {failed['s1']}"
+    assert line == f"phiseg: skipped s1: {failed['s1']}"
     assert "s1.nii.gz cannot be read as NIfTI" in line
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["s0", "s2"]
     (scans / "s1.nii.gz").write_bytes(whole)
@@ -344,7 +344,7 @@ def test_every_scan_is_hashed_once_a_call(scans, tmp_path, monkeypatch):
 # What a user should know
 
 
-REACH = "the last slice within --reach in 100 % of the samples (give a larger --reach)"
+REACH = "the last slice within --reach in 100 % of the samples (use a larger --reach)"
 CROP = "the border of the crop in 100 % of the samples (use a model with larger crops)"
 SCAN = "the first or last slice of the scan in 100 % of the samples"
 

@@ -27,9 +27,9 @@ def prepared(values, *, modality=None, trained_on=None, intensity=WINDOW):
 
 def test_a_series_of_another_modality_is_refused():
     scan = np.linspace(-900, 300, 200)
-    with pytest.raises(DataError, match="scan7 has the modality MR, the model was trained on CT; give a CT series"):
+    with pytest.raises(DataError, match="scan7 has modality MR, but the model was trained on CT; use a CT series"):
         prepared(scan, modality="MR", trained_on="CT")
-    with pytest.raises(DataError, match=r"scan7 has the modality \(none\), the model was trained on CT"):
+    with pytest.raises(DataError, match=r"scan7 has modality \(none\), but the model was trained on CT"):
         prepared(scan, modality="", trained_on="CT")
 
 
@@ -49,13 +49,13 @@ def test_values_beyond_the_window_are_doubted(inside):
         assert warnings == ()
     else:
         (line,) = warnings
-        assert f"only {inside / 2:.1f}% of its voxels lie in the model's window, -1000 to 400" in line
-        assert "its values, -1000 to 70000, look as if they were in another unit" in line
+        assert f"only {inside / 2:.1f}% of voxels are in the window of the model (-1000 to 400)" in line
+        assert "the values (-1000 to 70000) may be in another unit" in line
 
 
 def test_a_picture_is_doubted_where_the_model_knows_hounsfield_units():
     (line,) = prepared(np.tile([0.0, 17.0, 255.0, 90.0], 50)).warnings
-    assert "none of its values, 0 to 255, is below 0, and the model's window begins at -1000" in line
+    assert "no value is below 0 (range 0 to 255), but the window of the model starts at -1000" in line
     assert prepared(np.tile([-1.0, 17.0, 255.0, 90.0], 50)).warnings == ()
 
 
@@ -109,7 +109,7 @@ def test_values_that_the_network_cannot_hold_are_refused(intensity):
     preprocessing = Preprocessing.of(KnownModel(brightest, intensity=intensity))
     values = np.linspace(0, 1, 64).reshape(4, 4, 4)
     PreparedStack.of(Volume(values * 1e38, place()), preprocessing, name="scan7")
-    with pytest.raises(DataError, match="scan7 has values beyond those of 32 bits; check its unit and scaling"):
+    with pytest.raises(DataError, match="scan7 has values beyond the range of 32 bits; check its unit and scaling"):
         PreparedStack.of(Volume(values * 1e39, place()), preprocessing, name="scan7")
 
 
@@ -141,8 +141,8 @@ def test_spacing_outside_of_the_range_is_brought_to_its_end(own, step):
 
 def test_resampling_is_warned_of():
     (line,) = spaced((2, 0.25, 1.2), spacing_range_mm=[0.5, 0.9]).warnings
-    assert line.startswith("it has pixels of 0.25 x 1.2 mm, and the model was trained on 0.5 to 0.9 mm")
-    assert "the network sees it resampled to 0.5 x 0.9 mm" in line
+    assert line.startswith("the scan has pixels of 0.25 x 1.2 mm, but the model was trained on 0.5 to 0.9 mm")
+    assert "it is resampled to 0.5 x 0.9 mm" in line
 
 
 def test_resampling_can_be_refused():
@@ -165,7 +165,7 @@ def test_other_slice_thickness_is_warned_of(distance, slices, warned):
     lines = spaced((distance, 1, 1), slices=slices, thickness_range_mm=[0.6, 5]).warnings
     assert len(lines) == warned
     if warned:
-        assert f"its slices are {distance} mm apart, and those of the training images were 0.6 to 5 mm" in lines[0]
+        assert f"the slices are {distance} mm apart, but those of the training images were 0.6 to 5 mm" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -626,28 +626,28 @@ def refused(match, *, error=DataError, model=None, values=None, point=None, samp
 @pytest.mark.parametrize("point", [(-0.6, 0, 0), (0, 5.5, 0), (0, 0, 3), (0, 0, 1e30), (6, 0, 0)])
 def test_a_point_outside_is_refused(point):
     model = KnownModel(brightest, centred_on="nodule")
-    refused(r"scan7: the point \(.*\) lies outside of the scan's 6 x 6 x 3 voxels", model=model, point=point)
+    refused(r"scan7: the point \(.*\) is outside the 6 x 6 x 3 voxels", model=model, point=point)
 
 
 @pytest.mark.parametrize("point", [(1, 2), (1, 2, float("nan")), (inf, 0, 0)])
 def test_a_point_that_is_none_is_refused(point):
-    refused("scan7: a point needs three finite", model=KnownModel(brightest, centred_on="nodule"), point=point)
+    refused("give three finite", model=KnownModel(brightest, centred_on="nodule"), point=point)
 
 
 def test_points_go_with_models_of_crops_alone():
     refused("whole slices and takes no point; predict scan7 without", error=ConfigError, point=(1, 1, 1))
     model = KnownModel(brightest, centred_on="nodule")
-    refused("crops around a nodule; say where one is in scan7", error=ConfigError, model=model)
+    refused("crops around a nodule; give its position in scan7", error=ConfigError, model=model)
 
 
 def test_volumes_that_do_not_fit_are_refused():
     noise = np.random.default_rng(0).normal(size=(6, 6, 3, 2))
-    refused("scan7 has 2 channels, the model takes 1", values=noise)
-    refused("scan7 has 1 channels, the model takes 3", model=KnownModel(brightest, channels=3))
+    refused("scan7 has 2 channels, but the model takes 1", values=noise)
+    refused("scan7 has 1 channels, but the model takes 3", model=KnownModel(brightest, channels=3))
     refused("scan7 is empty: every voxel is 0;", values=np.zeros((6, 6, 3), np.int16))
     refused("scan7 is empty: every voxel is 1;", values=np.ones((6, 6, 3), bool))
-    refused(r"scan7 has the shape \(6, 6\)", values=noise[:, :, 0, 0])
-    refused(r"scan7 has the shape \(6, 0, 3\)", values=noise[:, :0, :, 0])
+    refused(r"scan7 has shape \(6, 6\)", values=noise[:, :, 0, 0])
+    refused(r"scan7 has shape \(6, 0, 3\)", values=noise[:, :0, :, 0])
     for bad in (np.nan, np.inf):
         noise[2, 2, 1, 0] = bad
         refused("scan7 has NaN or infinite voxels", values=noise[..., 0])
@@ -669,13 +669,13 @@ def test_settings_without_sense_are_refused():
 
 @pytest.mark.parametrize("slices", [range(0), range(3, 6), range(0, 4, 2), range(-1, 2), range(2, 0, -1)])
 def test_slices_that_the_scan_has_not_are_refused(slices):
-    with pytest.raises(ConfigError, match="are not neighbours among the 5 of the scan"):
+    with pytest.raises(ConfigError, match="are not consecutive slices of the 5 of the scan"):
         predict_volume(KnownModel(brightest, plane="axial"), ball((9, 9, 5), place()), slices=slices)
 
 
 def test_a_lesion_chooses_its_slices_itself():
     model = KnownModel(brightest, plane="axial", centred_on="nodule")
-    with pytest.raises(ConfigError, match="choose no slices"):
+    with pytest.raises(ConfigError, match="omit the slices"):
         predict_volume(model, ball((9, 9, 5), place()), point=(4, 4, 2), slices=range(1))
 
 
@@ -690,7 +690,7 @@ def test_a_model_must_say_how_its_images_were_made():
     model.preprocessing["colour"] = "red"
     refused("preprocessing.json: unknown key 'colour'", error=ModelError, model=model)
     model.preprocessing = {}
-    refused("does not say how its images were prepared", error=ModelError, model=model)
+    refused("has no preprocessing", error=ModelError, model=model)
 
 
 def test_cases_have_independent_noise():

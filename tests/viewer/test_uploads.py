@@ -63,7 +63,7 @@ def test_scans_of_other_spacing_are_resampled_with_a_warning(serve):
     served = serve(make_model(spacing_range_mm=[0.4, 0.5]))
     info = served.drop(("scan.nii", nifti_bytes(random_volume()))).json()  # pixels of 0.9 x 0.8 mm
     (warning,) = info["warnings"]
-    assert "the network sees it resampled to 0.5 x 0.5 mm" in warning
+    assert "it is resampled to 0.5 x 0.5 mm" in warning
     assert (info["height"], info["width"]) == (22, 20)
     info = served.drop(("a.png", png(np.arange(216, dtype=np.uint8).reshape(12, 18)))).json()
     assert not any("resampled" in line for line in info["warnings"])
@@ -76,7 +76,7 @@ def test_png_and_dicom_series_can_be_uploaded(serve, dicom_files):
     assert (info["num_slices"], info["height"], info["width"], info["has_spacing"]) == (1, 12, 18, False)
     size, unit = info["warnings"]
     assert size == "a.png does not state its pixel size; assuming 1 x 1 mm"
-    assert "is below 0, and the model's window begins at -1000" in unit
+    assert "but the window of the model starts at -1000" in unit
     info = served.drop(*((f"../../folder/{name}", data) for name, data in dicom_files)).json()
     assert (info["name"], info["num_slices"]) == ("5 DICOM files", 5)
     assert of_type(served.click(info["id"], num_samples=2), "done")
@@ -186,7 +186,7 @@ def test_dicom_files_larger_than_memory_are_rejected(serve, dicom_files, change,
 def test_values_beyond_32_bits_are_rejected(serve):
     volume = random_volume()
     data = nifti_bytes(type(volume)(volume.values.astype(np.float64) * 1e300, volume.affine))
-    assert "beyond those of 32 bits" in serve().drop(("a.nii", data)).json()["message"]
+    assert "beyond the range of 32 bits" in serve().drop(("a.nii", data)).json()["message"]
 
 
 def test_several_scans_and_none_are_rejected(serve):
@@ -201,7 +201,7 @@ def test_several_scans_and_none_are_rejected(serve):
 
 def test_series_of_another_modality_is_rejected(serve, dicom_files):
     answer = serve(make_model(modality="MR")).drop(*dicom_files)
-    assert "has the modality CT, the model was trained on MR" in answer.json()["message"]
+    assert "has modality CT, but the model was trained on MR" in answer.json()["message"]
 
 
 def test_too_many_files_and_bytes_are_rejected(serve, temporary, monkeypatch):

@@ -1,4 +1,4 @@
-"""Prediction of one scan or many: each case becomes a folder, whole or not at all, and is not done twice.
+"""Predict one or more scans. Each case is a folder that is written atomically, and finished cases are kept.
 
 PRED/  CASE/  samples.nii.gz  mean.nii.gz  labels.nii.gz  gamma.nii.gz  [levels.nii.gz]  picture.png  summary.json
               [labels.seg.dcm  mean.seg.dcm]  for a DICOM series
@@ -34,12 +34,12 @@ from phiseg.models import Segmenter
 
 FORMAT = "phiseg-prediction"
 DrawCase = Callable[[Prediction, Measures, str], bytes]
-"""Makes the picture (PNG) of a case: its prediction, its measures, its name."""
+"""Function that draws the picture (PNG) of a case from its prediction, measurements and name."""
 
 
 @dataclass(frozen=True)
 class PredictionJob:
-    """One case: a scan, and where to look in it."""
+    """One case: a scan, and optionally a point in it."""
 
     name: str
     scan: ScanFile
@@ -49,21 +49,21 @@ class PredictionJob:
 def list_prediction_jobs(
     scans: Sequence[ScanFile], points: Sequence[Point], points_by_case: Mapping[str, Sequence[Point]]
 ) -> list[PredictionJob]:
-    """Return one job for each scan, or for each of its points.
+    """Return one job per scan, or one per point.
 
     Args:
-        scans: all of them.
-        points: looked at in every scan.
-        points_by_case: looked at in the scans of that name.
+        scans: scans to predict.
+        points: points to use in every scan.
+        points_by_case: points by the name of the scan.
 
     Raises:
-        ConfigError: points of a case that is not among the scans, or two cases of one name.
+        ConfigError: there are points of an unknown scan, or two cases have the same name.
     """
     strange = sorted(set(points_by_case) - {scan.name for scan in scans})
     if strange:
         known = ", ".join(scan.name for scan in scans[:5])
         raise ConfigError(
-            f"there are points of '{strange[0]}', which is none of the scans ({known}); check the names"
+            f"there are points of '{strange[0]}', which is not one of the scans ({known}); check the names"
         )
     jobs = []
     for scan in scans:
@@ -74,12 +74,12 @@ def list_prediction_jobs(
             jobs.append(PredictionJob(scan.name if len(here) == 1 else f"{scan.name}-{number}", scan, point))
     for name, count in Counter(job.name for job in jobs).items():
         if count > 1:
-            raise ConfigError(f"two cases would be called {name}: a scan, and a point of another; rename the scan")
+            raise ConfigError(f"a scan and a point of another scan would both be named {name}; rename the scan")
     return jobs
 
 
 def share_jobs(jobs: Sequence[PredictionJob], rank: int, num_processes: int) -> list[PredictionJob]:
-    """Return what one of several processes does: whole scans, so that each is read once."""
+    """Return the jobs of one of several processes: whole scans, so that each is read once."""
     by_scan = [list(group) for _, group in groupby(jobs, key=lambda job: job.scan)]
     return [job for group in by_scan[rank::num_processes] for job in group]
 
@@ -87,21 +87,21 @@ def share_jobs(jobs: Sequence[PredictionJob], rank: int, num_processes: int) -> 
 def unfinished_predictions(
     jobs: Sequence[PredictionJob], out: Path, model: Segmenter, *, sampling: Sampling, identity: Mapping[str, Any]
 ) -> list[PredictionJob]:
-    """Return the jobs that are still to be done, after a look at all that could stop them later.
+    """Return the jobs that are not finished, after checking everything that could make them fail later.
 
-    Several processes agree on them only before any of them has begun. A finished case whose scan cannot be read is
-    among them, and will fail.
+    With several processes, call this before any of them starts. A finished case whose scan cannot be read is
+    returned too, and will fail.
 
     Args:
-        jobs: the cases.
-        out: folder of all of them.
-        model: which is to predict them.
-        sampling: how.
-        identity: what else a result depends on, such as the hash of the weights.
+        jobs: all jobs.
+        out: folder of the cases.
+        model: model for the prediction.
+        sampling: sampling options.
+        identity: other properties that results depend on, such as the hash of the weights.
 
     Raises:
-        ConfigError: points are missing, or of no use for the model.
-        OutputError: `out` cannot be written, or holds a case of other settings, or of another scan.
+        ConfigError: points are missing, or the model does not take points.
+        OutputError: `out` cannot be written, or contains a case with other settings or of another scan.
     """
     sampling = sampling.coupled_like(Preprocessing.of(model).slice_coupling)
     settings = _settings(sampling, identity)
@@ -119,7 +119,7 @@ def unfinished_predictions(
                 left.append(job)
             continue
         if (folder / SUMMARY).exists():
-            raise OutputError(f"{folder} exists, and is no prediction; give another --out")
+            raise OutputError(f"{folder} exists, but is not a prediction; use another --out")
         check_replaceable(folder, overwrite=True, marker=SUMMARY)
         left.append(job)
     return left
@@ -133,7 +133,7 @@ def read_summaries(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Return the summary of a finished case; None where the folder holds none.
+    """Return the summary of a finished case, or None if the folder has none.
 
     Raises:
         OutputError: the file is damaged.
@@ -144,7 +144,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise OutputError(f"{path} is damaged: not JSON; remove {folder} and predict again") from None
+        raise OutputError(f"{path} is damaged (not JSON); remove {folder} and predict again") from None
     ours = isinstance(summary, dict) and summary.get("format") == FORMAT
     return summary if ours else None
 
@@ -160,20 +160,20 @@ def predict_scans(
     progress: bool = True,
     strict_spacing: bool = False,
 ) -> dict[str, str]:
-    """Predict cases; one that cannot be is told and left out.
+    """Predict cases. Cases that cannot be predicted are reported and skipped.
 
     Args:
-        model: in evaluation mode.
-        jobs: from `unfinished_predictions`.
-        out: folder of all of them.
-        sampling: how.
-        identity: what else a result depends on, such as the hash of the weights.
-        draw: makes the picture of a case.
+        model: model in evaluation mode.
+        jobs: jobs from `unfinished_predictions`.
+        out: folder of the cases.
+        sampling: sampling options.
+        identity: other properties that results depend on, such as the hash of the weights.
+        draw: function that draws the picture of a case.
         progress: show progress bars.
-        strict_spacing: refuse scans whose pixel spacing lies outside of the range of the training images.
+        strict_spacing: reject scans whose pixel spacing is outside the range of the training images.
 
     Returns:
-        The reason for every case that could not be predicted, by name.
+        The error of each failed case, by name.
 
     Raises:
         OutputError: `out` cannot be written.
@@ -199,7 +199,7 @@ def predict_scans(
             if isinstance(error, RuntimeError) and not _out_of_memory(error):
                 raise
             failed[job.name] = _reason(error)
-            tqdm.write(f"phiseg: {job.name} is left out: {failed[job.name]}", file=sys.stderr)
+            tqdm.write(f"phiseg: skipped {job.name}: {failed[job.name]}", file=sys.stderr)
     return failed
 
 
@@ -209,23 +209,23 @@ def gather_failures(failed: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_vanished(jobs: Sequence[PredictionJob], out: Path, failed: Container[str]) -> dict[str, str]:
-    """Return a reason, and tell it, for every case that was written and is there no more: somebody removed it."""
-    reason = "its folder was removed while others were predicted; run the command again"
+    """Return and report an error for each case whose folder was removed after it was written."""
+    reason = "its folder was removed while other cases were predicted; run the command again"
     written = [job.name for job in jobs if job.name not in failed]
     vanished = {name: reason for name in written if read_summary(out / name) is None}
     for name in vanished:
-        tqdm.write(f"phiseg: {name} is left out: {reason}", file=sys.stderr)
+        tqdm.write(f"phiseg: skipped {name}: {reason}", file=sys.stderr)
     return vanished
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Tell whether memory was short: numpy, the GPU and torch on a CPU say so in three ways."""
+    """Return whether memory was exhausted, which NumPy, the GPU and torch on a CPU report in different ways."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _reason(error: Exception) -> str:
     if _out_of_memory(error):
-        return "there is not enough memory; give a smaller --chunk-size or --batch-size"
+        return "not enough memory; use a smaller --chunk-size or --batch-size"
     if isinstance(error, OSError):
         return f"{error}; check the file and its disk"
     return str(error)
@@ -248,14 +248,14 @@ def _warn(name: str, warning: str) -> None:
 
 
 def _made_with(job: PredictionJob, sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a case's result depends on, as JSON would give it back."""
+    """Return everything that the result of a case depends on, as read back from JSON."""
     point = asdict(job.point) if job.point else None
     scan = {"input": job.scan.path.name, "content": job.scan.content_hash, "point": point}
     return {**scan, **_settings(sampling, identity)}
 
 
 def _settings(sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the results of all cases depend on, as JSON would give it back."""
+    """Return everything that the results of all cases depend on, as read back from JSON."""
     settings = {key: value for key, value in asdict(sampling).items() if key not in ("batch_size", "chunk_size")}
     settings |= {
         key: str(value) for key, value in settings.items() if isinstance(value, float) and not isfinite(value)
@@ -265,12 +265,12 @@ def _settings(sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a finished case that another scan or other settings gave."""
+    """Raise OutputError if a finished case has another scan or other settings."""
     different = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if different:
         raise OutputError(
             f"{folder} was made with another {different[0]} ({before.get(different[0])}, now "
-            f"{now.get(different[0])}); give another --out, or remove it"
+            f"{now.get(different[0])}); use another --out, or remove it"
         )
 
 
@@ -292,7 +292,7 @@ def _write_case(
         if scan.series is not None:
             try:
                 _write_segs(new, scan.series, prediction.classes, labels, mean)
-            except DataError as error:  # a header that DICOM SEG cannot be made from
+            except DataError as error:  # the header is not sufficient for DICOM SEG
                 warnings.append(f"no DICOM SEG: {error}")
         with atomic_file(new / "picture.png") as file:
             file.write(draw(prediction, measures, name))
@@ -317,7 +317,7 @@ def _write_case(
 
 
 def _box_in_file(prediction: Prediction) -> list[list[int]]:
-    """Return the box along the file's own axes: the first voxel of each and the one behind the last."""
+    """Return the box along the axes of the file: the first voxel and the one after the last of each axis."""
     corners = (
         prediction.voxel(*(part.start for part in prediction.box)),
         prediction.voxel(*(part.stop - 1 for part in prediction.box)),
@@ -326,13 +326,13 @@ def _box_in_file(prediction: Prediction) -> list[list[int]]:
 
 
 def _write_each(path: Path, prediction: Prediction, values: NDArray[Any]) -> None:
-    """Write values (number, n, h, w) of the box as volumes on the scan's grid, one after another."""
+    """Write values (number, n, h, w) of the box as a series of volumes on the grid of the scan."""
     write_nifti_sequence(path, map(prediction.on_grid, values), number=len(values))
 
 
 def _write_segs(folder: Path, series: DicomSeries, classes: Sequence[str], labels: Volume, mean: Volume) -> None:
     """Write the most probable segmentation and the mean probabilities as DICOM SEG."""
-    from phiseg.imaging.dicom_seg import write_seg  # highdicom takes long to import
+    from phiseg.imaging.dicom_seg import write_seg  # importing highdicom is slow
 
     words = "most probable segmentation"
     write_seg(folder / "labels.seg.dcm", labels.values, series, classes=classes, kind="binary", description=words)

@@ -1,7 +1,7 @@
-"""A lesion around a point: followed through the slices for as long as any sample continues.
+"""Predict a lesion around a point: follow it through the slices until it has ended in all samples.
 
-In each sample the lesion is one connected body that comes near the point, or nothing. Two outlines in neighbouring
-slices belong to one body where they overlap. Whatever else the network draws in the crop is another structure.
+In each sample, the lesion is the connected component near the point, or empty. Outlines in neighbouring slices are
+connected if they overlap. Other components in the crop are other structures.
 
 Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples, K classes, L latent levels.
 """
@@ -20,27 +20,27 @@ from phiseg.inference.slice_sampler import SliceSampler, pixels_of
 from phiseg.inference.summary import summarise_probs
 
 POINT_TOLERANCE_MM = 5.0
-"""How far from the point, in its slice or the one above or below, a lesion may begin."""
+"""Maximum distance of a lesion from the point, in the slice of the point or an adjacent one."""
 _CONNECTED = ndimage.generate_binary_structure(3, 1)
-_CONNECTED[1] = True  # pixels of a slice also touch at their corners
+_CONNECTED[1] = True  # pixels of a slice are also connected at their corners
 
 
 def predict_lesion(slices: SliceSampler, point: tuple[int, int, int], bar: "tqdm[Any]") -> Prediction:
-    """Sample a lesion, slice by slice away from its point, until every sample's body has ended.
+    """Sample a lesion slice by slice, starting at its point, until it has ended in every sample.
 
-    Mean and gamma are those of the samples with everything but their body removed, so that all results describe
+    Mean and gamma are computed from the samples after other components are removed, so that all results describe
     the same lesions.
 
     Args:
-        slices: draws the samples of each slice in a crop around the point.
+        slices: sampler of slices, in a crop around the point.
         point: (slice, row, column) in the stack.
-        bar: counts the slices.
+        bar: progress bar over the slices.
     """
     stack, frame = slices.stack, slices.frames[0]
     centre, depth = point[0], stack.stack.grid[0]
     rows, columns = (pixels_of(frame, axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
     far = _reach_in_slices(slices)
-    first, last = max(centre - far, 0), min(centre + far, depth - 1)  # as far as slices may be looked at
+    first, last = max(centre - far, 0), min(centre + far, depth - 1)  # limits of the search
     box = (slice(centre, centre + 1), rows, columns)
     found: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
 
@@ -62,7 +62,7 @@ def predict_lesion(slices: SliceSampler, point: tuple[int, int, int], bar: "tqdm
         if not (below or above):
             break
         look([*below, *above])
-    # The body's slices and one on each side, however many were looked at at once.
+    # The slices of the lesion and one on each side, regardless of the batch size.
     inside = numbers[0] + np.flatnonzero(bodies.any((0, 2, 3)))
     low, high = (inside[0], inside[-1]) if inside.size else (centre, centre)
     part = slice(max(low - 1, numbers[0]) - numbers[0], min(high + 1, numbers[-1]) - numbers[0] + 1)
@@ -71,7 +71,7 @@ def predict_lesion(slices: SliceSampler, point: tuple[int, int, int], bar: "tqdm
 
 
 def _reach_in_slices(slices: SliceSampler) -> int:
-    """Return how many slices away from the point may be looked at."""
+    """Return the maximum distance from the point in slices."""
     stack, frame = slices.stack.stack, slices.frames[0]
     reach = slices.sampling.reach_mm
     if reach is None:
@@ -89,16 +89,16 @@ def _prediction(
     bodies: NDArray[np.bool_],
     levels: NDArray[np.float32],
 ) -> Prediction:
-    """Put the samples together.
+    """Return the prediction of all slices.
 
     Args:
-        slices: where they come from.
-        point: in the stack.
-        numbers: n, of the slices.
-        probs: (S, K, n, h, w).
-        drawn: labels (S, n, h, w) as the network gave them.
-        bodies: (S, n, h, w), what of them belongs to the lesion.
-        levels: variance (L, n, h, w) that each level causes.
+        slices: sampler of slices.
+        point: point in the stack.
+        numbers: numbers of the n slices.
+        probs: probabilities (S, K, n, h, w).
+        drawn: labels (S, n, h, w) of the network.
+        bodies: (S, n, h, w) true for voxels of the lesion.
+        levels: variance (L, n, h, w) caused by each level.
     """
     grid = slices.stack.stack.grid
     rows, columns = (pixels_of(slices.frames[0], axis, grid[1 + axis]) for axis in (0, 1))
@@ -124,9 +124,9 @@ def _prediction(
 def _body(
     mask: NDArray[np.bool_], place: tuple[int, int, int], spacing_mm: tuple[float, float, float]
 ) -> NDArray[np.bool_]:
-    """Return the connected body of a mask (n, h, w) that comes nearest to a place; nothing if none comes near it.
+    """Return the connected component of a mask (n, h, w) nearest to a point, or an empty mask if none is near.
 
-    Near is within `POINT_TOLERANCE_MM` in the plane, in the slice of the place or one beside it.
+    Near means within `POINT_TOLERANCE_MM` in the plane, in the slice of the point or an adjacent one.
     """
     number, row, column = place
     start = max(number - 1, 0)
@@ -136,7 +136,7 @@ def _body(
         return nothing
     in_plane = ((near[:, 1:] - (row, column)) * spacing_mm[1:]) ** 2
     beside = np.abs(near[:, 0] + start - number)
-    # At equal distance the slice of the place comes first.
+    # At equal distance, the slice of the point has priority.
     order = np.lexsort((beside, in_plane.sum(1)))
     if in_plane[order[0]].sum() > POINT_TOLERANCE_MM**2:
         return nothing
@@ -155,19 +155,19 @@ def _cuts(
     centre: int,
     far: int,
 ) -> dict[Limit, NDArray[np.bool_]]:
-    """Return which bodies (S, n, h, w) extend up to a limit, beyond which they may go on.
+    """Return which lesions (S, n, h, w) touch a limit, beyond which they may continue.
 
-    The side of a picture counts only where the scan goes on behind it. A slice that is the last of both the reach
-    and the scan counts for the scan: a longer reach would show nothing more. A single slice is never cut off by its
-    neighbours: there are none, or nobody asked for them.
+    The border of the crop counts only if the scan continues beyond it. A slice that is the last of both the reach
+    and the scan counts for the scan, because a longer reach would not help. A single slice is never cut off by its
+    neighbours, because there are none or none were requested.
 
     Args:
-        bodies: of the samples.
-        numbers: n, of their slices.
-        crop: rows and columns of the bodies in the scan.
-        grid: of the scan.
+        bodies: lesions of the samples.
+        numbers: numbers of the n slices.
+        crop: rows and columns of the crop in the scan.
+        grid: grid of the scan.
         centre: slice of the point.
-        far: how many slices from it may be looked at.
+        far: maximum distance from the point in slices.
     """
     rows, columns = crop
     ends = {0, grid[0] - 1} if far and grid[0] > 1 else set()

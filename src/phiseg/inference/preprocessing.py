@@ -1,4 +1,4 @@
-"""What a model's images looked like in training, and how a volume is made to look the same.
+"""Preprocessing of a model: properties of its training images, and preparation of a volume in the same way.
 
 Shapes: N slices of H x W pixels, C channels, K classes; h x w pixels of what the network sees.
 """
@@ -24,34 +24,34 @@ from phiseg.inference.plausibility import MAX_IMAGES, UsualValues
 from phiseg.models import Segmenter
 
 MIN_INSIDE = 0.01
-"""The share of voxels inside of a model's window below which their unit is in doubt."""
+"""Share of voxels inside the window of a model below which a warning about their unit is given."""
 
 
 Range = tuple[NonNegativeFloat, NonNegativeFloat]
-"""The smallest and the largest of something."""
+"""Smallest and largest value."""
 
 
 class SliceCoupling(StrictConfig):
-    """How the slices of one sample belong together; see `SliceNoise`. By default all have the same noise."""
+    """Coupling of the slices of a sample; see `SliceNoise`. By default all slices have the same noise."""
 
     length_mm: NonNegativeFloat | None = None
-    """How soon the noise changes along the slices; None: never."""
+    """Distance over which the noise changes along the slices; None for constant noise."""
     shared: float = Field(default=0.0, ge=0, le=1)
-    """Share of the noise's variance that does not change along the slices."""
+    """Share of the noise variance that is constant along the slices."""
 
 
 class VolumeCheck(StrictConfig):
-    """How well the samples' volumes agreed with those of annotators, where that was measured."""
+    """Measured agreement between the volumes of samples and of annotators."""
 
     dataset: str
     num_lesions: PositiveInt
     num_annotators: PositiveInt
     coverage: float = Field(ge=0, le=1)
-    """Share of the annotators' volumes inside of the samples' 90 % interval."""
+    """Share of the volumes of annotators inside the 90 % interval of the samples."""
 
 
 class TrainingDataset(StrictConfig):
-    """The dataset that a model was trained on; empty texts where it is not known."""
+    """The training dataset of a model; empty strings if it is unknown."""
 
     name: str = ""
     fingerprint: str = ""
@@ -59,38 +59,38 @@ class TrainingDataset(StrictConfig):
 
 
 class Preprocessing(StrictConfig):
-    """The content of a model folder's preprocessing.json: what the training images had in common.
+    """The content of preprocessing.json in a model folder: properties of the training images.
 
-    Training writes it with `to_json`. Everything that reads it goes through `of`.
+    Training writes it with `to_json`. All other code reads it with `of`.
     """
 
     classes: tuple[str, ...] = Field(min_length=2)
-    """Class names, the background first."""
+    """Class names, background first."""
     image_channels: PositiveInt
     size: tuple[PositiveInt, PositiveInt]
     """Height and width of the training images."""
     spacing_mm: tuple[PositiveFloat, PositiveFloat] | None = None
-    """Millimetres per pixel (vertical, horizontal); None where every image had its own."""
+    """Pixel spacing (vertical, horizontal) in mm; None if it differs between images."""
     intensity: Intensity
     plane: SlicePlane | None = None
-    """How volumes were sliced; None where nobody said."""
+    """Plane of the slices; None if unknown."""
     centred_on: str | None = None
-    """What every image was centred on; None for whole slices."""
+    """Object at the centre of every image; None for whole slices."""
     modality: str | None = None
-    """What made the images, as DICOM names it (CT, MR, PT); None where nobody said."""
+    """DICOM modality of the images (CT, MR, PT); None if unknown."""
     spacing_range_mm: Range | None = None
-    """Smallest and largest pixel spacing of the training images; None where it is not known."""
+    """Smallest and largest pixel spacing of the training images; None if unknown."""
     thickness_range_mm: Range | None = None
-    """Smallest and largest slice thickness of the training images; None where it is not known."""
+    """Smallest and largest slice thickness of the training images; None if unknown."""
     usual_values: UsualValues | None = None
-    """What values images around a lesion have; None for whole slices, or where it is not known."""
+    """Usual values of images around a lesion; None for whole slices or if unknown."""
     slice_coupling: SliceCoupling = SliceCoupling()
     volume_check: VolumeCheck | None = None
     dataset: TrainingDataset = TrainingDataset()
 
     @classmethod
     def of_dataset(cls, dataset: Dataset) -> Self:
-        """Return what the training images of a dataset have in common."""
+        """Return the properties of the training images of a dataset."""
         info = dataset.info
         rows = dataset.rows("train")
         spacings = [spacing for row in rows if (spacing := dataset.spacing_mm(row))]
@@ -112,13 +112,13 @@ class Preprocessing(StrictConfig):
 
     @classmethod
     def of(cls, model: Segmenter) -> Self:
-        """Return how images must be prepared for `model`.
+        """Return the preprocessing of `model`.
 
         Raises:
-            ModelError: the model does not say, or does not make sense.
+            ModelError: the model has no preprocessing, or it is invalid.
         """
         if not model.preprocessing:
-            raise ModelError("the model does not say how its images were prepared; load one that a training wrote")
+            raise ModelError("the model has no preprocessing; load a model folder written by a training")
         try:
             return cls.parse(model.preprocessing, where="preprocessing.json")
         except ConfigError as error:
@@ -126,7 +126,7 @@ class Preprocessing(StrictConfig):
 
     @classmethod
     def find(cls, model: Segmenter) -> Self | None:
-        """Return the same as `of`, or None for a model that was not loaded from a folder."""
+        """Return the preprocessing of `model`, or None if it was not loaded from a folder."""
         return cls.of(model) if model.preprocessing else None
 
     def to_json(self) -> dict[str, Any]:
@@ -134,9 +134,9 @@ class Preprocessing(StrictConfig):
         return self.model_dump(mode="json")
 
     def network_spacing_mm(self, own: tuple[float, float]) -> tuple[float, float]:
-        """Return the pixel spacing (vertical, horizontal) at which the network sees a scan of some spacing.
+        """Return the pixel spacing (vertical, horizontal) that a scan of the given spacing is resampled to.
 
-        It is that of all training images, or the nearest within their range, or the scan's own.
+        It is the spacing of all training images, or the nearest in their range, or otherwise that of the scan.
         """
         if self.spacing_mm is not None or self.spacing_range_mm is None:
             return self.spacing_mm or own
@@ -144,33 +144,33 @@ class Preprocessing(StrictConfig):
         return vertical, horizontal
 
     def check_modality(self, series_modality: str, *, name: str) -> None:
-        """Refuse a series that another kind of machine made than the training images.
+        """Check that a series has the modality of the training images.
 
         Raises:
-            DataError: with both modalities; a model that does not say its own takes any.
+            DataError: it has another modality. A model without a modality accepts any.
         """
         if self.modality is not None and series_modality != self.modality:
             raise DataError(
-                f"{name} has the modality {series_modality or '(none)'}, the model was trained on {self.modality}; "
-                f"give a {self.modality} series, or a model for this one"
+                f"{name} has modality {series_modality or '(none)'}, but the model was trained on {self.modality}; "
+                f"use a {self.modality} series, or a model for this modality"
             )
 
 
 @dataclass(frozen=True)
 class PreparedStack:
-    """A volume as slices in the model's plane, with its rule for intensities at hand."""
+    """A volume as slices in the plane of the model, with its intensity rule."""
 
     volume: Volume
     """The scan as it was read, (I, J, K) or (I, J, K, C)."""
     stack: Volume
-    """Values (N, H, W, C), and the affine from (slice, row, column) to the world."""
+    """Values (N, H, W, C), and the affine from (slice, row, column) to world coordinates."""
     plane: Plane
     preprocessing: Preprocessing
     name: str
     warnings: tuple[str, ...] = ()
-    """What the user should know before believing a prediction; one line each."""
+    """Warnings for the user, one line each."""
     is_prepared: bool = False
-    """Whether the values are those of a prepared dataset, where z-scores are taken already."""
+    """Whether the values are from a prepared dataset, where they are already z-scored."""
 
     @classmethod
     def of(
@@ -186,34 +186,34 @@ class PreparedStack:
         """Slice a volume (I, J, K) or (I, J, K, C).
 
         Args:
-            volume: the scan.
-            preprocessing: of the model.
-            name: of the scan, for messages.
-            modality: of the scan, as DICOM names it; None where nothing tells.
-            is_prepared: the values are those of a prepared dataset.
-            resample: resample a scan whose pixel spacing lies outside of the range of the training images; else it
-                is refused.
+            volume: scan.
+            preprocessing: preprocessing of the model.
+            name: name of the scan for messages.
+            modality: DICOM modality of the scan; None if unknown.
+            is_prepared: whether the values are from a prepared dataset.
+            resample: resample a scan whose pixel spacing is outside the range of the training images; otherwise it
+                is rejected.
 
         Raises:
-            DataError: it is no volume, has not the model's modality, channels or spacing, or its voxels are not
-                finite, all the same, or too large for the network.
+            DataError: the scan has another shape, modality, number of channels or spacing, or its voxels are not
+                finite, all equal, or too large.
         """
         if modality is not None:
             preprocessing.check_modality(modality, name=name)
         values = volume.values[..., None] if volume.values.ndim == 3 else volume.values
         if values.ndim != 4 or not values.size:
-            raise DataError(f"{name} has the shape {volume.values.shape}; give voxels (I, J, K) or (I, J, K, C)")
+            raise DataError(f"{name} has shape {volume.values.shape}; it must be (I, J, K) or (I, J, K, C)")
         if values.shape[3] != preprocessing.image_channels:
             raise DataError(
-                f"{name} has {values.shape[3]} channels, the model takes {preprocessing.image_channels}; "
-                "give the scan that it was trained for"
+                f"{name} has {values.shape[3]} channels, but the model takes {preprocessing.image_channels}; "
+                "use a scan like the training data"
             )
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise DataError(f"{name} has NaN or infinite voxels; repair the image or leave it out")
+            raise DataError(f"{name} has NaN or infinite voxels; fix or remove the image")
         if values.min() == values.max() and not is_prepared:
             raise DataError(f"{name} is empty: every voxel is {float(values.flat[0]):g}; check the scan")
         if values.dtype.kind == "f" and np.abs(values).max() > np.finfo(np.float32).max:
-            raise DataError(f"{name} has values beyond those of 32 bits; check its unit and scaling")
+            raise DataError(f"{name} has values beyond the range of 32 bits; check its unit and scaling")
         plane = preprocessing.plane or "auto"
         chosen = coarsest_plane(volume) if plane == "auto" else plane
         stack = to_slices(Volume(values, volume.affine), chosen)
@@ -223,7 +223,7 @@ class PreparedStack:
 
     @property
     def step(self) -> tuple[float, float]:
-        """How many pixels of a slice one pixel of the network's image is, along rows' and columns' axes."""
+        """Pixels of a slice per pixel of the network's image (vertical, horizontal)."""
         return _step(self.stack, self.preprocessing)
 
     @cached_property
@@ -235,7 +235,7 @@ class PreparedStack:
         return mean, np.where(deviation > 0, deviation, 1)
 
     def normalised(self, slices: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return some slices in the network's range, (len(slices), C, H, W)."""
+        """Return slices in the range of the network's input, (len(slices), C, H, W)."""
         values = self._values(slices)
         intensity = self.preprocessing.intensity
         if intensity.kind == "window" or self.is_prepared:
@@ -246,13 +246,13 @@ class PreparedStack:
         return ((values - mean) / deviation).astype(np.float32)
 
     def images(self, slices: NDArray[np.int64], frame: Frame, *, context: int = 0) -> NDArray[np.float32]:
-        """Return what the network sees: a frame of some slices with their neighbours, (n, C * (1 + 2c), h, w).
+        """Return the network's input: a frame of slices with their neighbours, (n, C * (1 + 2c), h, w).
 
-        Where a neighbour would lie outside the scan, the slice itself stands in for all of them, as in training.
+        If a neighbour is outside the scan, all neighbours are replaced by the slice itself, as in training.
 
         Args:
-            slices: their numbers, n of them.
-            frame: what is cut out.
+            slices: numbers of the n slices.
+            frame: crop of the slices.
             context: c, the number of neighbours on each side.
         """
         stacks = with_neighbours(slices, self.stack.grid[0], context)  # (n, 1 + 2c)
@@ -261,10 +261,11 @@ class PreparedStack:
         return images.reshape(len(slices), -1, *images.shape[3:])
 
     def _slice_images(self, slices: NDArray[np.int64], frame: Frame) -> NDArray[np.float32]:
-        """Return a frame of some slices in the network's range, (n, C, h, w).
+        """Return a frame of slices in the range of the network's input, (n, C, h, w).
 
-        As in training, a window clips what was resampled; z-scores are those of the volume or the slice before it.
-        Where the training images were crops, each with a z-score of its own, so is what is cut out here.
+        As in training, a window clips the resampled values, and z-scores are computed from the volume or the slice
+        before resampling. If the training images were crops with individual z-scores, the z-score is that of the
+        frame.
         """
         intensity = self.preprocessing.intensity
         if intensity.kind == "zscore":
@@ -279,7 +280,7 @@ class PreparedStack:
         return normalise(cut(values, frame, fill=intensity.low, interpolation="linear"), intensity)
 
     def _values(self, slices: NDArray[np.int64]) -> NDArray[Any]:
-        """Return some slices as they were read, (len(slices), C, H, W)."""
+        """Return slices with their original values, (len(slices), C, H, W)."""
         return np.moveaxis(self.stack.values[slices], 3, 1)
 
 
@@ -291,10 +292,10 @@ def _step(stack: Volume, preprocessing: Preprocessing) -> tuple[float, float]:
 
 
 def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str, resample: bool) -> tuple[str, ...]:
-    """Return a line where pixels or slices are smaller or larger than any that the model was trained on.
+    """Return warnings about pixels or slices outside the range of the training images.
 
     Raises:
-        DataError: the pixels are, and may not be resampled.
+        DataError: the pixel spacing is outside the range, and `resample` is false.
     """
     warnings = []
     distance, vertical, horizontal = stack.spacing_mm
@@ -304,18 +305,18 @@ def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str,
         usual = f"{pixels[0]:.3g} to {pixels[1]:.3g} mm"
         if not resample:
             raise DataError(
-                f"{name} has {own}, and the model was trained on {usual}; give a scan within that range, or allow "
-                "resampling (without --strict-spacing)"
+                f"{name} has {own}, but the model was trained on {usual}; use a scan in this range, or allow "
+                "resampling (omit --strict-spacing)"
             )
         row, column = preprocessing.network_spacing_mm((vertical, horizontal))
         warnings.append(
-            f"it has {own}, and the model was trained on {usual}: the network sees it resampled to "
-            f"{row:.3g} x {column:.3g} mm, and results are on the scan's own grid"
+            f"the scan has {own}, but the model was trained on {usual}; it is resampled to "
+            f"{row:.3g} x {column:.3g} mm for the network, and results are on the grid of the scan"
         )
     if thickness and stack.grid[0] > 1 and not thickness[0] * 0.999 <= distance <= thickness[1] * 1.001:
         warnings.append(
-            f"its slices are {distance:.3g} mm apart, and those of the training images were {thickness[0]:.3g} to "
-            f"{thickness[1]:.3g} mm thick: the samples may be less reliable"
+            f"the slices are {distance:.3g} mm apart, but those of the training images were {thickness[0]:.3g} to "
+            f"{thickness[1]:.3g} mm thick; the samples may be less reliable"
         )
     return tuple(warnings)
 
@@ -325,29 +326,29 @@ def _range(values: Sequence[float]) -> Range | None:
 
 
 def _usual_values(dataset: Dataset, rows: NDArray[np.int64]) -> UsualValues | None:
-    """Return what values some images of a dataset have, always the same ones."""
+    """Return the usual values of a fixed subset of images of a dataset."""
     if len(rows) > MAX_IMAGES:
         rows = np.random.default_rng(derive_seed(0, "usual values")).choice(rows, MAX_IMAGES, replace=False)
     return UsualValues.of([dataset.image(int(row)) for row in rows])
 
 
 def _unit_warnings(values: NDArray[Any], intensity: Intensity) -> tuple[str, ...]:
-    """Return a line where values do not look like those of the model's window.
+    """Return a warning if the values do not match the window of the model.
 
-    Nearly everything would be clipped, such as Hounsfield units by a window of 0 to 1; or nothing is negative where
-    the window is, such as grey values for one of Hounsfield units.
+    This is the case if nearly all values would be clipped, such as Hounsfield units by a window of 0 to 1, or if no
+    value is negative although the window is, such as grey values with a window of Hounsfield units.
     """
     if intensity.low is None or intensity.high is None:
         return ()
     if intensity.low < 0 <= values.min():
         return (
-            f"none of its values, {values.min():g} to {values.max():g}, is below 0, and the model's window begins "
-            f"at {intensity.low:g}: a picture, or CT without its offset, makes the samples meaningless; check them",
+            f"no value is below 0 (range {values.min():g} to {values.max():g}), but the window of the model starts "
+            f"at {intensity.low:g}; the samples are meaningless if this is a picture or CT without its offset",
         )
     inside = float(np.mean((values > intensity.low) & (values < intensity.high)))
     if inside >= MIN_INSIDE:
         return ()
     return (
-        f"only {inside:.1%} of its voxels lie in the model's window, {intensity.low:g} to {intensity.high:g}: "
-        f"its values, {values.min():g} to {values.max():g}, look as if they were in another unit; check them",
+        f"only {inside:.1%} of voxels are in the window of the model ({intensity.low:g} to {intensity.high:g}), "
+        f"and the values ({values.min():g} to {values.max():g}) may be in another unit; check them",
     )

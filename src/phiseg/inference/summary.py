@@ -1,4 +1,4 @@
-"""What is kept of many samples: their labels, and two means from which every map follows.
+"""Summary of many samples: their labels, and two means from which all maps are computed.
 
 Shapes: B images or volumes, S samples, K classes, H W pixels. A volume has one more axis, before H.
 """
@@ -27,7 +27,7 @@ class SampleSummary(NamedTuple):
 
     @property
     def gamma(self) -> Tensor:
-        """The gamma map (H, W): where the samples disagree."""
+        """Gamma map (H, W), which is large where the samples disagree."""
         return expected_cross_entropy(self.mean_probs, self.mean_log_probs)
 
 
@@ -39,7 +39,7 @@ def summarise_samples(chunks: Iterable[Tensor]) -> list[SampleSummary]:
 def summarise_probs(chunks: Iterable[Tensor]) -> list[SampleSummary]:
     """Reduce softmax samples (B, s, K, H, W) in float32, chunk by chunk, to one summary per image.
 
-    The sums run sample by sample, so that the result does not depend on the chunks.
+    Samples are summed one by one, so that the result does not depend on the chunks.
     """
     labels: list[Tensor] = []
     sum_probs, sum_log_probs = torch.zeros(()), _SumOfLogs()
@@ -54,7 +54,7 @@ def summarise_probs(chunks: Iterable[Tensor]) -> list[SampleSummary]:
 
 
 def _added(total: Tensor, samples: Tensor) -> Tensor:
-    """Return the sum of `total`, (B, K, H, W) or a first 0, and of samples (B, s, K, H, W), one after the other."""
+    """Return the sum of `total`, (B, K, H, W) or an initial 0, and samples (B, s, K, H, W), added one by one."""
     first, *others = samples.unbind(1)
     total = total.to(first) + first
     for sample in others:
@@ -63,13 +63,13 @@ def _added(total: Tensor, samples: Tensor) -> Tensor:
 
 
 class _SumOfLogs:
-    """The sum of samples' logarithms, of the products of four: that costs less, and EPSILON^4 is not 0 yet."""
+    """Sum of logarithms of samples, computed from products of four for speed; EPSILON^4 does not underflow."""
 
     def __init__(self) -> None:
         self._total, self._product, self._num_factors = torch.zeros(()), torch.ones(()), 0
 
     def add(self, samples: Tensor) -> None:
-        """Take in (B, s, K, H, W), at least EPSILON and overwritten."""
+        """Add samples (B, s, K, H, W), which must be at least EPSILON and are overwritten."""
         for sample in samples.unbind(1):
             self._product = sample.mul_(self._product.to(sample))
             self._num_factors += 1

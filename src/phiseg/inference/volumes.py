@@ -1,7 +1,7 @@
-"""Samples of a volume, on its own grid.
+"""Draw samples of a volume on its own grid.
 
-A model of whole slices runs over all of them, in overlapping tiles where a slice is larger than its images were. A
-model of lesion-centred crops is shown a point, and follows the lesion through its slices.
+A model of whole slices processes all slices, in overlapping tiles if a slice is larger than the training images. A
+model of lesion-centred crops gets a point, and the lesion is followed through the slices.
 
 Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples, K classes, L latent levels.
 """
@@ -101,7 +101,7 @@ def predict_prepared(
     every = range(stack.stack.grid[0])
     numbers = every if slices is None else slices
     if point is not None and slices is not None:
-        raise ConfigError(f"{name}: a lesion is followed from its point; choose no slices")
+        raise ConfigError(f"{name}: the slices of a lesion follow from its point; omit the slices")
     if not numbers or numbers.step != 1 or numbers[0] not in every or numbers[-1] not in every:
         raise ConfigError(f"{name}: slices {numbers} are not neighbours among the {len(every)} of the scan")
     place = None if point is None else _to_stack(stack, point, name=name)
@@ -119,14 +119,14 @@ def predict_prepared(
 
 
 def case_key(volume: Volume, place: tuple[int, int, int] | None) -> str:
-    """Return what tells the noise of one case from that of another: a hash of the scan and of the place in it.
+    """Return the key of the noise of a case: a hash of the scan and of the point.
 
-    With one noise for all cases, their samples would be large together and small together. A coarse grid of voxels
-    tells scans apart.
+    With the same noise for all cases, their samples would be large or small together. A coarse grid of voxels is
+    sufficient to distinguish scans.
 
     Args:
-        volume: the scan.
-        place: (slice, row, column) of the point in the model's stack of slices, if there is one.
+        volume: scan.
+        place: (slice, row, column) of the point in the stack of slices, if there is one.
     """
     coarse = volume.values[tuple(slice(None, None, max(1, length // 64)) for length in volume.grid)]
     digest = hashlib.blake2b(np.ascontiguousarray(coarse, dtype=np.float32).tobytes(), digest_size=16)
@@ -135,17 +135,17 @@ def case_key(volume: Volume, place: tuple[int, int, int] | None) -> str:
 
 
 def check_point(preprocessing: Preprocessing, point: object | None, *, name: str) -> None:
-    """Refuse a point for a model of whole slices, and a model of lesion-centred crops without one."""
+    """Check that a point is given for a model of lesion-centred crops, and not for a model of whole slices."""
     if preprocessing.centred_on is None and point is not None:
-        raise ConfigError(f"the model looks at whole slices and takes no point; predict {name} without one")
+        raise ConfigError(f"the model segments whole slices and takes no point; predict {name} without a point")
     if preprocessing.centred_on is not None and point is None:
         raise ConfigError(
-            f"the model looks at crops around a {preprocessing.centred_on}; say where one is in {name} (--at x,y,z)"
+            f"the model segments crops around a {preprocessing.centred_on}; give its position in {name}: --at x,y,z"
         )
 
 
 def _predict_slices(slices: SliceSampler, numbers: range, bar: "tqdm[Any]") -> Prediction:
-    """Run over slices, keeping nothing of a slice but what is returned."""
+    """Predict slices one after another, keeping only the results in memory."""
     stack, num_samples = slices.stack, slices.sampling.num_samples
     depth, (height, width) = len(numbers), stack.stack.grid[1:]
     box = (slice(numbers.start, numbers.stop), slice(0, height), slice(0, width))
@@ -176,14 +176,14 @@ def level_outputs(
     A model without a hierarchy has one level: its sample.
 
     Args:
-        model: as for `predict_prepared`, of whose samples this is the first.
-        stack: likewise.
-        point: likewise.
-        sampling: likewise.
-        slice_number: the slice, for a model of whole slices; otherwise it is that of the point.
+        model: model, as for `predict_prepared`.
+        stack: prepared volume, as for `predict_prepared`.
+        point: point, as for `predict_prepared`.
+        sampling: sampling options, as for `predict_prepared`.
+        slice_number: slice for a model of whole slices; otherwise the slice of the point is used.
 
     Returns:
-        Fine to coarse.
+        Probabilities from fine to coarse.
     """
     frames, rows, columns = (
         tiles(stack, model.stride),
@@ -210,6 +210,6 @@ def _to_stack(stack: PreparedStack, point: Sequence[float], *, name: str) -> tup
         raise DataError(f"{name}: the point ({given}) lies outside of the scan's {shape} voxels; check --at")
     world = stack.volume.world(np.asarray(point, dtype=np.float64))
     place = np.linalg.inv(stack.stack.affine) @ [*world, 1]
-    nearest = np.clip(np.rint(place[:3]), 0, np.array(stack.stack.grid) - 1)  # half a voxel may be rounded outwards
+    nearest = np.clip(np.rint(place[:3]), 0, np.array(stack.stack.grid) - 1)  # rounding may move it outside
     number, row, column = (int(value) for value in nearest)
     return number, row, column
