@@ -150,7 +150,7 @@ def test_excess_uses_cases_with_floor():
         ({"dataset": DatasetRef(name="other", fingerprint="0123")}, "other 0123"),
         ({"split": "val"}, "test and val"),
         ({"num_cases": 39}, "case-0039"),
-        ({"num_samples": 16}, "100 and 16 samples, and GED falls as the number of samples grows"),
+        ({"num_samples": 16}, "100 and 16 samples, but GED decreases with the number of samples"),
     ],
 )
 def test_incomparable_evaluations_are_rejected(changes, difference):
@@ -165,7 +165,7 @@ def test_dice_of_different_annotators_is_not_tested():
     other = comparison_table([evaluation("a", 0.9, dice_annotator=2), evaluation("b", 0.1)])
     assert other.rows[0].best == {"ged", "ged_unbiased", "s_ncc"}
     assert other.rows[0].dice == same.rows[0].dice
-    note = "Dice is not compared, for it was taken against different annotators: a 2, b all."
+    note = "Dice is not compared, because it has different reference annotators: a 2, b all."
     assert note in other.notes
     assert note not in same.notes
     assert note in " ".join(to_text(other).split())
@@ -245,7 +245,7 @@ def test_one_annotator_gives_note_instead_of_ged(tmp_path):
     table = comparison_table([alone])
     assert table.rows[0].ged is None
     assert table.rows[0].dice is not None
-    assert any("no case here has two" in note for note in table.notes)
+    assert any("no case has two annotators" in note for note in table.notes)
 
 
 def test_residual_correlation_is_noted():

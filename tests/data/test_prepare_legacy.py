@@ -112,7 +112,7 @@ BAD_GROUPS = {
     ),
     "a number": (lambda g: g["val"].update(images=3.0), r"'val' has images \(\)"),
     "label 2": (lambda g: g["val"]["labels"].fill(2), "case 'val-00000': label 2 is not one of the classes"),
-    "NaN": (lambda g: g["val"]["images"].fill(np.nan), "case 'val-00000': NaN or infinite pixels"),
+    "NaN": (lambda g: g["val"]["images"].fill(np.nan), "case 'val-00000': the image has NaN or infinite pixels"),
     "text for images": (lambda g: g["val"].update(images=np.full((2, 8, 8), b"a")), "must be numbers"),
     "fractions for uids": (lambda g: g["val"].update(uids=np.array([0.5, 1])), "must be text or integers"),
 }
@@ -164,7 +164,7 @@ def test_hdf5_array_with_too_few_bytes_is_rejected(prepare, hdf5):
         for key, shape in {"images": (10**9, 8, 8), "labels": (10**9, 8, 8, 4), "uids": (10**9,)}.items():
             del file["val"][key]
             file["val"].create_dataset(key, shape, "u1", chunks=True)
-    with pytest.raises(DataError, match="holds far less"):
+    with pytest.raises(DataError, match="far fewer bytes"):
         prepare(path)
 
 
@@ -509,7 +509,7 @@ def test_png_folder_keeps_pixels_and_splits(prepare, crops_folder, bits, capfd):
         np.testing.assert_array_equal(dataset.labels[row], masks)
     assert dataset.images.dtype == f"u{bits // 8}"
     assert (dataset.info.intensity.high == 255) == (bits == 8)
-    assert "left out" not in capfd.readouterr().err
+    assert "skipped" not in capfd.readouterr().err
 
 
 def test_png_folder_may_have_no_splits_or_one_folder_per_archive(prepare, crops_folder, tmp_path):
@@ -532,7 +532,7 @@ def test_broken_png_skips_case_and_missing_png_marks_reader(prepare, crops_folde
     assert [*dataset.valid[names.index("LIDC-IDRI-0001/z-11.5_c1")]] == [True, True, True, False]
     told = capfd.readouterr().err
     assert str(broken) in told
-    assert "left out 2 of 8 crops" in told
+    assert "skipped 2 of 8 crops" in told
     assert "1 masks have no file" in told
 
 
@@ -628,7 +628,7 @@ def test_lidc_idri_slices_skip_mask_of_other_size(prepare, slices_folder, capfd)
     assert prepare(root).num_cases == len(written) - 1
     told = capfd.readouterr().err
     assert f"{path} has shape (8, 9), but its image has (8, 8)" in told
-    assert "left out 1 of 14 crops" in told
+    assert "skipped 1 of 14 crops" in told
 
 
 # ---- what is what

@@ -176,7 +176,7 @@ def test_cases_of_a_patient_stay_in_one_split(source):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("case,patient\np9,anna\n", r"patients\.csv, line 2: there is no case 'p9'"),
+        ("case,patient\np9,anna\n", r"patients\.csv, line 2: unknown case 'p9'"),
         ("case,patient\np1,anna\np1,bob\n", r"patients\.csv, line 3: case 'p1' occurs twice"),
         (
             "case;patient\np1;anna\n",
@@ -422,16 +422,16 @@ def double_image(source):
 
 
 BAD = {
-    damage_geometry: r"image\.nii\.gz and .*rater-al\.nii\.gz are not on one grid \(voxels up to 5 mm apart",
-    damage_shape: r"rater-al\.nii\.gz are not on one grid \(12 x 10 x 6 against 12 x 10 x 5 voxels\)",
+    damage_geometry: r"image\.nii\.gz and .*rater-al\.nii\.gz are not on the same grid \(voxels up to 5 mm apart",
+    damage_shape: r"rater-al\.nii\.gz are not on the same grid \(12 x 10 x 6 against 12 x 10 x 5 voxels\)",
     damage_voxels: r"p2/image\.nii\.gz has NaN or infinite voxels",
     damage_bytes: r"p2/image\.nii\.gz cannot be read as NIfTI",
     damage_labels: r"rater-bo\.nii\.gz contains 0\.5, which is not a class index",
     damage_time: r"rater-bo\.nii\.gz has 4 dimensions",
     damage_contrast: r"p2/image\.nii\.gz: all voxels have the same value",
     remove_image: r"p2/rater-al\.nii\.gz has no image; add .*p2/image\.nii\.gz",
-    remove_raters: r"p2/image\.nii\.gz has no rater",
-    double_image: r"image\.nii and image\.nii\.gz are both there",
+    remove_raters: r"p2/image\.nii\.gz has no labels",
+    double_image: r"image\.nii and image\.nii\.gz both exist",
 }
 
 
@@ -447,7 +447,7 @@ def test_unusable_case_is_reported_skipped_and_counted(source, cli, damage):
     (reason,) = dataset.info.source["left_out"]
     assert "case 'p2'" in reason
     assert "skipped: case 'p2': " in done.err
-    assert "phiseg: 1 of 3 cases left out" in done.err
+    assert "phiseg: 1 of 3 cases skipped" in done.err
     assert "Traceback" not in done.err
 
 
@@ -485,7 +485,7 @@ def test_folder_without_case_error_shows_both_layouts(tmp_path):
         DataError, match=r"src has no cases; expected <case>/image\.nii\.gz .*or imagesTr/<case>_0000"
     ):
         prepare(tmp_path / "src")
-    with pytest.raises(DataError, match=r"nowhere is no folder"):
+    with pytest.raises(DataError, match=r"nowhere is not a folder"):
         prepare(tmp_path / "nowhere")
 
 
@@ -501,7 +501,7 @@ def test_incomplete_cases_are_skipped(nnunet, capfd):
 
 def test_channels_on_different_grids_are_rejected(nnunet):
     write(nnunet / "imagesTr" / "c_1_0001.nii.gz", some_image((12, 10, 5)))
-    with pytest.raises(DataError, match=r"c_1_0000\.nii\.gz and .*c_1_0001\.nii\.gz are not on one grid"):
+    with pytest.raises(DataError, match=r"c_1_0000\.nii\.gz and .*c_1_0001\.nii\.gz are not on the same grid"):
         prepare(nnunet, strict=True)
 
 
@@ -535,10 +535,10 @@ def test_existing_folder_is_kept_without_overwrite(source):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--merge", "3-0"], "--merge '3-0' must be OLD:NEW"),
+        (["--merge", "3-0"], "--merge '3-0' is not of the form OLD:NEW"),
         (["--merge", "3:0", "3:1"], "--merge maps label 3 to both 0 and 1"),
         (["--size", "1x2x3"], "--size '1x2x3' is not a size in pixels"),
-        (["--size", "0"], "size 0 x 0 must be 1 to 8192 pixels"),
+        (["--size", "0"], "size 0 x 0 is out of range; use 1 to 8192 pixels"),
         (["--spacing", "-1"], "spacing -1 is invalid; give a positive number"),
         (["--spacing", "nan"], "spacing nan is invalid; give a positive number"),
         (["--window", "5", "1"], "window (5.0, 1.0) is invalid; give two numbers, the lower one first"),
@@ -555,7 +555,7 @@ def test_invalid_options_are_rejected_before_reading(source, cli, words, message
 
 
 def test_unknown_plane_is_rejected():
-    with pytest.raises(ConfigError, match="plane 'lateral' must be axial, coronal, sagittal or auto"):
+    with pytest.raises(ConfigError, match="unknown plane 'lateral'; use axial, coronal, sagittal or auto"):
         Slicing(plane="lateral")
 
 
@@ -564,7 +564,7 @@ def test_misspelt_file_name_is_reported(source, cli):
     done = cli("prepare", "nifti", source, source.parent / "out")
     assert done.code == 0
     assert "Rater-3.nii.gz is not named image or rater-<name>" in done.err
-    assert "cases left out" not in done.err
+    assert "cases skipped" not in done.err
 
 
 @pytest.mark.parametrize("row", [[1, 1e15, 0, 0], [1e-9, 0, 0, 0]])

@@ -138,7 +138,7 @@ def test_single_device_for_several_processes_is_rejected(refuses, trained, lesio
 
 def test_unknown_dice_annotator_is_rejected(refuses, trained, lesions, tmp_path):
     words = ("evaluate", trained(), "--data", lesions, "--out", tmp_path / "out")
-    refuses(*words, "--dice-annotator", 4, says="there is no annotator 4; use 0 to 3, all, majority or staple")
+    refuses(*words, "--dice-annotator", 4, says="annotator 4 does not exist; use 0 to 3, all, majority or staple")
     refuses(*words, "--num-examples", 0, says="num_examples is 0")
 
 

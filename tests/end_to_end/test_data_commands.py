@@ -137,7 +137,7 @@ def test_old_split_prevents_resume_and_warns_in_evaluation(cli, copy, lesions, t
     warnings = [line for line in cli(*words, "--out", tmp_path / "after").err.splitlines() if "trained on" in line]
     assert warnings == [
         f"phiseg: warning: leak: {leaked} of the {len(tested)} patients in split 'test' were trained on, "
-        "so these scores are no test of the model"
+        "so these are not test scores"
     ]
     with pytest.raises(TrainingError, match="another split"):
         train(make_recipe(steps=9), folder, run, resume=True, progress=False)
@@ -157,7 +157,7 @@ def test_training_patients_are_recognised_in_reprepared_dataset(cli, copy, lesio
     assert (
         f"{number} of the {number} patients in split 'train' have the ids of patients that were trained" in warning
     )
-    assert "unless they are other people" in warning
+    assert "unless these are other people" in warning
     folder = copy(gaps, "renamed")
     for name in ("cases.csv", "splits.json"):
         text = (folder / name).read_text()

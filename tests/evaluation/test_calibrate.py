@@ -270,7 +270,7 @@ def test_one_annotator_is_refused(bars, copy, replace_arrays):
     valid = np.zeros((60, 4), dtype=bool)
     valid[:, 0] = True
     replace_arrays(folder, valid=valid)
-    with pytest.raises(ConfigError, match=r"2 annotators.*0 cases of split 'val'"):
+    with pytest.raises(ConfigError, match=r"2 annotators.*0 such cases in split 'val'"):
         fit(Bars(1.0), Dataset.open(folder))
 
 

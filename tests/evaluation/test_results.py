@@ -189,14 +189,14 @@ def test_a_damaged_byte_in_the_examples_is_noticed(folder):
     ("changes", "match"),
     [
         ({"format": "other"}, "is not the summary of an evaluation"),
-        ({"version": 2}, "version 2, this phiseg reads 1"),
-        ({"num_cases": 7}, "6 rows, summary.json says 7"),
+        ({"version": 2}, "version 2, but only version 1 is supported"),
+        ({"num_cases": 7}, "6 rows, but summary.json states 7"),
         ({"num_cases": "many"}, "num_cases"),
         ({"ged": 0.123}, "mean of 'ged'"),
         ({"dice": None}, "mean of 'dice'"),
         ({"ged": float("nan")}, "ged"),
         ({"hm_iou": None}, "mean of 'hm_iou'"),
-        ({"ece": 0.5}, "calibration error is not that of summary.json"),
+        ({"ece": 0.5}, "calibration error differs from summary.json"),
         ({"metod": "x"}, "did you mean 'method'"),
         ({"method": "two\nlines"}, "method"),
         ({"method": ""}, "method"),
@@ -244,7 +244,7 @@ def test_wrong_examples_are_refused(folder):
 
 def test_levels_come_with_their_residuals(folder):
     examples = read_evaluation(folder).examples
-    with pytest.raises(ValueError, match="come together"):
+    with pytest.raises(ValueError, match="both be present or absent"):
         Examples(**vars(examples) | {"level_probs": None})
 
 

@@ -63,7 +63,7 @@ def test_an_unknown_spacing_is_absent(columns, spacing_of):
 @pytest.mark.parametrize(
     ("spacing", "problem"),
     [
-        (np.array([[0.7, 0.0], [0.7, 0.7]]), "'spacing_mm' holds values that are not above 0"),
+        (np.array([[0.7, 0.0], [0.7, 0.7]]), "'spacing_mm' contains values that are not positive"),
         (np.array([[0.7], [0.7]]), "'spacing_mm' has 2 = 1"),
         (np.array([[0.7, 0.7]]), "'spacing_mm' has E = 1"),
     ],

@@ -383,4 +383,4 @@ def test_dataset_with_one_annotator_has_dice(recipes, lesions, tmp_path):
     (table,) = write_report(one.path, tmp_path / "out").values()
     assert (table.rows[0].ged, table.rows[0].s_ncc) == (None, None)
     assert 0 <= table.rows[0].dice <= 1
-    assert any("no case here has two" in note for note in table.notes)
+    assert any("no case has two annotators" in note for note in table.notes)

@@ -1,4 +1,4 @@
-"""How a comparison table is printed: as CSV, plain text, Markdown and LaTeX."""
+"""Output formats of a comparison table: CSV, plain text, Markdown and LaTeX."""
 
 import csv
 import io
@@ -17,12 +17,12 @@ from phiseg.metrics.score import Score
 
 @dataclass(frozen=True)
 class Column:
-    """How one column is printed."""
+    """Format of a column."""
 
     key: str
     heading: str
     latex: str
-    """The heading in LaTeX."""
+    """Heading in LaTeX."""
     show: Callable[[Any], str]
     has_spread: bool = False
     """Whether the value differs between trainings."""
@@ -38,7 +38,7 @@ def _count(value: int | None) -> str:
         return "-"
     for size, unit in ((1_000_000, " M"), (1_000, " k")):
         scaled = value / size
-        if scaled >= 0.9995:  # what is rounded to 1000 of a unit is 1 of the next
+        if scaled >= 0.9995:  # 1000 of a unit, after rounding, is 1 of the next
             return f"{scaled:.3g}{unit}" if scaled < 999.5 else f"{scaled:,.0f}{unit}"
     return str(value)
 
@@ -77,16 +77,16 @@ def further_note() -> str:
 
 
 def has_further(table: Table) -> bool:
-    """Return whether there is something to show beyond the paper's scores."""
+    """Return whether the table has scores beyond those of the paper."""
     names = [score.name for score in table_scores("further")]
     return any(row.scores.get(name) is not None for row in table.rows for name in names)
 
 
 def to_csv(tables: Mapping[str, Table]) -> str:
-    """Write full-precision numbers, interval bounds, spreads and marks; an undefined value is an empty field.
+    """Return CSV with full-precision numbers, interval bounds, spreads and marks; undefined values are empty.
 
     Args:
-        tables: by heading, which is the first column where there are several.
+        tables: tables by heading, which is the first column if there are several.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -114,11 +114,11 @@ def to_csv(tables: Mapping[str, Table]) -> str:
 
 
 def to_text(table: Table) -> str:
-    """Write an aligned table for the terminal; a significantly better score has a star."""
+    """Return an aligned table for the terminal; significantly better scores have a star."""
     columns = main_columns()
     cells = [[column.heading for column in columns]]
     cells += [_cells(row, columns, str, lambda cell: f"{cell}*") for row in table.rows]
-    for line in cells:  # numbers stay aligned: what is not marked ends in a space
+    for line in cells:  # unmarked cells end in a space to keep numbers aligned
         line[1:] = [cell if cell.endswith("*") else f"{cell} " for cell in line[1:]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
@@ -131,7 +131,7 @@ def to_text(table: Table) -> str:
 
 
 def to_markdown(tables: Mapping[str, Table]) -> str:
-    """Write Markdown tables under their headings; a significantly better score is bold."""
+    """Return Markdown tables under their headings; significantly better scores are bold."""
     parts = [f"### {_markdown(heading)}\n\n" * bool(heading) + _markdown_table(t) for heading, t in tables.items()]
     return "\n".join(parts)
 
@@ -148,7 +148,7 @@ def _markdown_table(table: Table) -> str:
 
 
 def to_latex(tables: Mapping[str, Table]) -> str:
-    """Write LaTeX `tabular`s that need no package; a significantly better score is bold."""
+    """Return LaTeX `tabular`s that need no packages; significantly better scores are bold."""
     parts = [
         f"\\paragraph{{{_latex(heading)}}}\n\n" * bool(heading) + _latex_table(t) for heading, t in tables.items()
     ]

@@ -1,4 +1,4 @@
-"""The comparison table: one row per method, a score marked where it beats every other (the paper's Tab. 1)."""
+"""The comparison table: one row per method, with significantly best scores marked (Tab. 1 of the paper)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,15 +23,15 @@ class Row:
     num_cases: int
     num_samples: int
     num_patients: int | None
-    """None where patients were not recorded."""
+    """Number of patients; None if patients were not recorded."""
     scores: dict[str, float | None]
-    """The scores of both tables by name, also available as attributes, such as `row.ged`."""
+    """Scores of both tables by name, also available as attributes, such as `row.ged`."""
     intervals: dict[str, tuple[float, float]]
     best: frozenset[str]
-    """The scores that are significantly better than those of all other methods."""
+    """Scores that are significantly better than those of all other methods."""
     num_trainings: int = 1
     spread: dict[str, float] = field(default_factory=dict)
-    """Standard deviation of a mean between trainings, where there are several."""
+    """Standard deviation of each mean between trainings, if there are several."""
 
     def __getattr__(self, name: str) -> float | None:
         """Return a score by its name; None where it is undefined."""
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All methods, in the order they were given, and the lines to be printed below them."""
+    """All methods in the given order, and the notes below the table."""
 
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
@@ -53,7 +53,7 @@ def comparison_table(
 ) -> Table:
     """Compare evaluations that were made on the same cases with the same number of samples.
 
-    Dice is shown, but not tested, where it was not taken against the same annotators everywhere.
+    Dice is shown but not tested if it has different reference annotators.
 
     Args:
         evaluations: one per method.
@@ -96,52 +96,54 @@ def comparison_table(
     if len(set(references)) == 1:
         notes.append(f"Dice is that of the mean prediction with {_dice_reference(references[0])}.")
     if all(max(evaluation.cases["num_annotators"]) == 1 for evaluation in evaluations):
-        notes.append("GED and S_NCC are not given: they compare with several annotators, and no case here has two.")
+        notes.append("GED and S_NCC are not given, because no case has two annotators.")
     if any(evaluation.num_trainings > 1 for evaluation in evaluations):
         numbers = ", ".join(f"{name} {own.num_trainings}" for name, own in zip(names, evaluations, strict=True))
         notes.append(f"±: standard deviation between trainings with different seeds ({numbers}).")
     if "dice" not in tested:
         each = ", ".join(f"{name} {reference}" for name, reference in zip(names, references, strict=True))
-        notes.append(f"Dice is not compared, for it was taken against different annotators: {each}.")
+        notes.append(f"Dice is not compared, because it has different reference annotators: {each}.")
     return Table(tuple(rows), tuple(notes))
 
 
 def check_comparable(evaluations: Sequence[Evaluation]) -> None:
-    """Refuse evaluations on other data, another split, other cases or with another number of samples.
+    """Check that evaluations have the same data, split, cases and number of samples.
 
     Raises:
-        DataError: names two folders and their difference.
+        DataError: two evaluations differ.
     """
     if not evaluations:
-        raise DataError("nothing to compare; give one folder or more that phiseg evaluate wrote")
+        raise DataError("nothing to compare; give at least one folder written by phiseg evaluate")
     for one, two in pairwise(evaluations):
         a, b, folders = one.summary, two.summary, f"{one.path} and {two.path}"
         if a.dataset.fingerprint != b.dataset.fingerprint:
             sets = " and ".join(f"{data.name} {data.fingerprint[:12]}" for data in (a.dataset, b.dataset))
-            raise DataError(f"{folders} are of different datasets ({sets}); evaluate both on one")
+            raise DataError(f"{folders} have different datasets ({sets}); evaluate both on the same dataset")
         if a.split != b.split:
-            raise DataError(f"{folders} are of different splits ({a.split} and {b.split}); evaluate both on one")
+            raise DataError(
+                f"{folders} have different splits ({a.split} and {b.split}); evaluate both on the same split"
+            )
         if different := set(one.cases["case"]) ^ set(two.cases["case"]):
-            example = f"{len(different)} are in one only, such as '{min(different)}'"
-            raise DataError(f"{folders} have different cases ({example}); evaluate both on the same ones")
+            example = f"{len(different)} are in only one of them, such as '{min(different)}'"
+            raise DataError(f"{folders} have different cases ({example}); evaluate both on the same cases")
         if a.num_samples != b.num_samples:
             raise DataError(
-                f"{folders} drew {a.num_samples} and {b.num_samples} samples, and GED falls as the number of "
-                "samples grows; evaluate again with one --num-samples"
+                f"{folders} have {a.num_samples} and {b.num_samples} samples, but GED decreases with the number of "
+                "samples; evaluate again with the same --num-samples"
             )
 
 
 def method_names(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Name every method; where two have one name, the end of their folders' paths tells them apart.
+    """Return the names of the methods; equal names are distinguished by the end of their paths.
 
     Raises:
-        DataError: one folder was given twice.
+        DataError: a folder was given twice.
     """
     names = [evaluation.summary.method for evaluation in evaluations]
     paths = [evaluation.path.resolve() for evaluation in evaluations]
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
-        raise DataError(f"{twice} was given twice; give every folder once")
+        raise DataError(f"{twice} was given twice; give each folder once")
     depth, result = 0, list(names)
     while len(set(result)) < len(result):
         depth += 1
@@ -153,14 +155,14 @@ def method_names(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def _scores(evaluation: Evaluation) -> dict[str, float | None]:
-    """Return the means of all scores, those that are not stored too."""
+    """Return the means of all scores, including those that are not stored."""
     derived = {score.name: defined(score.column(evaluation.cases)) for score in derived_scores()}
     means = {name: float(np.mean(values)) if values else None for name, values in derived.items()}
     return evaluation.summary.scores | means
 
 
 def excess_ged(evaluation: Evaluation) -> list[float | None]:
-    """Return the GED minus its floor, for every case."""
+    """Return the GED minus its floor for each case."""
     return GED_EXCESS.column(evaluation.cases)
 
 
@@ -170,7 +172,7 @@ def _dice_reference(annotator: str) -> str:
 
 
 def _correlation_notes(names: Sequence[str], evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return the line on how much of the excess the annotators' correlation accounts for, where it is known."""
+    """Return the note on the excess that is explained by the correlation of annotators, if it is known."""
     known = [
         f"{name} {own.summary.residual_correlation:.2f} ({own.summary.ged_correlated:.3f})"
         for name, own in zip(names, evaluations, strict=True)
@@ -180,14 +182,14 @@ def _correlation_notes(names: Sequence[str], evaluations: Sequence[Evaluation]) 
         return []
     return [
         "Residual correlation of two annotators given the model's probabilities, and in brackets the unbiased "
-        f"GED that it can account for: {', '.join(known)}."
+        f"GED that it can explain: {', '.join(known)}."
     ]
 
 
 def _undefined_notes(rows: Sequence[Row], evaluations: Sequence[Evaluation]) -> list[str]:
     notes = []
     for score in case_scores():
-        if score.group != "main" or score.name in {"ged", "ged_unbiased"}:  # as often defined as the floor
+        if score.group != "main" or score.name in {"ged", "ged_unbiased"}:  # defined in the same cases as the floor
             continue
         counts = [len(defined(evaluation.cases[score.name])) for evaluation in evaluations]
         if any(0 < count < row.num_cases for count, row in zip(counts, rows, strict=True)):

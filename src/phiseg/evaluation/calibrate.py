@@ -1,8 +1,8 @@
-"""Fit temperatures on validation data: how far samples spread at each latent level, and how sure they are.
+"""Fit temperatures on validation data: the spread of samples at each latent level, and their confidence.
 
-Training on one annotator at a time leaves the spread to the prior, which has seen the training images. On other
-images its samples can be too alike or too different; a factor on the noise of each level fixes what a factor can.
-Neither objective depends on the number of samples, and a temperature is kept only if it helps on held-out patients.
+The spread of samples is learned by the prior on the training images. On other images, samples can be too similar or
+too different. A factor on the noise of each level corrects this as far as a factor can. Neither objective depends
+on the number of samples, and a temperature is kept only if it helps on held-out patients.
 """
 
 from collections import Counter
@@ -34,15 +34,15 @@ from phiseg.models.temperatures import Calibration
 from phiseg.training.card import patient_tokens
 
 FACTOR = 1.15
-"""One step of the search multiplies or divides a temperature by this."""
+"""Factor by which one step of the search multiplies or divides a temperature."""
 MAX_STEPS = 6
-"""How many steps one temperature may go."""
+"""Maximum number of steps of one temperature."""
 LOGITS = tuple(FACTOR**step for step in range(-MAX_STEPS, MAX_STEPS + 1))
-"""The temperatures that are tried on the logits."""
+"""Candidate temperatures of the logits."""
 CHANCE = 0.05
-"""How likely any temperature may move where all should stay."""
+"""Probability that any temperature changes although none should."""
 MIN_PATIENTS = 5
-"""With fewer there is no telling what chance does, and nothing moves."""
+"""Minimum number of patients to distinguish a gain from chance."""
 NUM_FOLDS = 5
 """Of the patient-wise cross-validation."""
 NUM_CASES = 200
@@ -55,12 +55,12 @@ T = TypeVar("T")
 
 
 class Fit(NamedTuple):
-    """Temperatures, and the scores on the cases they were fitted on without and with them."""
+    """Fitted temperatures, and the scores on the fitted cases without and with them."""
 
     calibration: Calibration
     num_cases: int
     num_patients: int
-    """With fewer than `MIN_PATIENTS` nothing moved."""
+    """Number of patients; with fewer than `MIN_PATIENTS` all temperatures stay 1."""
     before: dict[str, float]
     after: dict[str, float]
     held_out: dict[str, float]
@@ -80,17 +80,17 @@ def calibrate(
     class_map: Mapping[str, str] | None = None,
     progress: bool = True,
 ) -> Fit:
-    """Fit temperatures for a model and store them in its folder, where every later `load` finds them.
+    """Fit temperatures for a model and store them in its folder, where later calls of `load` find them.
 
     The scores of the answer are those of the cases that were fitted on. `class_map` gives the model's class for
     classes of the dataset, by name (`match_classes`).
 
     Raises:
-        ConfigError, DataError, ModelError, OutputError: see their messages.
+        ConfigError, DataError, ModelError, OutputError: an input is invalid, or the result cannot be written.
     """
     if not model_folder.is_dir():
         raise ModelError(
-            f"{find_model(model_folder)} comes with phiseg and stays as it is; calibrate a copy of that folder"
+            f"{find_model(model_folder)} is part of phiseg and cannot be changed; calibrate a copy of this folder"
         )
     model = load_model(model_folder, device=usable_device(device), calibrated=False)
     dataset = match_classes(model, Dataset.open(data), class_map)
@@ -127,11 +127,12 @@ def fit_calibration(
     num_cases: int = NUM_CASES,
     progress: bool = False,
 ) -> Fit:
-    """Return temperatures for `model`, which is left without any.
+    """Return temperatures for `model`, which is not changed.
 
-    The noise temperatures minimise the unbiased GED, the one on the logits the Brier score of the mean prediction
-    without the error of a finite number of samples (`brier_score`). The cross entropy of the mean of S samples
-    is lower for smoother samples just because S is finite, so its best temperature falls with S.
+    The noise temperatures minimise the unbiased GED. The temperature of the logits minimises the Brier score of the
+    mean prediction, corrected for the finite number of samples (`brier_score`). The cross entropy of the mean of S
+    samples would not be suitable: it is lower for smoother samples because S is finite, so its optimum depends on
+    S.
 
     The noise temperatures, and then the one on the logits, are kept only if they help in a cross-validation:
     fitted to the patients of the other folds, they must lower the score of the held-out patients by more than
@@ -279,7 +280,7 @@ def _cross_validated(
     patients: NDArray[np.int64],
     seed: int,
 ) -> tuple[T, float]:
-    """Return the fit on all patients, or `neutral` if fits do not help on held-out ones, and their mean gain.
+    """Return the fit on all patients, or `neutral` if fits do not help on held-out patients, and the mean gain.
 
     Args:
         fit: returns the best temperature on some patients, given by their numbers.
@@ -360,5 +361,5 @@ def _logit_temperature(table: NDArray[np.float64], *, seed: int) -> tuple[float,
 
 
 def _better(gains: NDArray[np.float64], *, num_errors: float) -> bool:
-    """Tell whether the mean gain (of patients) exceeds so many of its standard errors."""
+    """Return whether the mean gain over patients exceeds `num_errors` standard errors."""
     return bool(gains.mean() > num_errors * gains.std(ddof=1) / sqrt(len(gains)))

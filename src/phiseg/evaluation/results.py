@@ -1,14 +1,14 @@
-"""The folder of one evaluation: what `phiseg evaluate` writes and `phiseg compare` reads.
+"""The folder of an evaluation, written by `phiseg evaluate` and read by `phiseg compare`.
 
 ```
 EVAL/  cases.csv        one row per case with its patient; an undefined value is an empty field
-       summary.json     the means, their 95 % intervals and where they came from
+       summary.json     the means, their 95 % intervals and their provenance
        examples.npz     a few cases with samples and maps, for the figures
-       reliability.csv  the probabilities of the mean prediction and how often they were right, by class and bin
-       training.jsonl   the metrics of the training run, if there was one
+       reliability.csv  probabilities of the mean prediction and observed frequencies, by class and bin
+       training.jsonl   the metrics of the training run, if there is one
 ```
 
-E example cases, A annotators, s samples kept, K classes, L latent levels, H and W the image's size.
+E example cases, A annotators, s stored samples, K classes, L latent levels, H x W pixels.
 """
 
 import csv
@@ -38,29 +38,29 @@ from phiseg.metrics.score import CaseScore
 FORMAT = "phiseg-evaluation"
 VERSION = 1
 MARKER = "summary.json"
-"""The file that tells the folder of an evaluation from any other."""
+"""The file that identifies the folder of an evaluation."""
 REQUIRED_COLUMNS = (
     *("case", "ged", "ged_unbiased", "ged_floor", "s_ncc", "dice"),
     *("ged_cross", "ged_within_samples", "ged_within_annotations", "num_annotators", "s_ncc_constant"),
 )
-"""The columns of the first evaluations. A score that was added later is undefined in files that lack it."""
+"""The columns of the oldest evaluations. Scores that were added later are undefined in older files."""
 _RELIABILITY_COLUMNS = ("class", "lower", "upper", "mean_prob", "frequency", "pixels")
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The content of `examples.npz`; each array is declared with its axes and its kind of number.
+    """The content of `examples.npz`. Each array is declared with its axes and type.
 
     Raises:
-        ValueError: an array has another shape or type, or is not finite; the message names it.
+        ValueError: an array has another shape or type, or is not finite.
     """
 
     cases: Annotated[np.ndarray, "E", "U"]
     image: Annotated[np.ndarray, "EHW", "f"]
-    """As the network sees it, in [-0.5, 0.5]."""
+    """The network's input, in [-0.5, 0.5]."""
     annotations: Annotated[np.ndarray, "EAHW", "u"]
     valid: Annotated[np.ndarray, "EA", "b"]
-    """False where an annotation is missing."""
+    """False for missing annotations."""
     samples: Annotated[np.ndarray, "EsHW", "u"]
     error: Annotated[np.ndarray, "EHW", "f"]
     """The mean cross entropy over annotators and samples, E_{y,s} CE(y, s)."""
@@ -70,9 +70,9 @@ class Examples:
     level_probs: Annotated[np.ndarray | None, "ELKHW", "f"] = None
     """Softmax of one sample's accumulated logits at every level, fine to coarse."""
     level_residuals: Annotated[np.ndarray | None, "ELKHW", "f"] = None
-    """The logits each level adds; the coarsest adds its own."""
+    """Residual logits of each level."""
     spacing_mm: Annotated[np.ndarray | None, "E2", "f"] = None
-    """Millimetres per pixel, vertical and horizontal; absent where it is not known for every example."""
+    """Pixel spacing (vertical, horizontal) in mm; absent unless it is known for all examples."""
 
     def __post_init__(self) -> None:
         sizes = {"2": 2}
@@ -84,35 +84,36 @@ class Examples:
                 raise ValueError(f"'{name}' is {array.dtype} {array.shape}, expected ({', '.join(axes)})")
             for axis, size in zip(axes, array.shape, strict=True):
                 if sizes.setdefault(axis, size) != size:
-                    raise ValueError(f"'{name}' has {axis} = {size}, other arrays have {sizes[axis]}")
+                    raise ValueError(f"'{name}' has {axis} = {size}, but other arrays have {sizes[axis]}")
             if kind == "f" and not np.isfinite(array).all():
-                raise ValueError(f"'{name}' holds values that are not finite")
+                raise ValueError(f"'{name}' contains values that are not finite")
         if (self.level_probs is None) != (self.level_residuals is None):
-            raise ValueError("'level_probs' and 'level_residuals' come together or not at all")
+            raise ValueError("'level_probs' and 'level_residuals' must both be present or absent")
         if self.spacing_mm is not None and (self.spacing_mm <= 0).any():
-            raise ValueError("'spacing_mm' holds values that are not above 0")
+            raise ValueError("'spacing_mm' contains values that are not positive")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation of one method, as read from its folder `path`."""
+    """An evaluation of a method, read from the folder `path`."""
 
     path: Path
     summary: Summary
     cases: Cases
     examples: Examples
     training: list[dict[str, Any]]
-    """Records `{"step", "kind", name: number}`; empty when there was no training run."""
+    """Records `{"step", "kind", name: number}`; empty if there is no training run."""
     reliability: NDArray[np.float64] | None = None
-    """(K-1, B, 3), the sum of the cases' tables, see `metrics.calibration`; the first evaluations had none."""
+    """(K-1, B, 3) sum of the reliability tables of the cases, see `metrics.calibration`; None in old
+    evaluations."""
     spread: dict[str, float] = field(default_factory=dict)
-    """Standard deviation of every mean between trainings, where several were pooled."""
+    """Standard deviation of each mean between trainings, if several were pooled."""
     trainings: tuple[Cases, ...] = ()
-    """The scores of every training, where several were pooled; rows in the order of `cases`."""
+    """Scores of each training, if several were pooled; rows are in the order of `cases`."""
 
     @property
     def num_trainings(self) -> int:
-        """How many trainings the scores are the mean of."""
+        """Number of trainings that the scores are averaged over."""
         return len(self.trainings) or 1
 
 
@@ -127,12 +128,12 @@ def write_evaluation(
     training: Iterable[Mapping[str, Any]] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write the folder of one evaluation; it appears complete or not at all.
+    """Write the folder of an evaluation atomically.
 
-    `classes` names the foreground classes of `reliability`.
+    `classes` are the names of the foreground classes of `reliability`.
 
     Raises:
-        OutputError: `out` exists and may not be replaced, or it cannot be written.
+        OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
     assert set(REQUIRED_COLUMNS) <= set(cases), f"missing columns: {set(REQUIRED_COLUMNS) - set(cases)}"
     with atomic_folder(out, overwrite=overwrite, marker=MARKER) as folder:
@@ -149,23 +150,25 @@ def write_evaluation(
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read and check the folder of one evaluation.
+    """Read and validate the folder of an evaluation.
 
     Raises:
-        DataError: a file is missing, damaged, foreign or of another version.
+        DataError: a file is missing, damaged, not from an evaluation, or of another version.
     """
     if not (path / "summary.json").is_file():
         raise DataError(
-            f"{path} holds no evaluation (no summary.json); make one: phiseg evaluate MODEL --out {path}"
+            f"{path} is not an evaluation (no summary.json); run: phiseg evaluate MODEL --data DATA --out {path}"
         )
     summary = _read_summary(path / "summary.json")
     cases = _read_cases(path / "cases.csv")
     if len(cases["case"]) != summary.num_cases:
-        raise _damaged(path / "cases.csv", f"{len(cases['case'])} rows, summary.json says {summary.num_cases}")
+        raise _damaged(
+            path / "cases.csv", f"it has {len(cases['case'])} rows, but summary.json states {summary.num_cases}"
+        )
     for name in (score.name for score in summary_scores() if isinstance(score, CaseScore)):
         values, mean = defined(cases[name]), summary.scores.get(name)
         if bool(values) != (mean is not None) or (mean is not None and abs(np.mean(values) - mean) > 1e-6):
-            raise _damaged(path / "cases.csv", f"the mean of '{name}' is not that of summary.json")
+            raise _damaged(path / "cases.csv", f"the mean of '{name}' differs from summary.json")
     examples = _read_examples(path / "examples.npz")
     if strangers := set(examples.cases.tolist()) - set(cases["case"]):
         raise _damaged(path / "examples.npz", f"case '{min(strangers)}' is not in cases.csv")
@@ -175,7 +178,7 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def read_training(path: Path) -> list[dict[str, Any]]:
-    """Read the metrics of a training run, one JSON object a line; only finite numbers are kept.
+    """Read the metrics of a training run, one JSON object per line; only finite numbers are kept.
 
     Raises:
         DataError: the file cannot be read, or a line is not a record with `step` and `kind`.
@@ -186,7 +189,7 @@ def read_training(path: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
             step, kind = record["step"], record["kind"]
         except (ValueError, RecursionError, KeyError, TypeError):
-            raise _damaged(path, f"line {number} is no record of a training") from None
+            raise _damaged(path, f"line {number} is not a record of a training") from None
         if type(step) is not int or kind not in ("train", "val"):
             raise _damaged(path, f"line {number} has no valid step and kind")
         records.append({"step": step, "kind": kind} | {k: v for k, v in record.items() if _is_number(v)})
@@ -215,10 +218,10 @@ def _read_summary(path: Path) -> Summary:
     except (ValueError, RecursionError):
         raise _damaged(path, "it is not valid JSON") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise DataError(f"{path} is not the summary of an evaluation; give a folder that phiseg evaluate wrote")
+        raise DataError(f"{path} is not the summary of an evaluation; give a folder written by phiseg evaluate")
     if values.get("version") != VERSION:
         raise DataError(
-            f"{path} has version {values.get('version')!r}, this phiseg reads {VERSION}; evaluate again"
+            f"{path} has version {values.get('version')!r}, but only version {VERSION} is supported; evaluate again"
         )
     try:
         return Summary.parse(values, where=str(path))
@@ -269,7 +272,7 @@ def _read_reliability(path: Path, ece: float) -> NDArray[np.float64]:
     with np.errstate(all="ignore"):
         difference = abs(expected_calibration_error(torch.from_numpy(table)) - ece)
     if tuple(header) != _RELIABILITY_COLUMNS or not difference <= 1e-6:
-        raise _damaged(path, "its calibration error is not that of summary.json")
+        raise _damaged(path, "the calibration error differs from summary.json")
     return table
 
 

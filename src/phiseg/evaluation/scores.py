@@ -1,4 +1,4 @@
-"""Evaluate a model on a split of a dataset: one row of scores per case."""
+"""Evaluate a model on a split of a dataset, with one row of scores per case."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ from phiseg.training.card import patient_tokens
 from phiseg.training.tracking import read_metrics
 
 NUM_SHOWN = 8
-"""Samples per example case that are kept for the figures."""
+"""Number of samples per example case stored for the figures."""
 
 
 def evaluate(
@@ -55,10 +55,10 @@ def evaluate(
     reuse: bool = False,
     progress: bool = True,
 ) -> Summary:
-    """Score a model's samples on every case of a split and write the evaluation's folder.
+    """Evaluate the samples of a model on every case of a split and write the results to a folder.
 
-    Where torch's distributed processes have been started, each of them calls this: they share the cases, the first
-    one writes, and the files are those that one process would write.
+    With several distributed processes of torch, each process calls this function. The cases are divided among them,
+    and the first process writes the same files as a single process would.
 
     Args:
         model_folder: a model folder or the run folder around it.
@@ -82,12 +82,12 @@ def evaluate(
         progress: whether to show a progress bar.
 
     Raises:
-        ConfigError, DataError, ModelError, OutputError: before anything is sampled, but for damaged pixels and
-            a disk that is full in the end.
+        ConfigError, DataError, ModelError, OutputError: an input is invalid, or the results cannot be written.
+            Except for damaged pixels and a full disk, these are raised before sampling.
     """
     check_replaceable(out, overwrite=overwrite or reuse, marker=MARKER)
     if num_examples < 1:
-        raise ConfigError(f"num_examples is {num_examples}; give at least 1")
+        raise ConfigError(f"num_examples is {num_examples}; it must be at least 1")
     model = load_model(model_folder, device=usable_device(device), calibrated=calibrated)
     stored = Dataset.open(data)
     rows = stored.rows(split)
@@ -105,7 +105,7 @@ def evaluate(
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
     if isinstance(dice_annotator, int) and not 0 <= dice_annotator < dataset.info.num_annotators:
         last = dataset.info.num_annotators - 1
-        raise ConfigError(f"there is no annotator {dice_annotator}; use 0 to {last}, all, majority or staple")
+        raise ConfigError(f"annotator {dice_annotator} does not exist; use 0 to {last}, all, majority or staple")
     own_rows = share_batches(rows.tolist(), max(1, batch_size))
     samples = sample_cases(
         model,
@@ -172,14 +172,14 @@ def evaluate(
 
 
 class _Scored(NamedTuple):
-    """What is kept of a case."""
+    """Scores of a case."""
 
     row: int
     scores: dict[str, float | None]
     tables: dict[str, torch.Tensor]
-    """By score of all pixels together, see `PixelScore`."""
+    """Counts for the scores over all pixels, see `PixelScore`."""
     samples: CaseSamples | None
-    """If it is one of the examples."""
+    """Samples, if the case is one of the examples."""
 
 
 def _score(
@@ -194,7 +194,7 @@ def _score(
 
 
 def _gather_scored(scored: Iterable[_Scored]) -> list[_Scored]:
-    """Return the cases of all processes by row; what stopped one of them stops all."""
+    """Return the cases of all processes by row. An error in one process is raised in all."""
     found: list[_Scored] | PhisegError
     try:
         found = list(scored)
@@ -210,14 +210,14 @@ def _gather_scored(scored: Iterable[_Scored]) -> list[_Scored]:
 def draw_examples(
     model_folder: Path, dataset: Dataset, rows: Sequence[int], *, num_samples: int, seed: int
 ) -> Examples:
-    """Draw what the figures show of some cases: what `evaluate` keeps, for cases that are chosen afterwards."""
+    """Draw the data of the figures for the given cases, as `evaluate` does for its examples."""
     model = load_model(model_folder, device=usable_device("auto"))
     cases = list(sample_cases(model, dataset, list(rows), num_samples=num_samples, seed=seed, batch_size=1))
     return _examples(model, dataset, cases, seed=seed)
 
 
 def _model_ref(folder: Path, model: Segmenter) -> ModelRef:
-    """Return where the model in `folder` came from; a recipe without a name counts as none."""
+    """Return the provenance of the model in `folder`; a recipe without a name counts as none."""
     provenance = model.provenance
     values = {
         "recipe": provenance.get("recipe") or None,
@@ -238,10 +238,10 @@ def warn_of_leak(
     """Warn on stderr if the model was trained on patients of the split, as after `phiseg data split`.
 
     Args:
-        model: with the tokens of its patients in its provenance.
-        dataset: the dataset.
-        split: the split to evaluate on.
-        tuned_on: further tokens to look for, by what was done with these patients.
+        model: model with the tokens of its patients in its provenance.
+        dataset: dataset.
+        split: split to evaluate on.
+        tuned_on: further tokens to look for, by what these patients were used for.
     """
     tokens = set(patient_tokens(dataset, split, salt=model.provenance.get("patient_salt")))
     known = {"trained on": model.provenance.get("train_patients") or (), **(tuned_on or {})}
@@ -251,14 +251,12 @@ def warn_of_leak(
         if seen := tokens.intersection(map(str, recorded)):
             patients = f"{len(seen)} of the {len(tokens)} patients in split '{split}'"
             found = f"{patients} were {what}" if same else f"{patients} have the ids of patients that were {what}"
-            unless = "" if same else ", unless they are other people with the same ids in another dataset"
-            print(
-                f"phiseg: warning: leak: {found}, so these scores are no test of the model{unless}", file=sys.stderr
-            )
+            unless = "" if same else ", unless these are other people with the same ids"
+            print(f"phiseg: warning: leak: {found}, so these are not test scores{unless}", file=sys.stderr)
 
 
 def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Summary | None:
-    """Return the summary of the evaluation in `out`, if there is one and it is of the same things."""
+    """Return the summary of the evaluation in `out` if it has the same provenance and cases, otherwise None."""
     try:
         before = read_evaluation(out)
     except DataError:
@@ -272,7 +270,7 @@ def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Sum
 def _dice_reference(
     dataset: Dataset, row: int, annotator: int | Literal["all", "majority", "staple"]
 ) -> torch.Tensor:
-    """Return the annotations that Dice is taken against (A', H, W): none if that annotator did not see the case."""
+    """Return the reference annotations for Dice (A', H, W); empty if the annotation is missing."""
     annotations = torch.from_numpy(dataset.annotations(row))
     if annotator == "all":
         return annotations
@@ -283,9 +281,9 @@ def _dice_reference(
 
 
 def _choose_examples(dataset: Dataset, rows: Sequence[int], number: int) -> list[int]:
-    """Return rows from the most disputed case to the least, evenly spread over the upper three quarters.
+    """Return rows in order of decreasing disagreement, evenly spaced over the upper three quarters.
 
-    Only the annotators' disagreement counts, so that every method shows the same cases.
+    Only the disagreement of annotators is used, so that all methods show the same cases.
     """
     ranked = sorted(rows, key=partial(disagreement, dataset), reverse=True)
     places = np.linspace(0, 0.75 * (len(ranked) - 1), min(number, len(ranked))).round().astype(int)
@@ -294,7 +292,7 @@ def _choose_examples(dataset: Dataset, rows: Sequence[int], number: int) -> list
 
 @torch.inference_mode()
 def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], *, seed: int) -> Examples:
-    """Collect what the figures show; the levels are those of each case's first sample."""
+    """Collect the data of the figures. The levels are those of the first sample of each case."""
     device = next(model.parameters()).device
     columns: dict[str, list[np.ndarray[Any, Any]]] = {}
     for row, summary, _ in cases:

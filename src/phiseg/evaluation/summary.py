@@ -1,4 +1,4 @@
-"""The content of `summary.json`: what was evaluated and how, the means of the scores and their intervals."""
+"""The content of `summary.json`: provenance, mean scores and their intervals."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -22,37 +22,37 @@ from phiseg.metrics.significance import patient_interval
 from phiseg.models.temperatures import Calibration
 
 TEXT_COLUMNS = ("case", "patient", "nodule", "slice")
-"""What names a case, as in the dataset's cases.csv. Datasets may lack the last two, and older evaluations have only
-`case`."""
+"""Columns that identify a case, as in cases.csv of the dataset. Datasets may lack the last two, and older
+evaluations have only `case`."""
 
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=200)]
 Cases = dict[str, list[Any]]
-"""The columns of `cases.csv`: `TEXT_COLUMNS` hold strings, every other one a number or None."""
+"""The columns of `cases.csv`: `TEXT_COLUMNS` contain strings, all others numbers or None."""
 
 
 class DatasetRef(StrictConfig):
-    """The dataset that was evaluated on."""
+    """The dataset of the evaluation."""
 
     name: Line
     fingerprint: Line
-    """Equal for equal data, whatever the folder is called."""
+    """Fingerprint of the data, independent of the name of the folder."""
 
 
 class ModelRef(StrictConfig):
-    """Where the model came from."""
+    """Provenance of the model."""
 
     recipe: Line | None = None
     step: int | None = None
     annotator: int | Line | None = None
-    """Whose annotations it was trained with: one annotator's number, or `random` for all in turn."""
+    """Annotator used for training: a number, or `random` for all in turn."""
     sha256: Line | None = None
-    """Of its weights."""
+    """SHA-256 of the weights."""
     calibration: Calibration = Calibration()
-    """The temperatures it sampled with."""
+    """Temperatures used for sampling."""
 
 
 class Provenance(StrictConfig):
-    """What is evaluated and how: everything in `summary.json` that is known before the first case is scored."""
+    """Model, data and settings of the evaluation: everything in `summary.json` that is known before scoring."""
 
     format: Literal["phiseg-evaluation"] = "phiseg-evaluation"
     version: Literal[1] = 1
@@ -63,27 +63,27 @@ class Provenance(StrictConfig):
     seed: int
     split: Line
     hide_neighbours: bool = False
-    """Whether a model with context was shown every slice without its neighbours."""
+    """Whether the neighbouring slices were hidden from a model with context."""
     dice_annotator: Annotated[int, Field(ge=0)] | Literal["all", "majority", "staple"]
-    """Whose annotation Dice is taken against; `all` averages over all of them, the others are their consensus."""
+    """Reference for Dice: an annotator; `all` averages over all annotators, the others are their consensus."""
     dataset: DatasetRef
     model: ModelRef
 
 
 class Summary(Provenance):
-    """The content of `summary.json`: means over the cases where a value is defined."""
+    """The content of `summary.json`: means over the cases with a defined value."""
 
     num_cases: int = Field(ge=1)
     num_with_neighbours: int | None = Field(default=None, ge=0)
-    """Cases whose neighbouring slices the model saw; None for a model of single slices."""
+    """Number of cases with neighbouring slices; None for a model of single slices."""
     num_patients: int | None = Field(default=None, ge=1)
-    """None in evaluations that did not record patients."""
+    """Number of patients; None if patients were not recorded."""
     scores: dict[str, FiniteFloat | None]
     """The scores of `registry.summary_scores`; None where one is undefined. An older file may lack some of them. In
     the file each score is a key of its own; in Python it is also an attribute, such as `summary.ged`."""
     intervals: dict[str, tuple[FiniteFloat, FiniteFloat]]
-    """95 % interval of the mean, for every metric that is defined for two patients or more; patients are resampled,
-    and trainings where there are several, see `patient_interval`."""
+    """95 % interval of the mean of each metric that is defined for at least two patients, by resampling of patients
+    and, if there are several, trainings; see `patient_interval`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -108,7 +108,7 @@ class Summary(Provenance):
 
     @property
     def ged_correlated(self) -> float | None:
-        """The unbiased GED that the residual correlation of the annotators can account for."""
+        """The unbiased GED that the residual correlation of the annotators can explain."""
         if self.residual_correlation is None or self.diversity_annotators is None:
             return None
         return correlated_excess(self.residual_correlation, self.diversity_annotators)
@@ -122,13 +122,13 @@ class Summary(Provenance):
         pixel_scores: Mapping[str, float | None] | None = None,
         **provenance: Any,
     ) -> Self:
-        """Summarise `cases`.
+        """Return the summary of `cases`.
 
         Args:
-            cases: the scores, averaged over `trainings` if there are any.
-            trainings: the scores of each training, rows in the order of `cases`.
-            pixel_scores: the scores that no case has on its own, by name.
-            provenance: the fields that are not computed from the scores.
+            cases: scores, averaged over `trainings` if there are any.
+            trainings: scores of each training, with rows in the order of `cases`.
+            pixel_scores: scores over all pixels, by name.
+            provenance: fields that are not computed from the scores.
         """
         patients = patients_of(cases)
         scores, intervals = dict(pixel_scores or {}), {}
@@ -147,7 +147,7 @@ class Summary(Provenance):
 
 
 def patients_of(cases: Cases) -> list[str]:
-    """Return the patient of every case; where they were not recorded, every case is a patient of its own."""
+    """Return the patient of each case; if patients were not recorded, each case is a separate patient."""
     return cases.get("patient", cases["case"])
 
 
