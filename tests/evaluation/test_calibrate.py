@@ -92,7 +92,7 @@ def fit(model, dataset, *, split="val", num_samples=16):
 
 
 @pytest.mark.parametrize(("spread", "low", "high"), [(1.0, 1.5, 2.6), (4.0, 0.35, 0.7)])
-def test_a_spread_that_is_wrong_is_mended(bars, spread, low, high):
+def test_wrong_spread_is_corrected(bars, spread, low, high):
     found = fit(Bars(spread), bars)
     assert low < found.calibration.noise[1] < high
     assert found.after["ged_unbiased"] < found.before["ged_unbiased"]
@@ -100,11 +100,11 @@ def test_a_spread_that_is_wrong_is_mended(bars, spread, low, high):
     assert abs(found.after["area_coverage"] - nominal) < abs(found.before["area_coverage"] - nominal)
 
 
-def test_a_spread_that_is_right_is_left_alone(bars):
+def test_correct_spread_is_kept(bars):
     assert fit(Bars(2.0), bars).calibration.noise == ()
 
 
-def test_what_chance_does_moves_next_to_nothing(tmp_path):
+def test_chance_rarely_changes_temperatures(tmp_path):
     """Four levels share the right spread. Where one standard error is enough, most of these fits move."""
     moved = 0
     for seed in range(12):
@@ -114,7 +114,7 @@ def test_what_chance_does_moves_next_to_nothing(tmp_path):
     assert moved <= 1
 
 
-def test_slices_of_one_patient_are_one_witness(tmp_path):
+def test_slices_of_a_patient_count_once(tmp_path):
     """Of six patients, one contradicts the others: nothing to go by, though it be seen in twelve slices of each."""
     dataset = write_bars(tmp_path / "data", num_patients=6, spread=(5, 5, 5, 5, 5, 0.5), slices=12)
     assert fit(Bars(2.0), dataset, split="train").calibration.noise == ()
@@ -131,11 +131,11 @@ def test_with_few_patients_nothing_moves(tmp_path):
     assert found[5].calibration.logits < 0.7
 
 
-def test_a_level_that_does_nothing_keeps_its_temperature(bars):
+def test_level_without_effect_keeps_temperature(bars):
     assert fit(Bars(1.0), bars).calibration.noise[0] == 1.0
 
 
-def test_the_noise_that_picks_a_member_has_no_temperature(bars):
+def test_member_noise_has_no_temperature(bars):
     class Pick(Bars):
         """Bars whose second noise is a lone number: an index in disguise, whatever its spread would gain."""
 
@@ -151,7 +151,7 @@ def test_the_noise_that_picks_a_member_has_no_temperature(bars):
 @pytest.mark.parametrize(
     ("model", "right"), [(Bars(2.0, 0.5), lambda t: t < 0.7), (Bars(2.0, 4.0, shares=(0, 0)), lambda t: t > 1.3)]
 )
-def test_logits_that_are_too_sure_or_too_shy_are_fixed(bars, model, right):
+def test_wrong_confidence_is_corrected(bars, model, right):
     """A model whose samples are all alike, with 98 % probabilities, is too sure of a border that varies."""
     found = fit(model, bars)
     assert right(found.calibration.logits)
@@ -160,13 +160,13 @@ def test_logits_that_are_too_sure_or_too_shy_are_fixed(bars, model, right):
 
 
 @pytest.mark.parametrize("num_samples", [4, 32])
-def test_sharp_samples_with_the_right_spread_keep_their_temperature(bars, num_samples):
+def test_sharp_samples_with_correct_spread_keep_temperature(bars, num_samples):
     """Their mean is right. Softer samples would only hide that there are few of them."""
     assert fit(Bars(2.0, 30.0), bars, num_samples=num_samples).calibration.logits == 1.0
 
 
 @pytest.mark.parametrize("model", [Bars(2.0, 0.7), Bars(2.0, 4.0, shares=(0, 0))])
-def test_the_logit_temperature_does_not_depend_on_the_number_of_samples(bars, model):
+def test_logit_temperature_is_independent_of_number_of_samples(bars, model):
     few, many = (fit(model, bars, num_samples=number).calibration.logits for number in (4, 32))
     assert few == pytest.approx(many, rel=0.16)  # one step of the search
 
@@ -239,7 +239,7 @@ def cross_entropies(model, dataset, row, num_samples):
     return [float(-(mean.gather(0, annotations) + 1e-8).log().mean()) for mean in probs]
 
 
-def test_a_temperature_that_does_not_help_on_held_out_patients_is_not_kept():
+def test_temperature_without_held_out_gain_is_not_kept():
     rng = np.random.default_rng(0)
     losses = dict(enumerate(rng.normal(size=(20, 30))))  # no temperature is better: only chance differs
 
@@ -259,13 +259,13 @@ def test_a_temperature_that_does_not_help_on_held_out_patients_is_not_kept():
     assert gain == pytest.approx((losses[0] - losses[7]).mean())
 
 
-def test_the_model_is_left_as_it_was(bars):
+def test_fit_does_not_change_the_model(bars):
     model = Bars(1.0)
     fit(model, bars)
     assert model.calibration == Calibration()
 
 
-def test_one_annotator_is_refused(bars, copy, replace_arrays):
+def test_one_annotator_is_rejected(bars, copy, replace_arrays):
     folder = copy(bars.path)
     valid = np.zeros((60, 4), dtype=bool)
     valid[:, 0] = True
@@ -274,7 +274,7 @@ def test_one_annotator_is_refused(bars, copy, replace_arrays):
         fit(Bars(1.0), Dataset.open(folder))
 
 
-def test_temperatures_are_stored_and_used_until_told_otherwise(cli, trained, lesions, copy, tmp_path):
+def test_stored_temperatures_are_used_unless_uncalibrated(cli, trained, lesions, copy, tmp_path):
     run = copy(trained("phiseg"), "run")
     done = cli("calibrate", run, "--data", lesions, "--num-samples", 4)
     assert done.code == 0
@@ -313,7 +313,7 @@ def evaluated(cli, run, data, out, *words):
         ({"version": 2}, "not a valid calibration file"),
     ],
 )
-def test_a_foreign_calibration_is_refused(cli, trained, lesions, copy, tmp_path, values, says):
+def test_invalid_calibration_is_rejected(cli, trained, lesions, copy, tmp_path, values, says):
     run = copy(trained("phiseg"), "run")
     stored = {"format": "phiseg-calibration", "version": 1, "noise": [], "logits": 1.0} | values
     (run / "model" / "calibration.json").write_text(json.dumps(stored))

@@ -47,7 +47,7 @@ def refuse(folder, name, match=None):
     return message
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_written_evaluation_is_read_back(tmp_path):
     cases = make_cases(0.8, num_cases=6) | {"volume": [1.5, None, 3.0, 4.0, 5.0, 6.0]}
     cases["case"][0] = 'slice "3", left'
     cases["case"][2:] = ["ü", "d", "e", "f"]
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_back(tmp_path):
         np.testing.assert_array_equal(getattr(read.examples, name), array)
 
 
-def test_the_summary_is_the_mean_over_the_defined_values():
+def test_summary_is_mean_of_defined_values():
     cases = make_cases(0.8, num_cases=4)
     cases["s_ncc"] = [0.5, None, 0.7, None]
     cases["dice"] = [None, None, None, 0.25]
@@ -81,7 +81,7 @@ def test_the_summary_is_the_mean_over_the_defined_values():
     assert summary.num_cases == 4
 
 
-def test_summary_intervals_count_patients_and_trainings():
+def test_summary_intervals_use_patients_and_trainings():
     cases = make_cases(0.8, num_cases=12)
     apart = Summary.of(cases, method="phiseg", **PROVENANCE)
     together = Summary.of(cases | {"patient": list("aaaabbbbcccc")}, method="phiseg", **PROVENANCE)
@@ -94,7 +94,7 @@ def test_summary_intervals_count_patients_and_trainings():
     assert np.ptp(seeds.intervals["ged"]) > 2 * np.ptp(apart.intervals["ged"])
 
 
-def test_an_evaluation_without_patients_is_read(tmp_path):
+def test_evaluation_without_patients_is_read(tmp_path):
     cases = make_cases(0.8, num_cases=6)
     del cases["patient"]
     read = read_evaluation(write(make_evaluation(tmp_path / "old", cases=cases, size=16)))
@@ -109,7 +109,7 @@ def test_optional_parts_may_be_absent(tmp_path):
     assert read.examples.level_probs is None
 
 
-def test_an_evaluation_from_before_the_further_scores_is_read_and_compared(tmp_path):
+def test_old_evaluation_is_read_and_compared(tmp_path):
     old = write(make_evaluation(tmp_path / "old", num_cases=6, size=16))
     expected = read_evaluation(old)
     forget_further_scores(old)
@@ -150,21 +150,21 @@ def test_trainings_are_pooled_with_or_without_patients(tmp_path, first):
     )
 
 
-def test_a_folder_is_not_replaced_unless_asked(folder):
+def test_existing_folder_is_kept_without_overwrite(folder):
     with pytest.raises(OutputError, match="--overwrite"):
         write(make_evaluation(folder, num_cases=3, size=16))
     assert read_evaluation(folder).summary.num_cases == 6
 
 
 @pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "reliability.csv"])
-def test_a_missing_file_is_refused(folder, name):
+def test_missing_file_is_rejected(folder, name):
     (folder / name).unlink()
     refuse(folder, name, "evaluate")
 
 
 @pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "reliability.csv", "training.jsonl"])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
-def test_a_truncated_file_is_refused(folder, name, share):
+def test_truncated_file_is_rejected(folder, name, share):
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: int(share * len(data))])
     refuse(folder, name, "evaluate again")
@@ -172,13 +172,13 @@ def test_a_truncated_file_is_refused(folder, name, share):
 
 @pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "reliability.csv", "training.jsonl"])
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[[[1", b"\x93NUMPY", b"null", b'"a'])
-def test_a_foreign_file_is_refused(folder, name, content):
+def test_unrelated_file_is_rejected(folder, name, content):
     (folder / name).write_bytes(content)
     if (name, content) != ("training.jsonl", b""):  # a run that has not logged anything yet
         refuse(folder, name)
 
 
-def test_a_damaged_byte_in_the_examples_is_noticed(folder):
+def test_damaged_examples_are_detected(folder):
     data = bytearray((folder / "examples.npz").read_bytes())
     data[len(data) // 2] ^= 0xFF
     (folder / "examples.npz").write_bytes(data)
@@ -202,7 +202,7 @@ def test_a_damaged_byte_in_the_examples_is_noticed(folder):
         ({"method": ""}, "method"),
     ],
 )
-def test_a_wrong_summary_is_refused(folder, changes, match):
+def test_invalid_summary_is_rejected(folder, changes, match):
     edit_summary(folder, **changes)
     refuse(folder, str(folder), match)
 
@@ -218,14 +218,14 @@ def test_a_wrong_summary_is_refused(folder, changes, match):
         (",4.0,", ",4.0,4.0,", "incomplete"),
     ],
 )
-def test_a_wrong_table_of_cases_is_refused(folder, old, new, match):
+def test_invalid_cases_csv_is_rejected(folder, old, new, match):
     text = (folder / "cases.csv").read_text()
     assert old in text
     (folder / "cases.csv").write_text(text.replace(old, new, 1))
     refuse(folder, "cases.csv", match)
 
 
-def test_wrong_examples_are_refused(folder):
+def test_invalid_examples_are_rejected(folder):
     shape = (2, 16, 16)
     for changes, match in [
         ({"gamma": np.zeros((2, 16, 15), np.float32)}, "'gamma' has W = 15"),
@@ -257,7 +257,7 @@ def test_training_keeps_finite_numbers_only(tmp_path):
         read_training(path)
 
 
-def test_summary_holds_every_score_as_key_and_attribute(folder):
+def test_summary_has_every_score_as_key_and_attribute(folder):
     written = json.loads((folder / "summary.json").read_text())
     names = [score.name for score in summary_scores()]
     assert [key for key in written if key in names] == names

@@ -41,7 +41,7 @@ def run(trained, lesions, tmp_path):
 
 @pytest.mark.parametrize("model", ["phiseg", "probunet", "unet"])
 @pytest.mark.parametrize("split", ["test", "val"])
-def test_every_case_of_the_split_is_scored_as_by_hand(model, split, run, trained, lesions):
+def test_evaluate_matches_direct_computation(model, split, run, trained, lesions):
     evaluation = run(model=model, split=split, seed=3)
     dataset = Dataset.open(lesions)
     rows = dataset.rows(split).tolist()
@@ -57,7 +57,7 @@ def test_every_case_of_the_split_is_scored_as_by_hand(model, split, run, trained
             assert evaluation.summary.scores[score.name] == pytest.approx(np.mean(evaluation.cases[score.name]))
 
 
-def test_the_table_has_patient_nodule_and_slice_of_each_case(run, lesions, copy, tmp_path):
+def test_cases_csv_has_patient_nodule_and_slice(run, lesions, copy, tmp_path):
     data = copy(lesions)
     table = data / "cases.csv"
     with table.open(newline="") as file:
@@ -83,7 +83,7 @@ def test_the_table_has_patient_nodule_and_slice_of_each_case(run, lesions, copy,
     assert not {"nodule", "slice"} & plain.keys()
 
 
-def test_the_summary_says_where_the_scores_come_from(run, trained, lesions):
+def test_summary_states_provenance(run, trained, lesions):
     summary = run(seed=4, split="val").summary
     dataset = Dataset.open(lesions)
     weights = (trained() / "model" / "model.safetensors").read_bytes()
@@ -96,7 +96,7 @@ def test_the_summary_says_where_the_scores_come_from(run, trained, lesions):
     assert run("named", method="ours").summary.method == "ours"
 
 
-def test_a_model_folder_and_its_run_folder_are_the_same_model(run, trained):
+def test_model_and_run_folder_are_equivalent(run, trained):
     assert run("a", model=trained() / "model").cases == run("b", model=trained()).cases
 
 
@@ -110,7 +110,7 @@ def test_batches_and_chunks_change_nothing(run):
 # Calibration
 
 
-def test_the_calibration_is_that_of_all_pixels_of_the_split(run, trained, gaps):
+def test_calibration_uses_all_pixels_of_the_split(run, trained, gaps):
     evaluation = run(data=gaps)
     dataset = Dataset.open(gaps)
     rows = dataset.rows("test").tolist()
@@ -121,7 +121,7 @@ def test_the_calibration_is_that_of_all_pixels_of_the_split(run, trained, gaps):
     assert evaluation.summary.ece == pytest.approx(expected_calibration_error(sum(tables)), rel=1e-4)
 
 
-def test_every_foreground_class_has_its_bins(make_recipe, zones, run, tmp_path):
+def test_reliability_has_bins_per_foreground_class(make_recipe, zones, run, tmp_path):
     train(make_recipe("unet", steps=2), zones, tmp_path / "run", progress=False)
     evaluation = run(model=tmp_path / "run", data=zones, num_samples=2)
     assert evaluation.reliability.shape == (2, 10, 3)
@@ -137,7 +137,7 @@ def test_every_foreground_class_has_its_bins(make_recipe, zones, run, tmp_path):
 # Dice references
 
 
-def test_dice_can_be_taken_against_one_annotator(run, trained, gaps):
+def test_dice_with_one_annotator(run, trained, gaps):
     dataset = Dataset.open(gaps)
     rows = dataset.rows("test").tolist()
     everybody = run("all", data=gaps, dice_annotator="all")
@@ -154,7 +154,7 @@ def test_dice_can_be_taken_against_one_annotator(run, trained, gaps):
 
 
 @pytest.mark.parametrize("how", ["majority", "staple"])
-def test_dice_can_be_taken_against_a_consensus(how, run, trained, gaps):
+def test_dice_with_consensus(how, run, trained, gaps):
     dataset = Dataset.open(gaps)
     found = run(data=gaps, dice_annotator=how)
     assert found.summary.dice_annotator == how
@@ -164,7 +164,7 @@ def test_dice_can_be_taken_against_a_consensus(how, run, trained, gaps):
         assert value == pytest.approx(score_case(*case.summary, agreed[None])["dice"])
 
 
-def test_a_model_of_one_annotator_is_measured_against_that_one(run, make_recipe, lesions, tmp_path):
+def test_dice_uses_annotator_of_training(run, make_recipe, lesions, tmp_path):
     train(make_recipe("unet", annotator=2, steps=2), lesions, tmp_path / "run", progress=False)
     own = run("own", model=tmp_path / "run")
     assert own.summary.model.annotator == own.summary.dice_annotator == 2
@@ -175,14 +175,14 @@ def test_a_model_of_one_annotator_is_measured_against_that_one(run, make_recipe,
 # Examples for the figures
 
 
-def test_the_examples_are_the_most_disputed_cases_whatever_the_method(run, lesions):
+def test_examples_are_the_most_disputed_cases(run, lesions):
     first, second = run("a", num_examples=2), run("b", model="unet", num_examples=2)
     assert first.examples.cases.tolist() == second.examples.cases.tolist()
     floors = dict(zip(first.cases["case"], first.cases["ged_floor"], strict=True))
     assert first.examples.cases[0] == max(floors, key=floors.get)
 
 
-def test_the_examples_hold_the_maps_of_their_samples(run, trained, lesions):
+def test_examples_have_maps_of_their_samples(run, trained, lesions):
     examples = run(num_samples=9, seed=2).examples
     dataset, model = Dataset.open(lesions), load_model(trained())
     row_of = {case["case"]: row for row, case in enumerate(dataset.cases)}
@@ -205,32 +205,32 @@ def test_the_examples_hold_the_maps_of_their_samples(run, trained, lesions):
         np.testing.assert_allclose(rebuilt, case.probs[0], atol=2e-2)
 
 
-def test_a_model_without_a_hierarchy_has_no_levels(run):
+def test_model_without_hierarchy_has_no_levels(run):
     assert run(model="probunet").examples.level_probs is None
     assert run("unet", model="unet").examples.level_probs is None
 
 
-def test_more_examples_than_cases_are_all_cases(run):
+def test_surplus_examples_are_all_cases(run):
     assert len(run(num_examples=50).examples.cases) == 3
 
 
 # Training curves, reuse, refusals
 
 
-def test_the_runs_metrics_come_along(run, trained, copy):
+def test_training_metrics_are_copied(run, trained, copy):
     assert run("run").training == read_metrics(trained() / "metrics.jsonl")
     alone = copy(trained() / "model")
     assert run("alone", model=alone).training == []
 
 
-def test_a_step_that_was_skipped_does_not_keep_a_run_from_being_evaluated(run, trained, copy):
+def test_run_with_skipped_step_is_evaluated(run, trained, copy):
     folder = copy(trained())
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text() + json.dumps({"step": 7, "kind": "train", "loss": None, "skipped": 1}) + "\n")
     assert run(model=folder).training[-1] == {"step": 7, "kind": "train", "skipped": 1}
 
 
-def test_an_evaluation_of_the_same_things_is_used_again(run, tmp_path):
+def test_identical_evaluation_is_reused(run, tmp_path):
     first = run(reuse=True)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "eval").iterdir()}
     again = run(reuse=True)
@@ -238,7 +238,7 @@ def test_an_evaluation_of_the_same_things_is_used_again(run, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "eval").iterdir()} == times
 
 
-def test_an_evaluation_of_other_things_is_made_anew(run, trained, lesions, copy):
+def test_different_evaluation_is_recomputed(run, trained, lesions, copy):
     before = run(reuse=True)
     for changes in (
         *({"num_samples": 6}, {"seed": 1}, {"split": "val"}, {"model": "unet"}, {"method": "other"}),
@@ -255,27 +255,27 @@ def test_an_evaluation_of_other_things_is_made_anew(run, trained, lesions, copy)
     assert run(reuse=True, data=moved).cases["case"] == sorted(splits["test"]), "the same pixels, other test cases"
 
 
-def test_an_evaluation_without_the_further_scores_is_made_anew(run, tmp_path):
+def test_evaluation_without_further_scores_is_recomputed(run, tmp_path):
     first = run(reuse=True)
     forget_further_scores(tmp_path / "eval")
     assert read_evaluation(tmp_path / "eval").cases["hm_iou"] == [None] * 3
     assert run(reuse=True).cases == first.cases
 
 
-def test_an_evaluation_without_patients_is_made_anew(run, tmp_path):
+def test_evaluation_without_patients_is_recomputed(run, tmp_path):
     first = run(reuse=True)
     forget_patients(tmp_path / "eval")
     assert "patient" not in read_evaluation(tmp_path / "eval").cases
     assert run(reuse=True).cases == first.cases
 
 
-def test_a_damaged_evaluation_is_made_anew(run, tmp_path):
+def test_damaged_evaluation_is_recomputed(run, tmp_path):
     first = run(reuse=True)
     (tmp_path / "eval" / "summary.json").write_text("{")
     assert run(reuse=True).cases == first.cases
 
 
-def test_an_existing_folder_is_refused_before_anything_is_computed(run, trained, lesions, tmp_path, monkeypatch):
+def test_existing_folder_is_rejected_before_computation(run, trained, lesions, tmp_path, monkeypatch):
     run()
     monkeypatch.setattr("phiseg.evaluation.scores.load_model", lambda *_, **__: pytest.fail("it computes"))
     with pytest.raises(OutputError, match="already exists"):
@@ -296,13 +296,13 @@ def test_an_existing_folder_is_refused_before_anything_is_computed(run, trained,
         ({"device": "banana"}, ConfigError, "device 'banana'"),
     ],
 )
-def test_a_mistake_is_refused_and_nothing_is_written(options, error, problem, run, tmp_path):
+def test_invalid_input_writes_nothing(options, error, problem, run, tmp_path):
     with pytest.raises(error, match=problem):
         run(**options)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dataset_the_model_was_not_made_for_is_refused(run, zones, tmp_path):
+def test_incompatible_dataset_is_rejected(run, zones, tmp_path):
     with pytest.raises(ModelError, match="2 classes"):
         run(data=zones)
     assert not list(tmp_path.iterdir())
@@ -312,14 +312,14 @@ def test_a_dataset_the_model_was_not_made_for_is_refused(run, zones, tmp_path):
     ("changes", "problem"),
     [({"step": "six"}, "'step' = 'six'"), ({"recipe": "a\tb"}, "'recipe'"), ({"recipe": 5}, "5")],
 )
-def test_a_provenance_that_is_not_ours_is_refused_before_anything_is_drawn(changes, problem, run, trained, copy):
+def test_invalid_provenance_is_rejected_before_sampling(changes, problem, run, trained, copy):
     folder = copy(trained() / "model")
     rewrite_provenance(folder, **changes)
     with pytest.raises(ModelError, match=f"config.json, provenance: .*{problem}"):
         run(model=folder)
 
 
-def test_a_recipe_without_a_name_is_called_as_its_model(run, trained, copy):
+def test_unnamed_recipe_has_name_of_model(run, trained, copy):
     folder = copy(trained() / "model")
     rewrite_provenance(folder, recipe="")
     assert run(model=folder).summary.method == "phiseg"
@@ -332,7 +332,7 @@ def rewrite_provenance(folder, **changes):
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_writes(phiseg, trained, lesions, tmp_path):
+def test_two_processes_write_the_same_results(phiseg, trained, lesions, tmp_path):
     words = ("evaluate", trained("phiseg"), "--data", lesions, "--num-samples", 3, "--device", "cpu")
     for name, number in (("one", 1), ("two", 2)):
         done = phiseg(*words, "--out", tmp_path / name, "--devices", number)
@@ -344,7 +344,7 @@ def test_two_processes_write_what_one_writes(phiseg, trained, lesions, tmp_path)
 
 
 @pytest.mark.slow
-def test_what_stops_one_process_stops_both(phiseg, trained, lesions, copy, tmp_path):
+def test_error_in_one_process_stops_both(phiseg, trained, lesions, copy, tmp_path):
     """The last case belongs to the second process; its pixels are not numbers."""
     data = copy(lesions, "data")
     row = Dataset.open(data).rows("test")[-1]

@@ -33,7 +33,7 @@ def spacing_of(trained, lesions, copy, tmp_path):
     return spacing_of
 
 
-def test_a_spacing_that_all_cases_share_is_taken_from_the_dataset(trained, lesions, tmp_path):
+def test_common_spacing_is_from_the_dataset(trained, lesions, tmp_path):
     evaluate(trained("unet"), lesions, tmp_path / "eval", num_samples=2, num_examples=2, progress=False)
     shared = json.loads((lesions / "dataset.json").read_text())["spacing_mm"]
     np.testing.assert_array_equal(read_evaluation(tmp_path / "eval").examples.spacing_mm, [shared, shared])
@@ -47,16 +47,16 @@ def test_a_spacing_that_all_cases_share_is_taken_from_the_dataset(trained, lesio
         {"spacing_mm": "unknown", "row_spacing_mm": "0.5", "column_spacing_mm": "0.75"},
     ],
 )
-def test_a_case_may_have_a_spacing_of_its_own(columns, spacing_of):
+def test_cases_may_have_individual_spacing(columns, spacing_of):
     np.testing.assert_array_equal(spacing_of(columns), [[0.5, 0.75]] * 2)
 
 
-def test_one_number_is_meant_for_both_axes(spacing_of):
+def test_single_spacing_applies_to_both_axes(spacing_of):
     np.testing.assert_array_equal(spacing_of({"spacing_mm": "0.7"}), [[0.7, 0.7]] * 2)
 
 
 @pytest.mark.parametrize("columns", [{}, {"spacing_mm": ""}, {"spacing_mm": "0"}, {"spacing_mm": "nan"}])
-def test_an_unknown_spacing_is_absent(columns, spacing_of):
+def test_unknown_spacing_is_absent(columns, spacing_of):
     assert spacing_of(columns) is None
 
 
@@ -68,7 +68,7 @@ def test_an_unknown_spacing_is_absent(columns, spacing_of):
         (np.array([[0.7, 0.7]]), "'spacing_mm' has E = 1"),
     ],
 )
-def test_a_spacing_that_cannot_be_is_refused(spacing, problem, tmp_path):
+def test_invalid_spacing_is_rejected(spacing, problem, tmp_path):
     folder = write(make_evaluation(tmp_path / "a", size=8))
     with np.load(folder / "examples.npz") as arrays:
         np.savez(folder / "examples.npz", **{**arrays, "spacing_mm": spacing})

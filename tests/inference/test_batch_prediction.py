@@ -71,7 +71,7 @@ def job_names(names, points=(), by_case=None):
     return [(job.name, job.point) for job in list_prediction_jobs(scans, points, by_case or {})]
 
 
-def test_there_is_a_job_for_every_scan_or_every_point():
+def test_jobs_are_one_per_scan_or_point():
     one, two, three = Point(1, 1, 1), Point(2, 2, 2), Point(3, 3, 3)
     assert job_names(["a", "b"]) == [("a", None), ("b", None)]
     assert job_names(["a", "b"], [one]) == [("a", one), ("b", one)]
@@ -80,12 +80,12 @@ def test_there_is_a_job_for_every_scan_or_every_point():
     assert job_names(["a", "b"], [one], {"b": [three]}) == [("a", one), ("b-1", one), ("b-2", three)]
 
 
-def test_points_of_unknown_scans_are_refused():
+def test_points_of_unknown_scans_are_rejected():
     with pytest.raises(ConfigError, match=r"points of 'c', which is not one of the scans \(a, b\)"):
         job_names(["a", "b"], by_case={"c": [Point(1, 1, 1)]})
 
 
-def test_two_cases_of_one_name_are_refused():
+def test_duplicate_case_names_are_rejected():
     with pytest.raises(ConfigError, match="would both be named a-1"):
         job_names(["a", "a-1"], by_case={"a": [Point(1, 1, 1)] * 2, "a-1": [Point(1, 1, 1)]})
 
@@ -93,7 +93,7 @@ def test_two_cases_of_one_name_are_refused():
 # Cases
 
 
-def test_every_case_lies_on_the_grid_of_its_scan(scans, tmp_path):
+def test_results_are_on_the_grid_of_the_scan(scans, tmp_path):
     assert run(scans, tmp_path / "out") == (["s0", "s1", "s2"], {})
     for name in ("s0", "s1", "s2"):
         source = nibabel.load(scans / f"{name}.nii.gz")
@@ -117,7 +117,7 @@ def test_every_case_lies_on_the_grid_of_its_scan(scans, tmp_path):
         assert (folder / "picture.png").read_bytes() == b"picture of " + name.encode()
 
 
-def test_several_classes_have_a_map_each(tmp_path):
+def test_classes_have_separate_maps(tmp_path):
     values = np.stack([ball((6, 6, 4), place(), offset=(x, 0, 0)).values for x in (-2, 2)], axis=-1)
     write_nifti(tmp_path / "in" / "a.nii.gz", Volume(values, place()))
     model = KnownModel(brightest, classes=("background", "a", "b"), channels=2)
@@ -128,7 +128,7 @@ def test_several_classes_have_a_map_each(tmp_path):
     np.testing.assert_allclose(mean, expected / (1 + expected.sum(-1, keepdims=True)), atol=1e-4)
 
 
-def test_points_of_a_scan_are_cases_of_their_own(scans, tmp_path, monkeypatch):
+def test_points_of_a_scan_are_separate_cases(scans, tmp_path, monkeypatch):
     """And the scan is read once."""
     reads = []
     read_scan = batch_prediction.read_scan
@@ -145,7 +145,7 @@ def test_points_of_a_scan_are_cases_of_their_own(scans, tmp_path, monkeypatch):
     assert summary["made_with"]["point"] == {"x": 4, "y": 4, "z": 3, "unit": "voxel"}
 
 
-def test_a_summary_counts_voxels_as_the_file_does(scans, tmp_path):
+def test_summary_uses_voxel_indices_of_the_file(scans, tmp_path):
     """Whatever the orientation: the point is the given one, and the box is where the samples are."""
     model = KnownModel(brightest, centred_on="nodule", size=(6, 4))
     run(scans, tmp_path / "out", model=model, sampling=Sampling(num_samples=3, reach_mm=3), points=[Point(3, 5, 2)])
@@ -162,7 +162,7 @@ def test_a_summary_counts_voxels_as_the_file_does(scans, tmp_path):
 # Going on
 
 
-def test_finished_cases_are_not_done_again(scans, tmp_path):
+def test_finished_cases_are_kept(scans, tmp_path):
     run(scans, tmp_path / "out")
     before = snapshot(tmp_path / "out")
     quicker = Sampling(num_samples=3, batch_size=1, chunk_size=1)
@@ -170,7 +170,7 @@ def test_finished_cases_are_not_done_again(scans, tmp_path):
     assert snapshot(tmp_path / "out") == before
 
 
-def test_a_run_that_was_stopped_goes_on_and_ends_as_if_it_had_not(scans, tmp_path):
+def test_interrupted_run_resumes_to_the_same_results(scans, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(scans, tmp_path / "out", stop="s1")
     assert list(read_summaries(tmp_path / "out")) == ["s0"]
@@ -180,7 +180,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_as_if_it_had_not(scans, tmp_pat
     assert {path.relative_to(tmp_path / "out"): data for path, data in snapshot(tmp_path / "out").items()} == whole
 
 
-def test_what_a_killed_process_left_is_not_taken_for_a_case(scans, tmp_path):
+def test_leftovers_of_a_killed_process_are_not_cases(scans, tmp_path):
     run(scans, tmp_path / "out")
     (tmp_path / "out" / "s0").rename(tmp_path / "out" / ".s0.999999999.tmp")
     assert list(read_summaries(tmp_path / "out")) == ["s1", "s2"]
@@ -198,7 +198,7 @@ def test_what_a_killed_process_left_is_not_taken_for_a_case(scans, tmp_path):
         ({"identity": {"model": "abc", "calibration": 2}}, r"another calibration \(None, now 2\)"),
     ],
 )
-def test_other_settings_are_refused_also_for_other_scans(scans, tmp_path, changes, reason):
+def test_other_settings_are_rejected(scans, tmp_path, changes, reason):
     run(scans / "s0.nii.gz", tmp_path / "out")
     before = snapshot(tmp_path)
     for source in (scans / "s0.nii.gz", scans / "s1.nii.gz"):
@@ -207,7 +207,7 @@ def test_other_settings_are_refused_also_for_other_scans(scans, tmp_path, change
     assert snapshot(tmp_path) == before
 
 
-def test_another_scan_of_the_same_name_is_refused(scans, tmp_path):
+def test_other_scan_of_the_same_name_is_rejected(scans, tmp_path):
     run(scans / "s0.nii.gz", tmp_path / "out")
     other = tmp_path / "other" / "s0.nii.gz"
     other.parent.mkdir()
@@ -218,14 +218,14 @@ def test_another_scan_of_the_same_name_is_refused(scans, tmp_path):
         run(other, tmp_path / "out")
 
 
-def test_another_point_is_refused(scans, tmp_path):
+def test_other_point_is_rejected(scans, tmp_path):
     model = KnownModel(noisy, centred_on="nodule")
     run(scans, tmp_path / "out", model=model, points=[Point(4, 4, 3)])
     with pytest.raises(OutputError, match="s0 was made with another point"):
         run(scans, tmp_path / "out", model=model, points=[Point(4, 4, 2)])
 
 
-def test_folders_of_others_are_left_alone(scans, tmp_path):
+def test_other_folders_are_not_changed(scans, tmp_path):
     out = tmp_path / "out"
     for content, reason in (
         ({"notes.txt": "mine"}, "not a result of phiseg"),
@@ -247,13 +247,13 @@ def test_folders_of_others_are_left_alone(scans, tmp_path):
     assert list(read_summaries(out)) == ["s0", "s1", "s2"]
 
 
-def test_a_file_in_the_place_of_the_results_is_refused(scans, tmp_path):
+def test_file_instead_of_results_folder_is_rejected(scans, tmp_path):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(OutputError, match=r"cannot write .*choose another"):
         run(scans, tmp_path / "out")
 
 
-def test_points_are_checked_before_any_scan_is_read(scans, tmp_path):
+def test_points_are_checked_before_reading(scans, tmp_path):
     (scans / "s0.nii.gz").write_bytes(b"nothing")
     with pytest.raises(ConfigError, match="give its position in s0"):
         run(scans, tmp_path / "out", model=KnownModel(noisy, centred_on="nodule"))
@@ -265,7 +265,7 @@ def test_points_are_checked_before_any_scan_is_read(scans, tmp_path):
 # Bad scans
 
 
-def test_a_bad_scan_is_told_and_the_others_go_on(scans, tmp_path, capsys):
+def test_bad_scan_is_reported_and_skipped(scans, tmp_path, capsys):
     whole = (scans / "s1.nii.gz").read_bytes()
     (scans / "s1.nii.gz").write_bytes(whole[: len(whole) // 2])
     left, failed = run(scans, tmp_path / "out")
@@ -296,7 +296,7 @@ def fail_with(error):
         allocate_too_much,
     ],
 )
-def test_a_disk_or_a_memory_that_gives_out_stops_no_other_case(scans, tmp_path, monkeypatch, fail):
+def test_disk_and_memory_errors_skip_only_their_case(scans, tmp_path, monkeypatch, fail):
     predict_prepared = batch_prediction.predict_prepared
 
     def predict(model, stack, **rest):
@@ -311,7 +311,7 @@ def test_a_disk_or_a_memory_that_gives_out_stops_no_other_case(scans, tmp_path, 
     assert list(read_summaries(tmp_path / "out")) == ["s0", "s2"]
 
 
-def test_a_mistake_of_ours_is_not_taken_for_a_short_memory(scans, tmp_path, monkeypatch):
+def test_bug_is_not_reported_as_memory_error(scans, tmp_path, monkeypatch):
     monkeypatch.setattr(
         batch_prediction, "predict_prepared", lambda *_, **__: fail_with(RuntimeError("shapes differ"))
     )
@@ -319,7 +319,7 @@ def test_a_mistake_of_ours_is_not_taken_for_a_short_memory(scans, tmp_path, monk
         run(scans, tmp_path / "out")
 
 
-def test_a_scan_that_is_gone_fails_alone_also_where_its_case_is_finished(scans, tmp_path):
+def test_missing_scan_fails_only_its_case(scans, tmp_path):
     run(scans / "s0.nii.gz", tmp_path / "out")
     (scans / "s0.nii.gz").rename(tmp_path / "elsewhere")
     (scans / "s0.nii.gz").symlink_to(tmp_path / "nowhere")
@@ -331,7 +331,7 @@ def test_a_scan_that_is_gone_fails_alone_also_where_its_case_is_finished(scans, 
     assert before.items() <= snapshot(tmp_path / "out").items()
 
 
-def test_every_scan_is_hashed_once_a_call(scans, tmp_path, monkeypatch):
+def test_scan_is_hashed_once_per_call(scans, tmp_path, monkeypatch):
     model = KnownModel(noisy, centred_on="nodule", size=(6, 6))
     read_bytes, reads = Path.read_bytes, []
     monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or read_bytes(path))
@@ -362,7 +362,7 @@ SCAN = "the first or last slice of the scan in 100 % of the samples"
         (5, (4, 4), 2, f"{CROP}, to {SCAN}"),
     ],
 )
-def test_cut_warning_names_the_limits_and_what_helps(tmp_path, capsys, depth, size, reach, limits):
+def test_cut_warning_names_limits_and_advice(tmp_path, capsys, depth, size, reach, limits):
     """A ball with a radius of 4 mm, in slices of 1 mm."""
     write_nifti(tmp_path / "in" / "a.nii.gz", ball((15, 15, depth), place()))
     model = KnownModel(brightest, centred_on="nodule", size=size)
@@ -374,7 +374,7 @@ def test_cut_warning_names_the_limits_and_what_helps(tmp_path, capsys, depth, si
     assert capsys.readouterr().err == f"phiseg: a: {warning}\n"
 
 
-def test_cut_warning_counts_the_samples_of_each_limit(tmp_path):
+def test_cut_warning_counts_samples_per_limit(tmp_path):
     """The ball's radius differs from sample to sample, so that not all of them extend to the reach."""
     write_nifti(tmp_path / "in" / "a.nii.gz", ball((31, 31, 31), place(), radius=5))
     model = KnownModel(noisy, centred_on="nodule", size=(40, 40))
@@ -388,7 +388,7 @@ def test_cut_warning_counts_the_samples_of_each_limit(tmp_path):
     assert read(tmp_path / "out" / "a")["truncated"] == share
 
 
-def test_a_lesion_that_is_seen_whole_gets_no_warning(tmp_path, capsys):
+def test_complete_lesion_has_no_warning(tmp_path, capsys):
     write_nifti(tmp_path / "in" / "a.nii.gz", ball((15, 15, 15), place()))
     model = KnownModel(brightest, centred_on="nodule")
     run(tmp_path / "in", tmp_path / "out", model=model, points=[Point(7, 7, 7)])
@@ -396,7 +396,7 @@ def test_a_lesion_that_is_seen_whole_gets_no_warning(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_segmentation_that_dicom_cannot_hold_is_noted(tmp_path, capsys, monkeypatch):
+def test_missing_dicom_seg_is_noted(tmp_path, capsys, monkeypatch):
     def write_seg(*_, **__):
         raise DataError("a header lacks a date; use the NIfTI output")
 
@@ -421,7 +421,7 @@ def test_processes_share_whole_scans():
     assert share_jobs(jobs, 3, 4) == []
 
 
-def test_processes_write_together_what_one_writes(scans, tmp_path):
+def test_several_processes_write_the_same_results(scans, tmp_path):
     model = KnownModel(noisy)
     jobs = list_prediction_jobs(find_scans([scans])[0], (), {})
     for rank in (1, 0):

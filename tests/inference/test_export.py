@@ -66,7 +66,7 @@ def run_onnx(path, image, noise):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_module_that_is_exported_draws_what_sample_draws(save, name):
+def test_exported_module_matches_sample(save, name):
     model = phiseg.load(save(name))
     image, noise, expected = drawn(model, 3)
     logits, probs = OneSample(model)(image, *noise)
@@ -90,7 +90,7 @@ def test_onnxruntime_draws_what_sample_draws(save, name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_torch_export_draws_what_sample_draws(save, name):
+def test_torch_export_matches_sample(save, name):
     model = phiseg.load(save(name))
     exported = OneSample(model).export(SIZE).module()
     for number in (1, 3):
@@ -98,7 +98,7 @@ def test_torch_export_draws_what_sample_draws(save, name):
         torch.testing.assert_close(exported(image, *noise)[0], expected)
 
 
-def test_the_command_exports_another_size_without_temperatures_and_a_bundle(save, cli, tmp_path, monkeypatch):
+def test_command_exports_size_and_bundle_without_temperatures(save, cli, tmp_path, monkeypatch):
     monkeypatch.setitem(main_module.COMMANDS, "export", ("export", ""))
     folder, path, bundle = save(channels=[3, 4]), tmp_path / "new" / "model.onnx", tmp_path / "bundle"
     done = cli("export", folder, "--onnx", path, "--size", 9, 7, "--uncalibrated", "--monai-bundle", bundle)
@@ -140,7 +140,7 @@ def test_the_command_exports_another_size_without_temperatures_and_a_bundle(save
         (["--onnx", "new", "--size", "0", "8"], "size 0 x 8"),
     ],
 )
-def test_the_command_says_what_is_wrong_in_one_line(save, cli, monkeypatch, tmp_path, words, reason):
+def test_command_errors_are_one_line(save, cli, monkeypatch, tmp_path, words, reason):
     monkeypatch.setitem(main_module.COMMANDS, "export", ("export", ""))
     folder = save()
     monkeypatch.chdir(tmp_path)
@@ -151,13 +151,13 @@ def test_the_command_says_what_is_wrong_in_one_line(save, cli, monkeypatch, tmp_
     assert not (tmp_path / "new").exists()
 
 
-def test_missing_packages_are_named_with_the_command_that_installs_them(save, monkeypatch, tmp_path):
+def test_missing_packages_error_shows_install_command(save, monkeypatch, tmp_path):
     monkeypatch.setattr(export_module, "find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(ConfigError, match=r"requires onnxscript; run: pip install 'phiseg\[onnx\]'"):
         export_onnx(save(), tmp_path / "model.onnx")
 
 
-def test_a_model_that_cannot_be_traced_is_refused_with_the_reason(save, monkeypatch, tmp_path):
+def test_untraceable_model_is_rejected_with_reason(save, monkeypatch, tmp_path):
     def decode(self, encoding, noise, num_samples):
         return noise[0] if noise[0].sum() > 0 else -noise[0]  # a choice by value: no graph can hold it
 
@@ -168,14 +168,14 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_reason(save, monkeypa
     assert not (tmp_path / "model.onnx").exists()
 
 
-def test_a_file_is_not_replaced_unasked(save, tmp_path):
+def test_existing_file_is_not_overwritten(save, tmp_path):
     (tmp_path / "model.onnx").write_text("mine")
     with pytest.raises(OutputError, match="already exists"):
         export_onnx(save(), tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").read_text() == "mine"
 
 
-def test_a_model_folder_that_was_copied_elsewhere_loads_and_draws_the_same(trained, tmp_path):
+def test_copied_model_folder_draws_the_same(trained, tmp_path):
     run = trained()
     original = phiseg.load(run)
     moved = tmp_path / "elsewhere" / "with another name"

@@ -52,7 +52,7 @@ def prediction(labels, *, affine=None, plane="axial", classes=("background", "le
     spacing=st.tuples(*[st.floats(0.4, 4)] * 3),
     plane=st.sampled_from(["auto", "axial", "coronal", "sagittal"]),
 )
-def test_a_block_has_the_volume_of_its_edges(codes, turn, spacing, plane):
+def test_block_volume_is_product_of_edges(codes, turn, spacing, plane):
     labels = np.zeros((2, 6, 7, 8))
     labels[0, 1:3, 2:5, 3:7] = 1  # 2 x 3 x 4 voxels
     found = measure(prediction(labels, affine=place(codes, turn=turn, spacing=spacing), plane=plane))
@@ -65,7 +65,7 @@ def test_a_block_has_the_volume_of_its_edges(codes, turn, spacing, plane):
     assert found.agreement == 0
 
 
-def test_a_ball_has_the_volume_and_the_diameter_of_its_radius():
+def test_ball_volume_and_diameter_match_radius():
     shape, affine = (36, 30, 22), place("RAS", turn=(20, -10, 30), spacing=(0.7, 0.8, 1.1))
     middle = (affine @ [17.5, 14.5, 10.5, 1])[:3]
     inside = depth_in_ball(shape, affine, middle, 10.0) > 0
@@ -80,7 +80,7 @@ def test_a_ball_has_the_volume_and_the_diameter_of_its_radius():
     mask=arrays(bool, st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7))),
     spacing=st.tuples(st.floats(0.2, 5), st.floats(0.2, 5)),
 )
-def test_the_diameter_is_the_longest_of_all_pairs_of_pixels_of_a_piece(mask, spacing):
+def test_diameter_is_longest_pixel_distance_in_component(mask, spacing):
     lengths = [0.0]
     for image in mask:
         for piece in pieces(image):
@@ -119,7 +119,7 @@ def test_classes_are_measured_apart():
 
 
 @pytest.mark.parametrize(("number", "outside"), [(16, 0), (39, 1), (99, 4)])
-def test_a_further_sample_falls_into_the_interval_in_nine_of_ten_cases(number, outside):
+def test_interval_contains_nine_of_ten_further_samples(number, outside):
     """It is equally likely to come anywhere in the order of the others: 1 / (number + 1) for each gap."""
     labels = np.zeros((number, 100, 1, 1))
     for sample in range(number):
@@ -131,7 +131,7 @@ def test_a_further_sample_falls_into_the_interval_in_nine_of_ten_cases(number, o
     assert inside == pytest.approx(0.9, abs=0.02)
 
 
-def test_measures_if_present_are_of_those_samples_alone():
+def test_measures_if_present_use_only_those_samples():
     labels = np.zeros((5, 6, 6, 2))
     for sample, edge in enumerate((1, 2, 3)):
         labels[sample, :edge, 0, 0] = 1  # 1, 2 and 3 voxels in a row; two samples without any
@@ -144,7 +144,7 @@ def test_measures_if_present_are_of_those_samples_alone():
     assert found.diameter_mm_if_present.samples == pytest.approx((10, 20, 30))
 
 
-def test_measures_if_present_are_null_without_any_sample():
+def test_measures_if_present_are_null_without_samples():
     found = to_json(measure(prediction(np.zeros((3, 4, 4, 2)))))["classes"]["lesion"]
     assert found["volume_ml"]["median"] == 0
     assert found["volume_ml_if_present"] is None
@@ -160,7 +160,7 @@ def test_tiny_volumes_keep_their_digits():
 
 @settings(max_examples=20, deadline=None)
 @given(labels=arrays(np.uint8, (3, 3, 2, 2), elements=st.integers(0, 1)))
-def test_agreement_is_the_mean_iou_of_two_samples(labels):
+def test_agreement_is_mean_pairwise_iou(labels):
     scores = []
     for one, other in ((0, 1), (0, 2), (1, 2)):
         both, either = labels[one] & labels[other], labels[one] | labels[other]
@@ -168,11 +168,11 @@ def test_agreement_is_the_mean_iou_of_two_samples(labels):
     assert measure(prediction(labels)).agreement == pytest.approx(np.mean(scores))
 
 
-def test_a_single_sample_agrees_with_itself():
+def test_single_sample_has_full_agreement():
     assert measure(prediction(np.ones((1, 3, 3, 2)))).agreement == 1
 
 
-def test_gamma_is_averaged_where_any_sample_has_something():
+def test_gamma_is_averaged_over_foreground():
     labels = np.zeros((2, 4, 3, 2))  # columns, rows, slices
     labels[0, 1, 2, 0] = labels[1, 3, 0, 1] = 1
     gamma = np.arange(24, dtype=np.float32).reshape(2, 3, 4)  # slices, rows, columns
@@ -180,7 +180,7 @@ def test_gamma_is_averaged_where_any_sample_has_something():
     assert measure(prediction(0 * labels, gamma=gamma)).mean_gamma == 0
 
 
-def test_shares_of_levels_are_those_of_the_summed_variance():
+def test_level_shares_are_shares_of_summed_variance():
     variance = np.zeros((3, 2, 3, 4), np.float32)
     variance[0, 0, 0, 0], variance[2, 1] = 6, 0.5
     labels = np.zeros((2, 4, 3, 2))

@@ -109,7 +109,7 @@ def mean_of_samples(model, image, num_samples, seed=0):
     return model.sample(torch.as_tensor(image), num_samples, generator=generators).softmax(2).mean(1).numpy()
 
 
-def test_monais_command_writes_what_phiseg_computes_in_the_grid_of_the_scan(save, images, tmp_path):
+def test_monai_command_matches_phiseg_on_scan_grid(save, images, tmp_path):
     calibration = Calibration(noise=(2.0, 0.5), logits=1.5)
     folder = save(plane="axial", spacing_mm=[5.0, 2.0], calibration=calibration)
     volume = random_volume((4, 11, 13))
@@ -146,7 +146,7 @@ def test_monais_command_writes_what_phiseg_computes_in_the_grid_of_the_scan(save
 
 
 @pytest.mark.parametrize("kind", ["zscore", "image_zscore"])
-def test_arrays_without_a_plane_are_taken_as_they_are(kind, save, images, tmp_path):
+def test_arrays_without_plane_are_unchanged(kind, save, images, tmp_path):
     folder = save(channels=2, intensity={"kind": kind})
     array = np.random.default_rng(0).normal(40, 7, (2, 9, 14))
     np.save(images / "case.npy", array)
@@ -159,7 +159,7 @@ def test_arrays_without_a_plane_are_taken_as_they_are(kind, save, images, tmp_pa
     np.testing.assert_array_equal(written["case_labels.nii.gz"].get_fdata(), found.argmax(2))
 
 
-def test_a_centred_model_sees_the_middle_of_a_flat_slice_and_the_rest_is_zero(save, images, tmp_path):
+def test_centred_model_predicts_only_the_centre(save, images, tmp_path):
     folder = save(plane="axial", centred_on="nodule")
     image = random_volume((15, 6, 1), np.diag([1.0, 1, 1, 1])).values[..., 0]  # 2-D: x towards Right, y Anterior
     nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), images / "flat.nii")
@@ -180,7 +180,7 @@ def test_a_centred_model_sees_the_middle_of_a_flat_slice_and_the_rest_is_zero(sa
 
 
 @pytest.mark.parametrize("centred_on", [None, "nodule"])
-def test_each_slice_has_a_z_score_of_its_own_if_the_training_images_had(centred_on, save, images, tmp_path):
+def test_slices_have_individual_z_scores_as_in_training(centred_on, save, images, tmp_path):
     folder = save(plane="axial", centred_on=centred_on, intensity={"kind": "image_zscore"})
     volume = random_volume((15, 16, 3), np.diag([-1.0, -1, 2, 1]))
     volume.values[..., 1] += 5000
@@ -195,7 +195,7 @@ def test_each_slice_has_a_z_score_of_its_own_if_the_training_images_had(centred_
     assert abs(expected[1].mean() - expected[0].mean()) < 0.01
 
 
-def test_slices_are_resampled_to_the_spacing_of_training(save, images, tmp_path):
+def test_slices_are_resampled_to_training_spacing(save, images, tmp_path):
     """A ramp along the world stays that ramp, wherever its pixels are put."""
     folder = save(plane="coronal", spacing_mm=[1.0, 1.5])
     ramp = random_volume((8, 11, 6))
@@ -221,7 +221,7 @@ def test_slices_are_resampled_to_the_spacing_of_training(save, images, tmp_path)
     np.testing.assert_array_equal(labels.get_fdata(), mean.get_fdata().argmax(3))
 
 
-def test_the_bundle_shows_the_network_what_predict_shows_it(save, images, tmp_path):
+def test_bundle_input_matches_predict(save, images, tmp_path):
     """On noise beyond the window, which clips to other images before than after resampling."""
     folder = save(plane="axial", spacing_mm=[3.0, 1.25])
     volume = random_volume((3, 11, 13))
@@ -276,7 +276,7 @@ def test_monai_accepts_the_network_and_loads_its_weights(save, tmp_path, monkeyp
         assert torch.equal(loaded.state_dict()[f"model.{name}"], weight)
 
 
-def test_the_metadata_has_what_monais_schema_requires(save, tmp_path):
+def test_metadata_satisfies_monai_schema(save, tmp_path):
     """MONAI takes a schema that is there instead of downloading it: here, one with the same requirements."""
     from monai.bundle import verify_metadata
 
@@ -313,7 +313,7 @@ def test_the_metadata_has_what_monais_schema_requires(save, tmp_path):
         verify_metadata(meta_file=str(path), filepath=str(tmp_path / "schema.json"))
 
 
-def test_the_mean_does_not_depend_on_the_batch_or_the_chunks(save):
+def test_mean_is_independent_of_batch_and_chunks(save):
     folder = str(save())
     image = torch.rand(3, 1, 10, 8) - 0.5
     together = MeanPrediction(folder, num_samples=5)(image)
@@ -322,7 +322,7 @@ def test_the_mean_does_not_depend_on_the_batch_or_the_chunks(save):
     assert not torch.allclose(together, MeanPrediction(folder, num_samples=5, seed=1)(image), atol=1e-4)
 
 
-def test_an_uncalibrated_bundle_leaves_the_temperatures_out(save, tmp_path):
+def test_uncalibrated_bundle_omits_temperatures(save, tmp_path):
     folder = save(calibration=Calibration(logits=3.0))
     (folder / "README.md").unlink()  # nobody needs it
     write_monai_bundle(folder, tmp_path / "with")
@@ -331,7 +331,7 @@ def test_an_uncalibrated_bundle_leaves_the_temperatures_out(save, tmp_path):
     assert phiseg.load(tmp_path / "without" / "models" / "phiseg").calibration.logits == 1
 
 
-def test_the_readme_says_what_the_network_must_be_shown(save, tmp_path):
+def test_readme_describes_network_input(save, tmp_path):
     write_monai_bundle(
         save(plane="axial", spacing_mm=[0.7, 0.7], centred_on="nodule", modality="CT"), tmp_path / "bundle"
     )
@@ -348,7 +348,7 @@ def test_the_readme_says_what_the_network_must_be_shown(save, tmp_path):
     assert "{" not in text
 
 
-def test_what_cannot_be_bundled_is_refused_in_one_line(save, tmp_path):
+def test_unsupported_model_is_rejected_in_one_line(save, tmp_path):
     with pytest.raises(ModelError, match="'auto'"):
         write_monai_bundle(save(plane="auto"), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
@@ -363,7 +363,7 @@ def test_what_cannot_be_bundled_is_refused_in_one_line(save, tmp_path):
     write_monai_bundle(folder, tmp_path / "bundle", overwrite=True)
 
 
-def test_a_run_without_images_says_so(save):
+def test_run_without_images_is_rejected(save):
     network = MeanPrediction(str(save()))
     with pytest.raises(DataError, match="no images"):
         Evaluator([], network, None, None, torch.device("cpu")).run()

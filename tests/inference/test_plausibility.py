@@ -45,7 +45,7 @@ def usual():
     return UsualValues.of([seen(nodule(random)) for _ in range(400)])
 
 
-def test_few_further_training_images_are_doubted(usual):
+def test_few_other_training_images_are_unusual(usual):
     random = np.random.default_rng(1)
     doubted = [usual.doubts(seen(nodule(random)), WINDOW) is not None for _ in range(400)]
     assert np.mean(doubted) < 0.03
@@ -59,7 +59,7 @@ def test_few_further_training_images_are_doubted(usual):
         pytest.param(500, 150, True, id="MR from 0 to 1000"),
     ],
 )
-def test_other_tissue_or_modality_is_doubted(usual, mean, noise, above):
+def test_other_tissue_or_modality_is_unusual(usual, mean, noise, above):
     random = np.random.default_rng(2)
     for _ in range(20):
         image = random.normal(mean, noise, (SIZE, SIZE))
@@ -73,7 +73,7 @@ def test_other_tissue_or_modality_is_doubted(usual, mean, noise, above):
         assert here > high if above else here < low
 
 
-def test_range_is_that_of_the_training_images():
+def test_range_is_from_training_images():
     """Constant images: every percentile is the value itself."""
     values = np.linspace(-700, -300, 201)
     usual = UsualValues.of([seen(np.full((4, 4), value)) for value in values])
@@ -83,7 +83,7 @@ def test_range_is_that_of_the_training_images():
     assert "of its pixels are below -250, and in 99.8 % of those images -700 to -300" in doubt
 
 
-def test_rare_combination_of_usual_percentiles_is_doubted():
+def test_rare_combination_of_percentiles_is_unusual():
     """Each value alone is usual, but training images are constant and this one is a ramp."""
     usual = UsualValues.of([seen(np.full((4, 4), value)) for value in np.linspace(-700, -300, 201)])
     ramp = np.linspace(-690, -310, 16).reshape(4, 4)
@@ -159,7 +159,7 @@ def scan(usual):
     return model, Volume(values.astype(np.float32), place())
 
 
-def test_prediction_doubts_the_crop_around_its_point(scan):
+def test_prediction_warns_about_unusual_crop(scan):
     model, volume = scan
     sampling = Sampling(num_samples=1)
     assert predict_volume(model, volume, point=(20, 20, 2), sampling=sampling).doubt is None
@@ -189,7 +189,7 @@ def test_doubts_are_printed_and_stored(scan, tmp_path, capsys):
 
 
 @pytest.mark.skipif(not SERIES.is_dir(), reason="needs ../shared/data with LIDC-IDRI")
-def test_lidc_crops_are_told_from_air_and_mediastinum():
+def test_lidc_crops_differ_from_air_and_mediastinum():
     with np.load(SHARED / "lidc_slices128.npz") as arrays:
         images, split = arrays["images"][:, 32:96, 32:96], arrays["split"]
     images = images.astype(np.float32) * 1400 / 255 - 1000

@@ -36,7 +36,7 @@ def test_points_are_read(text, point):
 @pytest.mark.parametrize(
     "text", ["", "1,2", "1,2,3,4", "1 2 3", "a,b,c", "mm:1,2", "cm:1,2,3", ":1,2,3", "nan,1,2", "mm:inf,0,0", "mm:"]
 )
-def test_anything_else_is_refused(text):
+def test_invalid_point_is_rejected(text):
     with pytest.raises(ConfigError, match="is not a point; write x,y,z in voxels, such as 120,88,40") as caught:
         Point.parse(text)
     assert f"'{text}'" in str(caught.value)
@@ -44,7 +44,7 @@ def test_anything_else_is_refused(text):
 
 @settings(max_examples=30, deadline=None)
 @given(affine=affines, voxel=st.tuples(*[st.floats(-5, 50)] * 3))
-def test_voxel_mm_and_lps_are_the_same_place(affine, voxel):
+def test_voxel_mm_and_lps_agree(affine, voxel):
     volume = Volume(np.zeros((2, 2, 2)), affine)
     x, y, z, _ = affine @ [*voxel, 1]
     assert Point(*voxel).in_voxels(volume) == voxel
@@ -52,7 +52,7 @@ def test_voxel_mm_and_lps_are_the_same_place(affine, voxel):
     assert Point(-x, -y, z, "lps").in_voxels(volume) == pytest.approx(voxel, abs=1e-6)
 
 
-def test_the_same_place_gives_the_same_samples():
+def test_equal_points_give_equal_samples():
     affine = place("RAS", turn=(10, 20, -30), spacing=(0.8, 1, 2), origin=(-30, 12, 7))
     volume = ball((12, 14, 9), affine)
     x, y, z, _ = affine @ [5, 8, 4, 1]
@@ -81,7 +81,7 @@ def read(tmp_path):
     return read
 
 
-def test_a_table_gives_the_points_of_each_case_in_their_order(read):
+def test_read_points_keeps_order_per_case(read):
     table = (
         "z,case,x,y,unit,remark\r\n3,b,1,2,,big\r\n\r\n6,a,4,5,mm,\r\n9, b ,7,8, lps ,small\r\n0,a,0,0,voxel,x\r\n"
     )
@@ -91,7 +91,7 @@ def test_a_table_gives_the_points_of_each_case_in_their_order(read):
     }
 
 
-def test_a_table_needs_no_units_and_may_come_from_a_spreadsheet(read):
+def test_read_points_accepts_spreadsheet_without_units(read):
     assert read('\ufeffcase,x,y,z\n"a,1",1,2,3\n') == {"a,1": [Point(1, 2, 3)]}
 
 
@@ -110,13 +110,13 @@ def test_a_table_needs_no_units_and_may_come_from_a_spreadsheet(read):
         ",,,",
     ],
 )
-def test_a_bad_line_is_named(read, tmp_path, line):
+def test_read_points_names_invalid_line(read, tmp_path, line):
     with pytest.raises(DataError, match="line 3 is not a point; give a case, three numbers and the unit") as caught:
         read(f"case,x,y,z,unit\nok,1,2,3,mm\n{line}\nok,1,2,3,mm\n")
     assert str(tmp_path / "points.csv") in str(caught.value)
 
 
-def test_a_line_without_its_case_is_named(read):
+def test_read_points_names_line_without_case(read):
     with pytest.raises(DataError, match="line 2 is not a point; give a case"):
         read("x,y,z,case\n1,2,3\n")
 
@@ -132,12 +132,12 @@ def test_a_line_without_its_case_is_named(read):
         ("case,x,y,z\n" + "a" * 200_000 + ",1,2,3\n", "not a CSV file"),
     ],
 )
-def test_a_bad_table_is_refused(read, text, match):
+def test_read_points_rejects_invalid_table(read, text, match):
     with pytest.raises(DataError, match=match):
         read(text)
 
 
-def test_a_table_that_is_not_there_is_refused(tmp_path):
+def test_read_points_rejects_missing_table(tmp_path):
     for path, reason in ((tmp_path / "none.csv", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(DataError, match=f"cannot read .*{reason}"):
             read_points(path)

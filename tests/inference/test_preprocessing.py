@@ -25,7 +25,7 @@ def prepared(values, *, modality=None, trained_on=None, intensity=WINDOW):
     return PreparedStack.of(volume, Preprocessing.of(model), name="scan7", modality=modality)
 
 
-def test_a_series_of_another_modality_is_refused():
+def test_series_of_another_modality_is_rejected():
     scan = np.linspace(-900, 300, 200)
     with pytest.raises(DataError, match="scan7 has modality MR, but the model was trained on CT; use a CT series"):
         prepared(scan, modality="MR", trained_on="CT")
@@ -34,13 +34,13 @@ def test_a_series_of_another_modality_is_refused():
 
 
 @pytest.mark.parametrize(("modality", "trained_on"), [("CT", "CT"), (None, "CT"), ("MR", None)])
-def test_where_nobody_says_otherwise_any_scan_is_taken(modality, trained_on):
+def test_unknown_modality_accepts_any_scan(modality, trained_on):
     """A NIfTI file does not tell its modality, and not every model does."""
     assert prepared(np.linspace(-900, 300, 200), modality=modality, trained_on=trained_on).warnings == ()
 
 
 @pytest.mark.parametrize("inside", [0, 1, 2, 3, 100])
-def test_values_beyond_the_window_are_doubted(inside):
+def test_values_outside_window_give_warning(inside):
     """Those on its edges are what others clipped or padded with, and say nothing."""
     values = np.tile([-1000.0, 400.0, 5000.0, 70000.0], 50)
     values[:inside] = 0
@@ -53,13 +53,13 @@ def test_values_beyond_the_window_are_doubted(inside):
         assert "the values (-1000 to 70000) may be in another unit" in line
 
 
-def test_a_picture_is_doubted_where_the_model_knows_hounsfield_units():
+def test_picture_gives_warning_for_hounsfield_window():
     (line,) = prepared(np.tile([0.0, 17.0, 255.0, 90.0], 50)).warnings
     assert "no value is below 0 (range 0 to 255), but the window of the model starts at -1000" in line
     assert prepared(np.tile([-1.0, 17.0, 255.0, 90.0], 50)).warnings == ()
 
 
-def test_z_scores_have_no_unit_to_doubt():
+def test_z_scores_give_no_unit_warning():
     assert prepared(np.linspace(5000, 70000, 200), intensity={"kind": "zscore"}).warnings == ()
 
 
@@ -74,13 +74,13 @@ SLICES = np.random.default_rng(0).normal(0, 10, (4, 12, 14)) + 100 * np.arange(4
 WHOLE, INNER = Frame((0, 0), (1, 1), (12, 14)), Frame((2, 3), (1, 1), (5, 6))
 
 
-def test_z_scores_are_of_the_whole_volume_before_it_is_cut():
+def test_z_scores_use_the_whole_volume():
     expected = (SLICES - SLICES.mean()) / SLICES.std()
     images = stack_of(SLICES, "zscore").images(np.array([1, 3]), INNER)
     np.testing.assert_allclose(images[:, 0], expected[[1, 3], 2:7, 3:9], rtol=1e-5)
 
 
-def test_z_scores_of_each_image_are_of_the_slice_before_it_is_cut():
+def test_image_z_scores_use_the_whole_slice():
     expected = [(image - image.mean()) / image.std() for image in SLICES]
     images = stack_of(SLICES, "image_zscore").images(np.arange(4), INNER)
     np.testing.assert_allclose(images[:, 0], np.array(expected)[:, 2:7, 3:9], rtol=1e-4)
@@ -88,7 +88,7 @@ def test_z_scores_of_each_image_are_of_the_slice_before_it_is_cut():
     assert (beyond[0, 0, 0] == np.float32(expected[2].min())).all()  # as `prepare` pads
 
 
-def test_z_scores_of_crops_are_of_what_is_cut_out():
+def test_z_scores_of_crops_use_the_crop():
     images = stack_of(SLICES, "image_zscore", centred_on="nodule").images(np.arange(4), INNER)
     for image, raw in zip(images[:, 0], SLICES[:, 2:7, 3:9], strict=True):
         np.testing.assert_allclose(image, (raw - raw.mean()) / raw.std(), rtol=1e-3, atol=1e-4)
@@ -96,7 +96,7 @@ def test_z_scores_of_crops_are_of_what_is_cut_out():
 
 @pytest.mark.parametrize("centred_on", [None, "nodule"])
 @pytest.mark.parametrize("kind", ["zscore", "image_zscore"])
-def test_z_scores_of_a_prepared_dataset_are_not_taken_again(kind, centred_on):
+def test_prepared_values_are_not_z_scored_again(kind, centred_on):
     model = KnownModel(brightest, intensity={"kind": kind}, plane="axial", centred_on=centred_on)
     for stored in (SLICES[1], np.full((12, 14), 7.0)):
         volume = Volume(stored.T[:, :, None].astype(np.float32), place())
@@ -105,7 +105,7 @@ def test_z_scores_of_a_prepared_dataset_are_not_taken_again(kind, centred_on):
 
 
 @pytest.mark.parametrize("intensity", [WINDOW, {"kind": "zscore"}], ids=lambda rule: rule["kind"])
-def test_values_that_the_network_cannot_hold_are_refused(intensity):
+def test_values_beyond_32_bits_are_rejected(intensity):
     preprocessing = Preprocessing.of(KnownModel(brightest, intensity=intensity))
     values = np.linspace(0, 1, 64).reshape(4, 4, 4)
     PreparedStack.of(Volume(values * 1e38, place()), preprocessing, name="scan7")
@@ -133,7 +133,7 @@ def spaced(spacing, *, slices=4, resample=True, **preprocessing):
         ((0.1, 3.6), (5, 0.25)),
     ],
 )
-def test_spacing_outside_of_the_range_is_brought_to_its_end(own, step):
+def test_spacing_outside_range_is_resampled_to_nearest(own, step):
     stack = spaced((2, *own), spacing_range_mm=[0.5, 0.9])
     assert stack.step == pytest.approx(step)
     assert bool(stack.warnings) == (step != (1, 1))
@@ -145,13 +145,13 @@ def test_resampling_is_warned_of():
     assert "it is resampled to 0.5 x 0.9 mm" in line
 
 
-def test_resampling_can_be_refused():
+def test_resampling_can_be_disabled():
     with pytest.raises(DataError, match=r"scan7 has pixels of 0.25 x 0.25 mm, .* trained on 0.5 to 0.9 mm"):
         spaced((2, 0.25, 0.25), spacing_range_mm=[0.5, 0.9], resample=False)
     assert spaced((2, 0.6, 0.6), spacing_range_mm=[0.5, 0.9], resample=False).step == (1, 1)
 
 
-def test_one_spacing_of_all_images_comes_before_their_range():
+def test_common_spacing_has_priority_over_range():
     stack = spaced((2, 0.5, 0.5), spacing_mm=[1, 1], spacing_range_mm=[1, 1], resample=False)
     assert (stack.step, stack.warnings) == ((2, 2), ())
 
@@ -160,7 +160,7 @@ def test_one_spacing_of_all_images_comes_before_their_range():
     ("distance", "slices", "warned"),
     [(0.6, 4, False), (5, 4, False), (0.5, 4, True), (6, 4, True), (6, 1, False)],
 )
-def test_other_slice_thickness_is_warned_of(distance, slices, warned):
+def test_other_slice_thickness_gives_warning(distance, slices, warned):
     """But for a single slice, whose thickness nobody knows."""
     lines = spaced((distance, 1, 1), slices=slices, thickness_range_mm=[0.6, 5]).warnings
     assert len(lines) == warned

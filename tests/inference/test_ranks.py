@@ -12,7 +12,7 @@ from phiseg.inference import ranks
     batch_size=st.integers(1, 6),
     number=st.integers(1, 5),
 )
-def test_every_batch_of_one_process_is_done_by_exactly_one_of_several(rows, batch_size, number):
+def test_batches_are_divided_among_processes(rows, batch_size, number):
     with pytest.MonkeyPatch.context() as patch:
         shares = []
         for rank in range(number):
@@ -24,6 +24,6 @@ def test_every_batch_of_one_process_is_done_by_exactly_one_of_several(rows, batc
     assert max(map(len, shares)) - min(map(len, shares)) <= batch_size
 
 
-def test_one_process_finds_what_it_found():
+def test_gather_of_one_process():
     assert ranks.process_rank() == (0, 1)
     assert ranks.gather({"a": 1}) == [{"a": 1}]

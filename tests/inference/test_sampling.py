@@ -46,7 +46,7 @@ def test_batches_and_chunks_change_nothing(name, batch_size, chunk_size, draw):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_case_has_the_same_samples_alone_and_in_any_order(name, draw):
+def test_samples_are_independent_of_other_cases_and_order(name, draw):
     whole = draw(name)
     assert list(whole) == [2, 5, 7, 11]
     reordered = draw(name, rows=(11, 2, 7, 5), batch_size=3)
@@ -56,14 +56,14 @@ def test_a_case_has_the_same_samples_alone_and_in_any_order(name, draw):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_samples_do_not_depend_on_how_many_follow(name, draw):
+def test_first_samples_are_independent_of_number(name, draw):
     few, many = draw(name, num_samples=3), draw(name, num_samples=17, chunk_size=5)
     for row in few:
         assert torch.equal(few[row].summary.labels, many[row].summary.labels[:3])
 
 
 @pytest.mark.parametrize("name", ["phiseg", "probunet"])
-def test_samples_differ_between_each_other_and_between_seeds(name, draw):
+def test_samples_differ_between_draws_and_seeds(name, draw):
     first = draw(name, keep_probs=True)
     other = draw(name, seed=1, keep_probs=True)
     again = draw(name, keep_probs=True)
@@ -73,7 +73,7 @@ def test_samples_differ_between_each_other_and_between_seeds(name, draw):
         assert all(not torch.equal(a, b) for i, a in enumerate(case.probs) for b in case.probs[:i])
 
 
-def test_a_case_is_sampled_from_the_stream_of_its_name(draw, trained, dataset):
+def test_samples_depend_on_case_name(draw, trained, dataset):
     model = load_model(trained())
     for row, case in draw(keep_probs=True, seed=5).items():
         image = torch.from_numpy(dataset.image(row))[None]
@@ -93,7 +93,7 @@ def test_shapes_and_types(draw):
     assert all(case.probs is None for case in draw().values())
 
 
-def test_samples_are_made_as_they_are_asked_for(trained, dataset, monkeypatch):
+def test_samples_are_drawn_lazily(trained, dataset, monkeypatch):
     model = load_model(trained())
     encoded = []
     original = model.encode
@@ -111,18 +111,18 @@ def test_no_gradient_is_kept(draw):
 
 @pytest.mark.parametrize("option", ["num_samples", "batch_size", "chunk_size"])
 @pytest.mark.parametrize("value", [0, -1])
-def test_a_number_below_one_is_refused_before_anything_is_drawn(option, value, trained, dataset):
+def test_number_below_one_is_rejected_before_sampling(option, value, trained, dataset):
     options = {"num_samples": 2, "seed": 0} | {option: value}
     with pytest.raises(ConfigError, match=f"{option} is {value}"):
         sample_cases(load_model(trained()), dataset, [0], **options)
 
 
-def test_a_dataset_with_other_classes_is_refused_before_anything_is_drawn(trained, zones):
+def test_dataset_with_other_classes_is_rejected_before_sampling(trained, zones):
     with pytest.raises(ModelError, match=r"the model has 2 classes, .* has 3"):
         sample_cases(load_model(trained()), Dataset.open(zones), [0], num_samples=2, seed=0)
 
 
-def test_cpu_is_a_device_and_nonsense_is_not():
+def test_usable_device_accepts_cpu_and_rejects_unknown():
     assert usable_device("cpu") == torch.device("cpu")
     missing = [] if torch.cuda.is_available() else ["cuda"]
     for name in ["banana", "cpu:x", "meta", "", f"cuda:{np.iinfo(np.int8).max}", *missing]:

@@ -34,7 +34,7 @@ def prepared_otherwise(lesions, tmp_path):
     return write
 
 
-def test_a_dataset_of_the_same_kind_fits(trained, prepared_otherwise):
+def test_matching_dataset_is_accepted(trained, prepared_otherwise):
     check_fits(load_model(trained()), prepared_otherwise())
 
 
@@ -56,7 +56,7 @@ def test_images_of_another_meaning_are_refused(changes, learned, found, trained,
     check_fits(model, dataset)
 
 
-def test_a_gpu_is_used_where_there_is_one(monkeypatch):
+def test_auto_device_uses_gpu_if_available(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert usable_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

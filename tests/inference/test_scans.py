@@ -36,7 +36,7 @@ def names(*inputs, **options):
 # What is found
 
 
-def test_every_kind_is_found_at_any_depth(tmp_path):
+def test_all_scan_types_are_found_at_any_depth(tmp_path):
     nifti(tmp_path / "b.nii.gz")
     nifti(tmp_path / "deep" / "er" / "c.v2.nii")
     png(tmp_path / "deep" / "a.PNG")
@@ -52,13 +52,13 @@ def test_every_kind_is_found_at_any_depth(tmp_path):
     assert found[2].path == tmp_path / "deep" / "er" / "c.v2.nii"
 
 
-def test_files_and_folders_may_be_given_together_and_count_once(tmp_path):
+def test_repeated_inputs_count_once(tmp_path):
     one, other = nifti(tmp_path / "in" / "one.nii"), nifti(tmp_path / "in" / "other.nii")
     assert names(one) == {"one": "nifti"}
     assert names(other, tmp_path / "in", one, tmp_path / "in" / ".." / "in" / "one.nii") == names(tmp_path / "in")
 
 
-def test_dicom_is_known_by_its_content(tmp_path):
+def test_dicom_is_detected_by_content(tmp_path):
     write_scan(tmp_path / "scan")
     for number, path in enumerate(sorted((tmp_path / "scan").iterdir())):
         path.rename(path.with_name(f"IM{number}"))
@@ -66,21 +66,21 @@ def test_dicom_is_known_by_its_content(tmp_path):
     assert names(tmp_path) == {"scan": "dicom"}
 
 
-def test_what_lies_beside_or_below_dicom_files_is_found_too(tmp_path):
+def test_scans_next_to_dicom_files_are_found(tmp_path):
     write_scan(tmp_path / "p")
     nifti(tmp_path / "p" / "resampled.nii.gz")
     write_scan(tmp_path / "p" / "second", uid="1.2.8")
     assert names(tmp_path) == {"p": "dicom", "resampled": "nifti", "second": "dicom"}
 
 
-def test_the_list_on_a_disc_is_no_series(tmp_path):
+def test_dicomdir_is_not_a_series(tmp_path):
     write_scan(tmp_path / "disc" / "images")
     slices = sorted((tmp_path / "disc" / "images").iterdir())
     (tmp_path / "disc" / "DICOMDIR").write_bytes(slices[0].read_bytes())
     assert names(tmp_path / "disc") == {"images": "dicom"}
 
 
-def test_a_series_is_called_as_its_folder_however_that_is_written(tmp_path, monkeypatch):
+def test_series_is_named_after_its_folder(tmp_path, monkeypatch):
     write_scan(tmp_path / "scan")
     (tmp_path / "scan" / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "scan" / "empty")
@@ -89,7 +89,7 @@ def test_a_series_is_called_as_its_folder_however_that_is_written(tmp_path, monk
     assert names(Path()) == {"scan": "dicom"}
 
 
-def test_our_own_results_are_not_predicted(tmp_path):
+def test_results_are_not_inputs(tmp_path):
     nifti(tmp_path / "a.nii.gz")
     for kind in ("prediction", "evaluation"):
         nifti(tmp_path / kind / "a" / "samples.nii.gz")
@@ -106,7 +106,7 @@ def test_our_own_results_are_not_predicted(tmp_path):
 
 
 @pytest.mark.parametrize("modality", ["SEG", "SR", "RTSTRUCT"])
-def test_dicom_about_a_scan_is_noted_and_passed_over(tmp_path, modality):
+def test_derived_dicom_is_noted_and_skipped(tmp_path, modality):
     write_scan(tmp_path / "study" / "ct")
     write_scan(tmp_path / "study" / "about", uid="1.2.9", depths=[0], Modality=modality)
     nifti(tmp_path / "study" / "about" / "inside.nii.gz")
@@ -120,7 +120,7 @@ def test_dicom_about_a_scan_is_noted_and_passed_over(tmp_path, modality):
         find_scans([tmp_path / "study" / "about"])
 
 
-def test_dicom_beside_slices_is_part_of_their_folder(tmp_path):
+def test_derived_dicom_next_to_slices_is_ignored(tmp_path):
     write_scan(tmp_path / "ct", Modality=lambda number: "CT" if number == 3 else "SR")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.dcm").write_bytes(b"nothing")  # told when it is read
@@ -130,14 +130,14 @@ def test_dicom_beside_slices_is_part_of_their_folder(tmp_path):
 # Names
 
 
-def test_scans_of_one_name_get_the_names_of_their_folders(tmp_path):
+def test_equal_names_are_prefixed_with_folders(tmp_path):
     for folder in ("a/x", "a/y", "b/x"):
         nifti(tmp_path / folder / "ct.nii.gz")
     nifti(tmp_path / "a" / "mr.nii.gz")
     assert set(names(tmp_path)) == {"a-x-ct", "b-x-ct", "y-ct", "mr"}  # as many as it takes
 
 
-def test_scans_of_one_name_in_one_folder_keep_their_suffixes(tmp_path):
+def test_equal_names_in_one_folder_keep_suffixes(tmp_path):
     nifti(tmp_path / "a.nii.gz")
     nifti(tmp_path / "a.nii")
     png(tmp_path / "a.png")
@@ -146,13 +146,13 @@ def test_scans_of_one_name_in_one_folder_keep_their_suffixes(tmp_path):
     assert names(tmp_path) == {"a": "dicom", "a.nii": "nifti", "a.nii.gz": "nifti", "a.png": "png", "b": "png"}
 
 
-def test_a_name_made_of_folders_differs_from_all_others(tmp_path):
+def test_prefixed_name_is_unique(tmp_path):
     for path in ("a/ct.nii", "b/ct.nii", "a-ct.nii"):
         nifti(tmp_path / path)
     assert len(names(tmp_path)) == 3
 
 
-def test_names_that_cannot_be_told_apart_are_refused(tmp_path):
+def test_indistinguishable_names_are_rejected(tmp_path):
     for name in ("a.png", "a.nii", "a.png.nii"):
         nifti(tmp_path / name) if name.endswith("nii") else png(tmp_path / name)
     with pytest.raises(DataError, match=r"would have the same name .*a.png; rename one of them"):
@@ -162,7 +162,7 @@ def test_names_that_cannot_be_told_apart_are_refused(tmp_path):
 # Links
 
 
-def test_links_are_followed_and_keep_their_names(tmp_path):
+def test_links_are_followed_and_keep_names(tmp_path):
     nifti(tmp_path / "store" / "123.nii.gz")
     write_scan(tmp_path / "store" / "456")
     (tmp_path / "in").mkdir()
@@ -172,7 +172,7 @@ def test_links_are_followed_and_keep_their_names(tmp_path):
     assert len(names(tmp_path)) == 2  # the same scans, reached twice
 
 
-def test_links_that_lead_in_circles_are_no_trouble(tmp_path):
+def test_circular_links_are_handled(tmp_path):
     nifti(tmp_path / "a.nii.gz")
     for folder in ("x", "y", "z"):
         (tmp_path / folder).mkdir()
@@ -181,7 +181,7 @@ def test_links_that_lead_in_circles_are_no_trouble(tmp_path):
     assert names(tmp_path) == {"a": "nifti"}
 
 
-def test_a_link_to_nothing_is_found_and_cannot_be_read(tmp_path):
+def test_broken_link_cannot_be_read(tmp_path):
     (tmp_path / "a.nii.gz").symlink_to(tmp_path / "gone.nii.gz")
     ((scan,), _) = find_scans([tmp_path])
     with pytest.raises(DataError, match=r"a\.nii\.gz does not exist"):
@@ -193,7 +193,7 @@ def test_a_link_to_nothing_is_found_and_cannot_be_read(tmp_path):
 # What is refused
 
 
-def test_inputs_without_a_scan_are_refused(tmp_path):
+def test_inputs_without_scan_are_rejected(tmp_path):
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     (tmp_path / "a.txt").write_text("text")
     for path, reason in (("none", "does not exist"), ("empty", "contains no scan"), ("a.txt", "is not a scan")):
@@ -206,7 +206,7 @@ def test_inputs_without_a_scan_are_refused(tmp_path):
 # Reading
 
 
-def test_nifti_keeps_its_voxels_and_its_place(tmp_path):
+def test_nifti_keeps_voxels_and_affine(tmp_path):
     affine = place("ASL", turn=(10, 20, 30), spacing=(1, 2, 3), origin=(4, 5, 6))
     path = nifti(tmp_path / "a.nii.gz", affine=affine)
     scan = read_scan(ScanFile("a", path, "nifti"), channels=1, plane=None)
@@ -215,7 +215,7 @@ def test_nifti_keeps_its_voxels_and_its_place(tmp_path):
     assert (scan.series, scan.has_spacing, scan.warnings) == (None, True, ())
 
 
-def test_nifti_of_unknown_orientation_is_told(tmp_path):
+def test_nifti_of_unknown_orientation_gives_warning(tmp_path):
     image = nibabel.Nifti1Image(np.random.default_rng(0).normal(size=(3, 3, 3)), None)
     assert (image.header["sform_code"], image.header["qform_code"]) == (0, 0)
     nibabel.save(image, tmp_path / "a.nii")
@@ -226,7 +226,7 @@ def test_nifti_of_unknown_orientation_is_told(tmp_path):
     assert nibabel.aff2axcodes(scan.volume.affine) == ("L", "A", "S")
 
 
-def test_a_series_has_one_channel_and_its_files(tmp_path):
+def test_series_has_one_channel_and_its_files(tmp_path):
     raw = write_scan(tmp_path / "scan")
     scan = read_scan(ScanFile("scan", tmp_path / "scan", "dicom"), channels=1, plane=None)
     np.testing.assert_array_equal(scan.volume.values[..., 0], raw.transpose(2, 1, 0) * 2.0 - 1000)
@@ -237,7 +237,7 @@ def test_a_series_has_one_channel_and_its_files(tmp_path):
 
 @pytest.mark.parametrize("plane", [None, "axial", "coronal", "sagittal"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_a_picture_is_one_slice_of_its_plane(tmp_path, plane, dtype):
+def test_png_is_one_slice_of_its_plane(tmp_path, plane, dtype):
     pixels = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (3, 5)).astype(dtype)
     scan = read_scan(ScanFile("a", png(tmp_path / "a.png", pixels), "png"), channels=1, plane=plane)
     assert scan.volume.values.shape == (5, 3, 1, 1)  # columns, rows
@@ -248,13 +248,13 @@ def test_a_picture_is_one_slice_of_its_plane(tmp_path, plane, dtype):
 
 
 @pytest.mark.parametrize(("plane", "spacing"), [("axial", (2, 3)), ("coronal", (2, 2)), ("sagittal", (0.5, 3))])
-def test_a_picture_has_the_pixels_of_training(tmp_path, plane, spacing):
+def test_png_has_training_spacing(tmp_path, plane, spacing):
     scan = ScanFile("a", png(tmp_path / "a.png"), "png")
     volume = read_scan(scan, channels=1, plane=plane, spacing_mm=spacing).volume
     assert to_slices(volume, plane).spacing_mm == (1, *spacing)
 
 
-def test_colour_becomes_what_the_model_takes(tmp_path):
+def test_colour_is_converted_to_model_channels(tmp_path):
     colours = np.random.default_rng(0).integers(0, 255, (3, 5, 3)).astype(np.uint8)
     path = png(tmp_path / "a.png", colours)
 
@@ -276,7 +276,7 @@ def test_colour_becomes_what_the_model_takes(tmp_path):
     np.testing.assert_array_equal(read(tmp_path / "bits.png", 1)[..., 0], 255 * (colours[..., 0] > 99))
 
 
-def test_damaged_pictures_are_refused_whatever_the_damage(tmp_path):
+def test_damaged_png_is_rejected(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, (20, 20), dtype=np.uint8)
     whole = png(tmp_path / "a.png", pixels).read_bytes()
     damaged = [whole[:length] for length in (0, 5, 20, 45, len(whole) // 2, len(whole) - 30)]
@@ -296,7 +296,7 @@ def test_damaged_pictures_are_refused_whatever_the_damage(tmp_path):
 # Which scan it is
 
 
-def test_the_hash_tells_scans_apart_and_not_their_places(tmp_path):
+def test_content_hash_depends_on_content_only(tmp_path):
     def digest(path):
         ((scan,), _) = find_scans([path])
         return scan.content_hash
@@ -314,7 +314,7 @@ def test_the_hash_tells_scans_apart_and_not_their_places(tmp_path):
     assert digest(tmp_path / "e") != series
 
 
-def test_a_scan_is_hashed_once(tmp_path):
+def test_content_hash_is_computed_once(tmp_path):
     ((scan,), _) = find_scans([nifti(tmp_path / "a.nii")])
     expected = hashlib.sha256(scan.path.read_bytes()).hexdigest()
     assert scan.content_hash == expected
@@ -322,7 +322,7 @@ def test_a_scan_is_hashed_once(tmp_path):
     assert scan.content_hash == expected
 
 
-def test_a_series_that_cannot_be_read_has_no_hash(tmp_path):
+def test_unreadable_series_has_no_hash(tmp_path):
     write_scan(tmp_path / "gone")
     scan = ScanFile("gone", tmp_path / "gone", "dicom")
     (tmp_path / "gone").rename(tmp_path / "elsewhere")

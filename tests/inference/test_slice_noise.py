@@ -27,13 +27,13 @@ def correlation(noise, first, second):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_every_sample_gets_one_tensor_of_each_shape(length):
+def test_noise_has_one_tensor_per_shape(length):
     assert [level.shape for level in source(length).at(7)] == [(1, 4, 2, 3), (1, 4, 5)]
     assert source(length, shapes=()).at(7) == []
 
 
 @pytest.mark.parametrize(("length", "depth"), list(product(LENGTHS, DEPTHS)))
-def test_it_is_standard_normal_at_every_depth(length, depth):
+def test_noise_is_standard_normal_at_every_depth(length, depth):
     (noise,) = source(length, shapes=((40_000,),), num_samples=1).at(depth)
     assert abs(float(noise.mean())) < 0.025
     assert abs(float(noise.var()) - 1) < 0.04
@@ -41,7 +41,7 @@ def test_it_is_standard_normal_at_every_depth(length, depth):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_equal_depths_have_equal_noise_in_any_order(length):
+def test_noise_depends_only_on_depth(length):
     first = source(length)
     forwards = {depth: first.at(depth) for depth in DEPTHS}
     for depth in (30, 0, 12.5, 1, 7.25, 30, 2.5):
@@ -49,7 +49,7 @@ def test_equal_depths_have_equal_noise_in_any_order(length):
         assert equal(source(length).at(depth), forwards[depth])
 
 
-def test_it_is_constant_for_an_infinite_length_and_independent_without_one():
+def test_noise_is_constant_or_independent_at_extreme_lengths():
     constant = source(inf, shapes=((20_000,),), num_samples=1)
     independent = source(0, shapes=((20_000,),), num_samples=1)
     for first, second in ((0, 0.1), (1, 2.5), (0, 30)):
@@ -58,7 +58,7 @@ def test_it_is_constant_for_an_infinite_length_and_independent_without_one():
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 1])
-def test_it_changes_smoothly_over_the_length(share):
+def test_noise_changes_smoothly_over_the_length(share):
     """From a knot on, the correlation falls as a cosine; within a gap, as that of the distance."""
     noise = source(8.0, shapes=((20_000,),), num_samples=1)
     angle = share * pi / 2
@@ -76,26 +76,26 @@ def test_it_is_continuous():
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_first_samples_do_not_depend_on_how_many_follow(length):
+def test_first_samples_are_independent_of_number(length):
     few, many = source(length, num_samples=2), source(length, num_samples=9)
     for depth in (0, 4, 7.25):
         assert equal(few.at(depth), [level[:, :2] for level in many.at(depth)])
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_another_seed_or_case_has_other_noise(length):
+def test_noise_depends_on_seed_and_case(length):
     for other in (source(length, seed=4), source(length, keys=("other",)), source(length, keys=("case", "more"))):
         assert not equal(source(length).at(4), other.at(4))
 
 
 @pytest.mark.parametrize("length", [-1, float("nan")])
-def test_a_length_below_zero_is_refused(length):
+def test_negative_length_is_rejected(length):
     with pytest.raises(ConfigError, match="0 or more, or inf"):
         source(length)
 
 
 @pytest.mark.parametrize("length", [inf, 5.0])
-def test_a_level_is_redrawn_held_and_tempered_by_itself(length):
+def test_levels_are_redrawn_held_and_tempered_separately(length):
     def noise(*levels):
         source = SliceNoise([(3,), (2, 2)], 4, seed=0, keys=("case",), length_mm=length, levels=levels)
         return source.at(7.0)
@@ -112,13 +112,13 @@ def test_a_level_is_redrawn_held_and_tempered_by_itself(length):
     assert torch.allclose(held[1], 0.5 * plain[1])
 
 
-def test_settings_of_another_number_of_levels_are_refused():
+def test_wrong_number_of_levels_is_rejected():
     with pytest.raises(ConfigError, match="settings of 1 levels, but the model has 2"):
         SliceNoise([(3,), (2,)], 4, seed=0, keys=("case",), levels=[Level()])
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_single_numbers_are_the_same_at_every_depth(length):
+def test_single_numbers_are_constant_along_depth(length):
     noise = source(length, shapes=((2, 3), (), ()))
     field, first, second = noise.at(0)
     for depth in DEPTHS[1:]:

@@ -28,13 +28,13 @@ def test_it_equals_the_direct_computation(logits):
 
 
 @pytest.mark.parametrize("chunk_size", range(1, S + 2))
-def test_chunks_change_nothing_not_even_the_last_bit(chunk_size, logits):
+def test_summary_is_independent_of_chunks(chunk_size, logits):
     whole = summarise_samples([logits])
     for first, second in zip(summarise_samples(logits.split(chunk_size, dim=1)), whole, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_a_generator_of_chunks_is_enough(logits):
+def test_summary_accepts_generator(logits):
     assert len(summarise_samples(chunk for chunk in logits.split(2, dim=1))) == B
 
 

@@ -62,7 +62,7 @@ def assert_same(first, second, *, tolerance=1e-5):
 
 @settings(max_examples=30, deadline=None)
 @given(affine=affines, shape=shapes, plane=planes, size=sizes)
-def test_two_balls_come_out_where_they_are_in_the_world(affine, shape, plane, size):
+def test_two_balls_keep_their_world_position(affine, shape, plane, size):
     """Two channels, three classes; slices smaller than the images are padded, larger ones tiled."""
     first = ball(shape, affine, radius=3.3, offset=(-1.5, 0.4, 0))
     second = ball(shape, affine, radius=2.4, offset=(2.2, -1, 1.1))
@@ -83,7 +83,7 @@ def test_two_balls_come_out_where_they_are_in_the_world(affine, shape, plane, si
 
 @settings(max_examples=8, deadline=None)
 @given(affine=affines, shape=shapes, size=sizes, spacing=st.tuples(*[st.sampled_from([0.6, 1.0, 1.3])] * 2))
-def test_so_it_does_when_the_network_has_other_pixels(affine, shape, size, spacing):
+def test_two_balls_keep_their_position_after_resampling(affine, shape, size, spacing):
     """A ball's depth changes by 1 per mm: interpolation there and back moves its surface by little."""
     volume = ball(shape, affine, radius=3.7)
     model = KnownModel(brightest, size=size, spacing_mm=spacing)
@@ -95,7 +95,7 @@ def test_so_it_does_when_the_network_has_other_pixels(affine, shape, size, spaci
 
 
 @pytest.mark.parametrize(("own", "seen"), [(0.5, 0.8), (0.9, 0.9), (2.5, 1.0)])
-def test_the_network_sees_spacing_within_the_range_of_training(own, seen):
+def test_input_spacing_is_in_training_range(own, seen):
     """A ramp of 10 units per mm: neighbouring pixels of the network differ by what lies between them."""
     columns = np.arange(40) * own * 10 - 100
     volume = Volume(np.broadcast_to(columns[:, None, None], (40, 40, 3)), place(spacing=(own, own, 2)))
@@ -114,7 +114,7 @@ def test_the_network_sees_spacing_within_the_range_of_training(own, seen):
 
 @settings(max_examples=8, deadline=None)
 @given(affine=affines, shape=shapes, size=sizes)
-def test_resampled_scans_come_out_on_their_own_grid(affine, shape, size):
+def test_results_of_resampled_scan_are_on_its_grid(affine, shape, size):
     volume = ball(shape, affine, radius=3.7)
     prediction = predict_volume(KnownModel(brightest, size=size, spacing_range_mm=[0.6, 0.7]), volume, sampling=ONE)
     clear = np.abs(volume.values) > max(prediction.stack.stack.spacing_mm[1:]) / 2 + 0.35
@@ -138,7 +138,7 @@ def test_resampled_lesions_are_cut_off_by_the_crop(spacing, radius, cut_off):
 
 @settings(max_examples=10, deadline=None)
 @given(affine=affines, shape=shapes, plane=planes, scale=st.floats(0.1, 50), shift=st.floats(-1000, 1000))
-def test_z_scores_are_those_of_the_whole_volume(affine, shape, plane, scale, shift):
+def test_z_scores_use_the_whole_volume(affine, shape, plane, scale, shift):
     depths = ball(shape, affine).values.astype(np.float64)
     model = KnownModel(brightest, plane=plane, intensity={"kind": "zscore"})
     prediction = predict_volume(model, Volume(shift + scale * depths, affine), sampling=ONE)
@@ -151,7 +151,7 @@ def test_z_scores_are_those_of_the_whole_volume(affine, shape, plane, scale, shi
     ("plane", "top", "left"),
     [("axial", (0, 1, 0), (1, 0, 0)), ("coronal", (0, 0, 1), (1, 0, 0)), ("sagittal", (0, 0, 1), (0, 1, 0))],
 )
-def test_the_network_sees_slices_as_on_a_screen(codes, plane, top, left):
+def test_slices_have_radiological_orientation(codes, plane, top, left):
     """A model that marks the upper left quarter of its image marks that quarter of the patient."""
 
     def quarter(image, noise):
@@ -170,7 +170,7 @@ def test_the_network_sees_slices_as_on_a_screen(codes, plane, top, left):
 
 @pytest.mark.parametrize("window", [(60, 130), None])
 @pytest.mark.parametrize("spacing", [None, 1.3])
-def test_the_network_sees_what_training_showed_it(tmp_path, window, spacing):
+def test_input_matches_training_data(tmp_path, window, spacing):
     """The slices that `phiseg prepare nifti` makes of the same file, in the network's range."""
     affine = place("IRP", turn=(10, -5, 20), spacing=(1.1, 0.9, 2.5), origin=(3, 4, 5))
     pixels = np.random.default_rng(1).normal(100, 30, (10, 12, 5)).astype(np.float32)
@@ -223,7 +223,7 @@ def test_tiles_pass_into_each_other():
     assert np.abs(np.diff(mean, axis=1)).max() < 0.1  # a mere average has jumps
 
 
-def test_tiles_overlap_by_half_and_cover_everything():
+def test_tiles_overlap_by_half_and_cover_the_slice():
     model = KnownModel(brightest, size=(8, 8), plane="axial")
     predict_volume(model, ball((30, 9, 1), place()), sampling=ONE)
     shown = np.concatenate(model.seen)[:, 0]
@@ -250,7 +250,7 @@ def test_batches_and_chunks_change_nothing(trained, length, batch_size, chunk_si
         assert_same(plain, other)
 
 
-def test_a_sample_is_one_hypothesis_about_the_volume():
+def test_sample_is_consistent_along_slices():
     """Its threshold is the same in all slices; without a noise length, every slice has its own."""
     slope = np.broadcast_to(np.arange(-20, 20.0)[:, None, None], (40, 4, 6))
     model = KnownModel(noisy, size=(4, 40), plane="axial")
@@ -269,7 +269,7 @@ def test_a_sample_is_one_hypothesis_about_the_volume():
     assert jumps[0] < jumps[1] < jumps[2]
 
 
-def test_slices_of_a_sample_agree_more_than_independent_draws(trained, lesions):
+def test_slices_of_a_sample_are_correlated(trained, lesions):
     """The mean IoU of neighbouring slices, for a stack of slices that differ little."""
     image = Dataset.open(lesions).images[0, 0].astype(np.float32)
     stack = image.T[:, :, None] + np.random.default_rng(0).normal(0, 0.01, (16, 16, 8))
@@ -306,7 +306,7 @@ def test_tiles_are_parts_of_one_sample():
     np.testing.assert_array_equal(found((16, 16)), found((40, 64)))
 
 
-def test_the_maps_follow_from_the_samples():
+def test_maps_follow_from_samples():
     """Mean and gamma in plain loops: gamma is the cross entropy of the mean with each sample, averaged."""
     volume = Volume(np.random.default_rng(4).normal(0, 6, (5, 4, 2)), place())
     model = KnownModel(noisy, size=(4, 5), plane="axial")
@@ -342,7 +342,7 @@ def test_calibrated_temperatures_are_used():
     np.testing.assert_allclose(3 * logits[0], logits[1], atol=1e-3)
 
 
-def test_the_seed_alone_chooses_the_samples(trained):
+def test_samples_depend_on_seed_only(trained):
     volume = Volume(np.random.default_rng(3).uniform(size=(16, 16, 2)), place(spacing=(5.6, 5.6, 8)))
     model = load_model(trained())
     first = predict_volume(model, volume, sampling=SOME)
@@ -353,7 +353,7 @@ def test_the_seed_alone_chooses_the_samples(trained):
     np.testing.assert_array_equal(more.labels[:5], first.labels)
 
 
-def test_a_loaded_model_predicts(trained):
+def test_loaded_model_predicts(trained):
     volume = Volume(np.random.default_rng(3).uniform(size=(16, 14, 2)), place(spacing=(5.6, 5.6, 8)))
     loaded = phiseg.load(trained()).predict(volume, sampling=SOME, name="it")
     assert_same(loaded, predict_volume(load_model(trained()), volume, sampling=SOME, name="it"))
@@ -362,7 +362,7 @@ def test_a_loaded_model_predicts(trained):
 # Which level causes the uncertainty
 
 
-def test_the_variance_of_a_level_is_that_of_redrawing_it_alone(trained):
+def test_level_variance_is_from_redrawing_one_level(trained):
     """One slice and one draw after another: keep the noise of the other level; finer latents follow coarse ones."""
     model = load_model(trained())
     model.calibration = Calibration(noise=(1.5, 0.5), logits=2.0)
@@ -405,7 +405,7 @@ def test_shares_of_levels_sum_to_one(trained):
     assert abs(sum(shares.values()) - 1) < 1e-9
 
 
-def test_an_ensemble_tells_what_its_members_cause(trained):
+def test_ensemble_reports_share_of_members(trained):
     volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 3)), place(spacing=(5.6, 5.6, 8)))
     found = predict_volume(load_model(trained("phiseg-ensemble")), volume, sampling=SOME)
     assert found.level_names == ("level 1", "level 2", "member")
@@ -413,7 +413,7 @@ def test_an_ensemble_tells_what_its_members_cause(trained):
     assert measure(found).level_shares["member"] > 0
 
 
-def test_a_level_that_is_held_causes_no_uncertainty(trained):
+def test_held_level_causes_no_uncertainty(trained):
     volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 2)), place(spacing=(5.6, 5.6, 8)))
     levels = (Level(), Level(hold=True))
     found = predict_volume(load_model(trained()), volume, sampling=Sampling(num_samples=4, levels=levels))
@@ -424,7 +424,7 @@ def test_a_level_that_is_held_causes_no_uncertainty(trained):
     assert (same.labels == same.labels[:1]).all()
 
 
-def test_the_outputs_of_levels_end_in_the_first_sample(trained):
+def test_level_outputs_end_in_first_sample(trained):
     volume = Volume(np.random.default_rng(5).uniform(size=(20, 16, 5)), place(spacing=(5.6, 5.6, 8)))
     model = load_model(trained())
     whole = predict_volume(model, volume, sampling=Sampling(num_samples=1), name="it")
@@ -434,7 +434,7 @@ def test_the_outputs_of_levels_end_in_the_first_sample(trained):
     assert level_outputs(load_model(trained("unet")), whole.stack).shape == (1, 16, 20)
 
 
-def test_some_slices_are_those_of_all(trained):
+def test_subset_of_slices_matches_all_slices(trained):
     volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 5)), place(spacing=(5.6, 5.6, 8)))
     model = load_model(trained())
     whole = predict_volume(model, volume, sampling=SOME)
@@ -443,7 +443,7 @@ def test_some_slices_are_those_of_all(trained):
     np.testing.assert_array_equal(some.on_grid(some.gamma).values.any((0, 1)), [False, False, True, True, False])
 
 
-def test_a_model_without_a_hierarchy_has_no_levels(trained):
+def test_model_without_hierarchy_has_no_levels(trained):
     volume = Volume(np.random.default_rng(5).uniform(size=(16, 16, 1)), place(spacing=(5.6, 5.6, 8)))
     for model, sampling in (
         (KnownModel(brightest), SOME),
@@ -495,7 +495,7 @@ def bodies_at(mask, point, spacing, tolerance=5.0):
 @given(
     seed=st.integers(0, 999), point=st.tuples(*[st.integers(0, 9)] * 3), reach=st.sampled_from([None, 0, 2.4, inf])
 )
-def test_lesion_is_the_body_at_the_point(seed, point, reach):
+def test_lesion_is_the_component_at_the_point(seed, point, reach):
     """Random blobs, with a threshold of their own in each sample; against a flood fill."""
     rough = np.random.default_rng(seed).normal(0, 12, (4, 4, 4))
     values = np.kron(rough, np.ones((3, 3, 3)))[:10, :10, :10]
@@ -532,7 +532,7 @@ def test_lesion_is_the_body_at_the_point(seed, point, reach):
 
 @settings(max_examples=25, deadline=None)
 @given(affine=affines, spacing=st.sampled_from([None, (0.9, 0.9)]), offset=st.tuples(*[st.floats(-1, 1)] * 3))
-def test_a_lesion_is_followed_where_it_is_in_the_world(affine, spacing, offset):
+def test_lesion_is_followed_in_world_coordinates(affine, spacing, offset):
     """A ball of 2.5 mm, shown by a point in it, beside another one that is not touched; in any geometry."""
     shape = (15, 16, 17)
     middle = (affine @ [7, 8, 8, 1])[:3]
@@ -566,7 +566,7 @@ def test_lesion_is_not_followed_beyond_its_end():
     np.testing.assert_array_equal(labels_of(prediction), expected)
 
 
-def test_what_is_dropped_leaves_no_trace():
+def test_removed_components_do_not_affect_results():
     """Nor a rim of the probabilities around it."""
     shape, affine = (24, 12, 12), place()
     lesion, other = (depth_in_ball(shape, affine, affine[:3, :3] @ at, 3.2) for at in ([5, 6, 5], [17, 6, 9.5]))
@@ -591,7 +591,7 @@ def test_what_is_dropped_leaves_no_trace():
     assert not gamma[~near].any()
 
 
-def test_a_place_without_a_lesion_has_none():
+def test_point_without_lesion_gives_empty_samples():
     values = np.full((9, 9, 20), -50.0)
     values[0, 0, 0] = 50
     model = KnownModel(brightest, size=(8, 8), plane="axial", centred_on="nodule")
@@ -604,7 +604,7 @@ def test_a_place_without_a_lesion_has_none():
 
 @pytest.mark.parametrize("codes", ["LPS", "RAI"])
 @pytest.mark.parametrize("corner", [(-0.5, -0.5, -0.5), (0, 0, 0), (7, 7, 5), (7.49, 7.49, 5.49), (-0.5, 7, -0.5)])
-def test_a_point_may_lie_on_the_border(codes, corner):
+def test_point_may_be_on_the_border(codes, corner):
     volume = Volume(np.random.default_rng(0).normal(30, 1, (8, 8, 6)), place(codes))
     model = KnownModel(brightest, size=(6, 6), plane="axial", centred_on="nodule")
     found = labels_of(predict_volume(model, volume, point=corner, sampling=ONE))
@@ -624,23 +624,23 @@ def refused(match, *, error=DataError, model=None, values=None, point=None, samp
 
 
 @pytest.mark.parametrize("point", [(-0.6, 0, 0), (0, 5.5, 0), (0, 0, 3), (0, 0, 1e30), (6, 0, 0)])
-def test_a_point_outside_is_refused(point):
+def test_point_outside_is_rejected(point):
     model = KnownModel(brightest, centred_on="nodule")
     refused(r"scan7: the point \(.*\) is outside the 6 x 6 x 3 voxels", model=model, point=point)
 
 
 @pytest.mark.parametrize("point", [(1, 2), (1, 2, float("nan")), (inf, 0, 0)])
-def test_a_point_that_is_none_is_refused(point):
+def test_invalid_point_is_rejected(point):
     refused("give three finite", model=KnownModel(brightest, centred_on="nodule"), point=point)
 
 
-def test_points_go_with_models_of_crops_alone():
+def test_point_requires_a_crop_model():
     refused("whole slices and takes no point; predict scan7 without", error=ConfigError, point=(1, 1, 1))
     model = KnownModel(brightest, centred_on="nodule")
     refused("crops around a nodule; give its position in scan7", error=ConfigError, model=model)
 
 
-def test_volumes_that_do_not_fit_are_refused():
+def test_incompatible_volumes_are_rejected():
     noise = np.random.default_rng(0).normal(size=(6, 6, 3, 2))
     refused("scan7 has 2 channels, but the model takes 1", values=noise)
     refused("scan7 has 1 channels, but the model takes 3", model=KnownModel(brightest, channels=3))
@@ -653,7 +653,7 @@ def test_volumes_that_do_not_fit_are_refused():
         refused("scan7 has NaN or infinite voxels", values=noise[..., 0])
 
 
-def test_settings_without_sense_are_refused():
+def test_invalid_settings_are_rejected():
     for name, value in (
         ("num_samples", 0),
         ("batch_size", 0),
@@ -668,24 +668,24 @@ def test_settings_without_sense_are_refused():
 
 
 @pytest.mark.parametrize("slices", [range(0), range(3, 6), range(0, 4, 2), range(-1, 2), range(2, 0, -1)])
-def test_slices_that_the_scan_has_not_are_refused(slices):
+def test_missing_slices_are_rejected(slices):
     with pytest.raises(ConfigError, match="are not consecutive slices of the 5 of the scan"):
         predict_volume(KnownModel(brightest, plane="axial"), ball((9, 9, 5), place()), slices=slices)
 
 
-def test_a_lesion_chooses_its_slices_itself():
+def test_slices_are_rejected_for_a_lesion():
     model = KnownModel(brightest, plane="axial", centred_on="nodule")
     with pytest.raises(ConfigError, match="omit the slices"):
         predict_volume(model, ball((9, 9, 5), place()), point=(4, 4, 2), slices=range(1))
 
 
 @pytest.mark.parametrize("temperature", [-1.0, inf, float("nan")])
-def test_a_temperature_is_a_number_from_0_on(temperature):
+def test_negative_temperature_is_rejected(temperature):
     with pytest.raises(ConfigError, match="the temperature is"):
         Sampling(levels=(Level(temperature=temperature),))
 
 
-def test_a_model_must_say_how_its_images_were_made():
+def test_model_without_preprocessing_is_rejected():
     model = KnownModel(brightest)
     model.preprocessing["colour"] = "red"
     refused("preprocessing.json: unknown key 'colour'", error=ModelError, model=model)
@@ -711,7 +711,7 @@ def test_cases_have_independent_noise():
     np.testing.assert_allclose(total.std(), np.sqrt(np.sum(np.var(sizes, axis=1))), rtol=0.4)
 
 
-def test_noise_of_two_points_in_one_scan_differs():
+def test_noise_differs_between_points():
     volume = ball((12, 12, 12), place())
     assert case_key(volume, (1, 2, 3)) != case_key(volume, (1, 2, 4))
     assert case_key(volume, None) != case_key(ball((12, 12, 12), place(), radius=5), None)
@@ -741,7 +741,7 @@ def test_stored_coupling_of_a_model_is_used():
     assert (found[0] != found[2]).any()
 
 
-def test_a_temperature_is_refused_where_noise_selects():
+def test_temperature_of_selecting_noise_is_rejected():
     class Selecting(KnownModel):
         takes_temperature = (False,)
 

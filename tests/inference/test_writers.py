@@ -44,7 +44,7 @@ def write(trained, dataset, tmp_path):
     return write
 
 
-def test_the_files_have_the_documented_shapes_types_and_order(write, trained, dataset):
+def test_files_have_documented_shapes_types_and_order(write, trained, dataset):
     folder = write(with_probs=True)
     arrays = {path.stem: np.load(path, allow_pickle=False) for path in folder.glob("*.npy")}
     assert {name: (array.shape, str(array.dtype)) for name, array in arrays.items()} == {
@@ -62,7 +62,7 @@ def test_the_files_have_the_documented_shapes_types_and_order(write, trained, da
         assert np.array_equal(arrays["probs"][index], case.probs.numpy())
 
 
-def test_every_map_follows_from_the_probabilities(write):
+def test_maps_follow_from_probabilities(write):
     folder = write(with_probs=True)
     labels, mean_probs, gamma, probs = (
         np.load(folder / f"{name}.npy") for name in ("labels", "mean_probs", "gamma", "probs")
@@ -75,13 +75,13 @@ def test_every_map_follows_from_the_probabilities(write):
         )
 
 
-def test_probabilities_are_written_only_when_asked_for(write):
+def test_probabilities_are_written_on_request(write):
     folder = write()
     assert {path.name for path in folder.iterdir()} == {"labels.npy", "mean_probs.npy", "gamma.npy", "cases.csv"}
     assert np.array_equal(np.load(folder / "labels.npy"), np.load(write("b", with_probs=True) / "labels.npy"))
 
 
-def test_an_existing_folder_is_kept_unless_overwriting_is_asked_for(write):
+def test_existing_folder_is_kept_without_overwrite(write):
     folder = write(num_samples=2)
     with pytest.raises(OutputError, match="already exists"):
         write(num_samples=3)
@@ -90,7 +90,7 @@ def test_an_existing_folder_is_kept_unless_overwriting_is_asked_for(write):
     assert np.load(folder / "labels.npy").shape[1] == 3
 
 
-def test_nothing_is_left_of_a_sampling_that_failed(write, monkeypatch, tmp_path):
+def test_failed_sampling_leaves_no_files(write, monkeypatch, tmp_path):
     calls = []
 
     def full(self, row):
@@ -104,7 +104,7 @@ def test_nothing_is_left_of_a_sampling_that_failed(write, monkeypatch, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sampling_that_failed_leaves_the_old_samples(write, monkeypatch):
+def test_failed_sampling_keeps_old_samples(write, monkeypatch):
     folder = write()
     before = (folder / "labels.npy").read_bytes()
     with monkeypatch.context() as patch:
