@@ -157,9 +157,8 @@ def fit_calibration(
     rows = [row for row in dataset.rows(split).tolist() if dataset.valid[row].sum() > 1]
     if len(rows) < 2 or num_samples < 2 or num_cases < 2:
         raise ConfigError(
-            f"calibration compares at least 2 samples with at least 2 annotators on at least 2 cases; "
-            f"{num_samples} samples of {num_cases} cases were requested, and {len(rows)} cases of split '{split}' "
-            "have the annotators"
+            "calibration needs at least 2 samples, and at least 2 cases with 2 annotators; there are "
+            f"{num_samples} samples and {len(rows)} such cases in split '{split}'"
         )
     rows = _choose_cases(dataset, rows, num_cases, seed)
     dataset.check_labels(np.array(rows))
