@@ -239,7 +239,7 @@ def test_pickle_is_never_loaded(folder):
 def test_arrays_of_another_dataset_are_rejected(folder, tmp_path):
     write(tmp_path / "other", map(make_case, range(10)))
     shutil.copy(tmp_path / "other" / "labels.npy", folder / "labels.npy")
-    with pytest.raises(DataError, match=r"labels\.npy: uint8 \(10, 3, 5, 7\)"):
+    with pytest.raises(DataError, match=r"labels\.npy has uint8 \(10, 3, 5, 7\)"):
         Dataset.open(folder)
 
 

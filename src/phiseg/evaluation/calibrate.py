@@ -158,7 +158,7 @@ def fit_calibration(
     if len(rows) < 2 or num_samples < 2 or num_cases < 2:
         raise ConfigError(
             "calibration needs at least 2 samples, and at least 2 cases with 2 annotators; there are "
-            f"{num_samples} samples and {len(rows)} such cases in split '{split}'"
+            f"{num_samples} samples and {len(rows)} such cases in split '{split}', of which {num_cases} are used"
         )
     rows = _choose_cases(dataset, rows, num_cases, seed)
     dataset.check_labels(np.array(rows))
