@@ -103,7 +103,7 @@ def predict_prepared(
     if point is not None and slices is not None:
         raise ConfigError(f"{name}: the slices of a lesion follow from its point; omit the slices")
     if not numbers or numbers.step != 1 or numbers[0] not in every or numbers[-1] not in every:
-        raise ConfigError(f"{name}: slices {numbers} are not neighbours among the {len(every)} of the scan")
+        raise ConfigError(f"{name}: slices {numbers} are not consecutive slices of the {len(every)} of the scan")
     place = None if point is None else _to_stack(stack, point, name=name)
     key = case_key(stack.volume, place)
     bar: tqdm[Any] = tqdm(desc=name, unit="slice", leave=False, disable=not progress, dynamic_ncols=True)
@@ -203,11 +203,11 @@ def level_outputs(
 def _to_stack(stack: PreparedStack, point: Sequence[float], *, name: str) -> tuple[int, int, int]:
     """Return the (slice, row, column) of a voxel of the scan."""
     if len(point) != 3 or not np.isfinite(point).all():
-        raise DataError(f"{name}: a point needs three finite numbers, got {tuple(point)}")
+        raise DataError(f"{name}: the point {tuple(point)} is invalid; give three finite numbers")
     if any(not -0.5 <= place < number - 0.5 for place, number in zip(point, stack.volume.grid, strict=True)):
         shape = " x ".join(map(str, stack.volume.grid))
         given = ", ".join(f"{place:g}" for place in point)
-        raise DataError(f"{name}: the point ({given}) lies outside of the scan's {shape} voxels; check --at")
+        raise DataError(f"{name}: the point ({given}) is outside the {shape} voxels of the scan; check --at")
     world = stack.volume.world(np.asarray(point, dtype=np.float64))
     place = np.linalg.inv(stack.stack.affine) @ [*world, 1]
     nearest = np.clip(np.rint(place[:3]), 0, np.array(stack.stack.grid) - 1)  # rounding may move it outside
