@@ -58,7 +58,7 @@ def main() -> None:
             print(f"[{number}/{len(names)}] {name} ...", file=sys.stderr, flush=True)
             try:
                 found = BENCHMARKS[name](scale, FOLDER if writes else Path(temporary))
-            except Exception as error:  # what the others found is kept
+            except Exception as error:  # keep the results of the other benchmarks
                 failed.append(name)
                 found = [Section(f"{name}: failed", ("error",), [[f"{type(error).__name__}: {error}"]])]
             print(f"    {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
@@ -68,7 +68,7 @@ def main() -> None:
     if writes:
         text = "\n\n".join([HEAD.format(machine=machine()).strip(), *(part.markdown() for part in sections)])
         (FOLDER / "results.md").write_text(f"{text}\n", encoding="utf-8")
-        print(f"written to {FOLDER.name}/results.md", file=sys.stderr)
+        print(f"results: {FOLDER.name}/results.md", file=sys.stderr)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -1,4 +1,4 @@
-"""How time and memory grow with the size of what is asked: a table and a picture."""
+"""Growth of time and memory with the size of the problem: a table and a figure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,17 +12,17 @@ PICTURE = "growth.png"
 
 
 class Axis(NamedTuple):
-    """What is varied in which task, and how its time should grow."""
+    """A varied setting of a task, and the expected growth of time."""
 
     what: str
     task: str
     first: int
-    """The smallest value; each further one is twice the one before."""
+    """Smallest value; each further value is twice the previous one."""
     expected: str
     settings: dict[str, Any]
-    """Of the task; `...` stands for the value that is varied."""
+    """Arguments of the task; `...` is the varied value."""
     scale: dict[str, Any]
-    """What differs from the standard of this file; `...` as above."""
+    """Changes to the default scale; `...` is the varied value."""
 
 
 NETWORK = {"small": True}
@@ -79,11 +79,11 @@ AXES = (
     Axis("evaluation by cases", "evaluation", 8, "1; constant memory", {}, {"num_cases": ..., "num_samples": 16}),
 )
 STANDARD = {"batch_size": 4, "size": 64, "num_samples": 100, "chunk_size": 16}
-"""At most; a smaller scale is kept."""
+"""Upper limit of the scale; smaller scales are kept."""
 
 
 def run(scale: Scale, folder: Path) -> list[Section]:
-    """Measure every axis, and draw `growth.png` into `folder`."""
+    """Measure every axis and draw `growth.png` in `folder`."""
     scale = replace(scale, **{name: min(most, getattr(scale, name)) for name, most in STANDARD.items()})
     table = Section(
         f"Growth (phiseg-small, {scale.size} x {scale.size} pixels, batches of {scale.batch_size}, "
@@ -115,7 +115,7 @@ def run(scale: Scale, folder: Path) -> list[Section]:
 
 
 def measure(axis: Axis, value: int, scale: Scale) -> Cost:
-    """Return the time and memory of one point, in a process of its own."""
+    """Return the time and memory of one point, measured in a separate process."""
 
     def filled(settings: dict[str, Any]) -> dict[str, Any]:
         return {key: value if setting is ... else setting for key, setting in settings.items()}
@@ -134,7 +134,7 @@ def exponent(values: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def draw(curves: Sequence[tuple[Axis, Sequence[int], Sequence[Cost]]], path: Path) -> None:
-    """Draw time and memory of every axis, on logarithmic axes, with straight lines for proportional growth."""
+    """Draw time and memory of each axis on logarithmic scales, with lines of proportional growth."""
     import matplotlib as mpl
 
     mpl.use("Agg")

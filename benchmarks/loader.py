@@ -1,4 +1,4 @@
-"""Does the loader keep the network busy? Alone, beside training steps and a plain loader, on one core."""
+"""Speed of the loader on one core, compared with a plain loader and with training steps."""
 
 import tempfile
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from phiseg.training.recipe import Recipe, load_recipe
 
 RECIPES = ("phiseg-small", "probunet-small", "unet-small")
 BATCHES = 10
-"""Batches that are loaded while one training step is taken: they are fast."""
+"""Number of batches loaded per training step, because loading is fast."""
 
 
 def run(scale: Scale) -> list[Section]:
-    """Time the loader, a plain loader and training steps of the small recipes in turns, on phantom lesions."""
+    """Time the loader, a plain loader and training steps of the small recipes in turns on phantom lesions."""
     table = Section(
         "Loader on one core (images per second)",
         ("images", "recipe", "plain loader", "loader", "training", "loader / training", "target"),
@@ -51,7 +51,7 @@ def run(scale: Scale) -> list[Section]:
 
 
 def speeds(recipe: Recipe, dataset: Dataset, repeats: int) -> tuple[float, float, float]:
-    """Return the images a second of the plain loader, of phiseg's, and of the recipe's training step."""
+    """Return the images per second of the plain loader, of phiseg's loader, and of the training step."""
     number = recipe.train.batch_size
     stream = TrainingStream(dataset, batch_size=number, seed=0, augment=recipe.augment)
     training = Training(build_model(recipe.model))

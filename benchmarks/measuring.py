@@ -1,4 +1,4 @@
-"""How everything here is measured: in turns within one run, or in a process of its own where memory counts."""
+"""Measurement of time, in turns within one process, and of memory, in separate processes."""
 
 import json
 import os
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Scale:
-    """How large everything is. The defaults are the reference network on a batch of 12 images of 128 x 128."""
+    """Sizes of the benchmarks. The defaults are the reference network on a batch of 12 images of 128 x 128."""
 
     channels: tuple[int, ...] = (32, 64, 128, 192, 192, 192, 192)
     num_levels: int = 5
@@ -30,21 +30,21 @@ class Scale:
     num_samples: int = 100
     num_annotators: int = 4
     many_samples: int = 1000
-    """Samples of which only a bounded number may be in memory."""
+    """Number of samples for tests of bounded memory."""
     chunk_size: int = 16
     matmul: int = 4096
-    """Side of the matrices whose product gives the machine's peak."""
+    """Side of the matrices whose product measures the peak performance."""
     repeats: int = 3
-    """Turns that are timed, after one that is not."""
+    """Number of timed rounds, after one warm-up round."""
     num_cases: int = 200
-    """Images of the loader's dataset."""
+    """Number of images in the dataset of the loader benchmark."""
     predict_slices: int = 12
     growth: int = 4
-    """Points of each growth curve; each is twice the one before."""
+    """Number of points of each growth curve; each is twice the previous one."""
 
     @property
     def model(self) -> PHiSegConfig:
-        """The network."""
+        """Settings of the network."""
         return PHiSegConfig(channels=self.channels, num_levels=self.num_levels, head_init=1.0)
 
 
@@ -62,22 +62,22 @@ QUICK = Scale(
     predict_slices=2,
     growth=2,
 )
-"""Whether it runs at all; its numbers mean nothing."""
+"""Toy sizes to check that everything runs; the numbers are not meaningful."""
 
 
 class Timing(NamedTuple):
-    """What one action took, turn by turn."""
+    """Times of one action in each round."""
 
     seconds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The median in seconds."""
+        """Median in seconds."""
         return median(self.seconds)
 
     @property
     def spread(self) -> float:
-        """From the fastest turn to the slowest, as a share of the median."""
+        """Range from the fastest to the slowest round as a share of the median."""
         return (max(self.seconds) - min(self.seconds)) / self.median
 
     def __str__(self) -> str:
@@ -94,9 +94,9 @@ def in_words(seconds: float) -> str:
 
 
 def in_turns(actions: Sequence[Callable[[], object]], repeats: int) -> list[Timing]:
-    """Time each action `repeats` times, A B A B ..., after a turn that warms up; the machine's moods hit all alike.
+    """Time each action `repeats` times in turns (A B A B ...) after a warm-up round, so that all get the same load.
 
-    What an action returns is dropped.
+    The return values of the actions are ignored.
     """
     seconds: list[list[float]] = [[] for _ in actions]
     for turn in range(repeats + 1):
@@ -109,23 +109,23 @@ def in_turns(actions: Sequence[Callable[[], object]], repeats: int) -> list[Timi
 
 
 class Cost(NamedTuple):
-    """What a task took in a process of its own."""
+    """Time and memory of a task in a separate process."""
 
     seconds: float
-    """Of the fastest run after the first."""
+    """Time of the fastest run after the first."""
     before: float
-    """MB resident before the first run: Python, torch, the weights, the data."""
+    """Resident MB before the first run: Python, torch, weights and data."""
     peak: float
-    """MB resident at most."""
+    """Peak resident MB."""
 
     @property
     def extra(self) -> float:
-        """MB that the task itself needed."""
+        """MB used by the task itself."""
         return self.peak - self.before
 
 
 def in_own_process(task: str, *, repeats: int = 1, **settings: Any) -> Cost:
-    """Run a function of `benchmarks.tasks` in a fresh process and return what it took."""
+    """Run a function of `benchmarks.tasks` in a new process and return its cost."""
     words = [sys.executable, "-m", "benchmarks.tasks", task, json.dumps({"repeats": repeats, **settings})]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(  # noqa: S603
@@ -142,9 +142,9 @@ def in_own_process(task: str, *, repeats: int = 1, **settings: Any) -> Cost:
 
 
 def resident(field_name: str) -> float:
-    """Return MB of this process: `VmRSS` now, `VmHWM` at most.
+    """Return the memory of this process in MB: `VmRSS` is the current value, `VmHWM` the peak.
 
-    Not getrusage: a child's ru_maxrss starts from what its parent held, because the two share memory until exec.
+    getrusage is not suitable, because ru_maxrss of a child process includes the memory of its parent before exec.
     """
     status = Path("/proc/self/status").read_text(encoding="ascii")
     line = next(line for line in status.splitlines() if line.startswith(field_name))
@@ -153,7 +153,7 @@ def resident(field_name: str) -> float:
 
 @dataclass
 class Section:
-    """One part of the results: a table, and what there is to say about it."""
+    """A section of the results: a table with notes."""
 
     title: str
     header: Sequence[str]
@@ -161,7 +161,7 @@ class Section:
     notes: list[str] = field(default_factory=list)
 
     def markdown(self) -> str:
-        """Return the section as text."""
+        """Return the section as Markdown."""
         lines = [self.header, ["---"] * len(self.header), *self.rows]
         table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
         return "\n\n".join([f"## {self.title}", table, *self.notes])
@@ -176,7 +176,7 @@ COMPARISON = ("what", "plain", "phiseg", "plain / phiseg", "target")
 
 
 def machine() -> str:
-    """Describe the machine without its name or its paths."""
+    """Describe the machine without its name and paths."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
     capability = torch.backends.cpu.get_cpu_capability()

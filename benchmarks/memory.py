@@ -1,4 +1,4 @@
-"""Peak memory of a training step, each in a process of its own."""
+"""Peak memory of a training step, measured in separate processes."""
 
 from dataclasses import asdict
 
@@ -6,7 +6,7 @@ from benchmarks.measuring import Scale, Section, in_own_process
 
 
 def run(scale: Scale) -> list[Section]:
-    """Weigh two training steps: the optimiser's state is there from the second on."""
+    """Measure the memory of two training steps; the state of the optimiser exists from the second step on."""
     table = Section(
         f"Memory of a training step ({scale.batch_size} images of {scale.size} x {scale.size})",
         ("what", "peak MB", "relative to plain", "MB above weights and torch", "relative to plain", "target"),

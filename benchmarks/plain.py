@@ -1,12 +1,11 @@
-"""PHiSeg the plain way: the baseline that every ratio here is measured against.
+"""A plain implementation of PHiSeg, the baseline of all ratios in the benchmarks.
 
-The same network as `phiseg-reference` with the same parameters under the same names (one `load_state_dict` moves
-the weights over), the same objective and the same scores, written as public ports of it are: eager, float32,
-contiguous NCHW tensors, torch's default Adam, the whole network again for each sample, Python loops over pairs of
-masks. tests/benchmarks/test_plain.py proves that the same numbers come out.
+It has the same network as `phiseg-reference`, with the same parameters under the same names (`load_state_dict`
+copies the weights), the same objective and the same scores. It is written like public ports: eager, float32,
+contiguous NCHW tensors, torch's default Adam, the whole network for each sample, Python loops over pairs of masks.
+tests/benchmarks/test_plain.py checks that it computes the same numbers.
 
-What is *not* here: nothing waits, nothing is copied or computed that such code would not copy or compute. A comment
-names each choice that costs time.
+It contains no artificial delays, copies or computations. Comments mark the choices that cost time.
 
 Shapes: B batch, S samples, A annotators, K classes, D latent channels. Lists run fine to coarse.
 """
@@ -27,7 +26,7 @@ from phiseg.models.phiseg import PHiSegConfig
 
 
 def blocks(number: int, in_channels: int, out_channels: int) -> nn.Sequential:
-    """Return a chain of convolution, batch norm and ReLU, each a module and a tensor of its own."""
+    """Return a chain of convolution, batch norm and ReLU as separate modules."""
     widths = [in_channels, *[out_channels] * number]
     return nn.Sequential(*[block(a, b) for a, b in itertools.pairwise(widths)])
 
@@ -95,7 +94,7 @@ class Encoder(nn.Module):
 
 
 class Hierarchy(nn.Module):
-    """The prior or the posterior: its encoder and its latent levels run together, whoever calls it."""
+    """The prior or the posterior: its encoder and latent levels always run together."""
 
     def __init__(self, in_channels: int, config: PHiSegConfig):
         super().__init__()
@@ -108,7 +107,7 @@ class Hierarchy(nn.Module):
     def forward(
         self, x: Tensor, noise: Sequence[Tensor] | None, given: Sequence[Tensor] | None = None
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Return latents, means and standard deviations of every level; with `given`, those are the latents."""
+        """Return latents, means and standard deviations of every level; `given` replaces the latents."""
         features = self.encoder(x)[self.offset :]
         latents: list[Tensor] = []
         means: list[Tensor] = []
@@ -153,13 +152,13 @@ class Likelihood(nn.Module):
             contexts.insert(0, x)
         size = contexts[0].shape[-2:]
         return [
-            F.interpolate(output(x), size=size, mode="nearest")  # the finest too, where it is a copy, as ports do
+            F.interpolate(output(x), size=size, mode="nearest")  # a copy at the finest level, as in ports
             for output, x in zip(self.output, contexts, strict=True)
         ]
 
 
 class PlainPHiSeg(nn.Module):
-    """Prior, posterior and likelihood, and eq. 2."""
+    """Prior, posterior, likelihood, and eq. 2 of the paper."""
 
     def __init__(self, config: PHiSegConfig):
         super().__init__()
@@ -169,7 +168,7 @@ class PlainPHiSeg(nn.Module):
         self.likelihood = Likelihood(config)
 
     def loss(self, image: Tensor, labels: Tensor, noise: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the training loss with the reference code's weights 4^i.
+        """Return the training loss with the weights 4^i of the reference code.
 
         Args:
             image: (B, C, H, W).
@@ -193,7 +192,7 @@ class PlainPHiSeg(nn.Module):
 
     @torch.no_grad()
     def sample(self, image: Tensor, num_samples: int, noise: Sequence[Sequence[Tensor]] | None = None) -> Tensor:
-        """Return logits (S, K, H, W) of one image (1, C, H, W): encoder, prior and decoder anew for each.
+        """Return logits (S, K, H, W) of one image (1, C, H, W), with encoder, prior and decoder for each sample.
 
         `noise` has (1, D, h_l, w_l) of each level for each sample; it is drawn if not given.
         """
@@ -205,7 +204,7 @@ class PlainPHiSeg(nn.Module):
 
     @torch.no_grad()
     def sample_tiled(self, image: Tensor, num_samples: int, noise: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the same from one batch of `num_samples` copies of the image, the other way ports do it.
+        """Return the same from one batch of `num_samples` copies of the image, as in other ports.
 
         `noise` has (S, D, h_l, w_l) of each level; it is drawn if not given.
         """
@@ -229,7 +228,7 @@ def gaussian_kl(q_mean: Tensor, q_std: Tensor, p_mean: Tensor, p_std: Tensor) ->
 
 
 def one_hot_batch(labels: NDArray[np.integer], num_classes: int) -> NDArray[np.float64]:
-    """Return labels (B, H, W) as (B, K, H, W), image by image and class by class."""
+    """Return labels (B, H, W) as one-hot (B, K, H, W), image by image and class by class."""
     images = []
     for image in labels:
         one_hot = np.zeros((num_classes, *image.shape))
@@ -240,18 +239,18 @@ def one_hot_batch(labels: NDArray[np.integer], num_classes: int) -> NDArray[np.f
 
 
 class PlainTraining:
-    """The training step: forward, a look at the loss, backward, Adam."""
+    """The training step: forward, check of the loss, backward, Adam."""
 
     def __init__(self, network: PlainPHiSeg, learning_rate: float):
         self.network = network.train()
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)  # not fused: torch's default
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)  # not fused, torch's default
 
     def step(self, image: Tensor, labels: Tensor, noise: Sequence[Tensor] | None = None) -> float:
         """Take a step and return the loss."""
         loss = self.network.loss(image, labels, noise)
         value = loss.item()
         if math.isnan(value):
-            raise FloatingPointError("the loss is not a number")
+            raise FloatingPointError("the loss is NaN")
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -270,7 +269,7 @@ def scores(probs: NDArray[np.float32], annotations: NDArray[np.uint8]) -> dict[s
 
 
 def iou(first: NDArray[np.integer], second: NDArray[np.integer], num_classes: int) -> float:
-    """Return the mean IoU of two masks (H, W) over the foreground labels; 1 where both lack a label."""
+    """Return the mean IoU of two masks (H, W) over the foreground labels; 1 for labels absent from both."""
     values = []
     for label in range(1, num_classes):
         a, b = first == label, second == label
@@ -280,7 +279,7 @@ def iou(first: NDArray[np.integer], second: NDArray[np.integer], num_classes: in
 
 
 def ged(samples: NDArray[np.integer], annotations: NDArray[np.integer], num_classes: int) -> float:
-    """Return the squared GED, every ordered pair on its own, i = j and both orders included."""
+    """Return the squared GED by a loop over all ordered pairs, including i = j."""
 
     def mean_distance(first: NDArray[np.integer], second: NDArray[np.integer]) -> float:
         distances = [1 - iou(a, b, num_classes) for a in first for b in second]
@@ -318,13 +317,13 @@ def hm_iou(samples: NDArray[np.integer], annotations: NDArray[np.integer], num_c
 def augmented_batch(
     dataset: Dataset, rows: NDArray[np.integer], annotators: NDArray[np.integer], matrices: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what the loader makes of the same cases and the same draws, image by image.
+    """Return the batch of the loader for the same cases and random draws, image by image.
 
     Args:
-        dataset: where images and labels come from.
+        dataset: dataset with images and labels.
         rows: (B,) cases.
-        annotators: (B,) whose labels.
-        matrices: (B, 2, 3) of `phiseg.data.augment.draw_augmentation`.
+        annotators: (B,) annotators.
+        matrices: (B, 2, 3) from `phiseg.data.augment.draw_augmentation`.
 
     Returns:
         Images (B, C, H, W) and labels (B, H, W).
@@ -338,6 +337,6 @@ def augmented_batch(
         share = F.grid_sample(
             torch.from_numpy(one_hot).float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False
         )
-        share[:, 0] = 1 - share[:, 1:].sum(1)  # what lies outside is background
+        share[:, 0] = 1 - share[:, 1:].sum(1)  # pixels outside are background
         labels.append(share.argmax(1))
     return torch.cat(images), torch.cat(labels)

@@ -1,4 +1,4 @@
-"""A phiseg command under Python's profiler, in a process that has imported nothing before it.
+"""Run a phiseg command under Python's profiler in a new process.
 
     python -m benchmarks.profiled predict lidc-nodule scan.nii.gz    # any command that has an --out
 
@@ -23,18 +23,18 @@ PARTS = {
     "write the case": (("inference/batch_prediction.py", "_write_case"),),
     "report": (("plotting/prediction_report.py", "write_prediction_report"),),
 }
-"""Where the time of a prediction goes, by file and function."""
+"""Parts of a prediction by file and function."""
 
 
 def main() -> None:
-    """Run the command three times, the last time under the profiler, and print the seconds of its parts."""
+    """Run the command three times, the last time under the profiler, and print the times of its parts."""
     first, second = (timed(sys.argv[1:]) for _ in range(2))
     parts = {"total": first, "import and warm-up": first - second, **profiled(sys.argv[1:])}
     print(json.dumps(parts))
 
 
 def timed(words: Sequence[str]) -> float:
-    """Run a phiseg command and return its seconds."""
+    """Run a phiseg command and return its time in seconds."""
     start = time.perf_counter()
     run(words)
     return time.perf_counter() - start
@@ -56,7 +56,7 @@ def profiled(words: Sequence[str]) -> dict[str, float]:
 
 
 def run(words: Sequence[str]) -> None:
-    """Run a phiseg command; its first import is part of it."""
+    """Run a phiseg command, including its imports."""
     from phiseg.cli.main import main as phiseg
 
     with tempfile.TemporaryDirectory() as folder:

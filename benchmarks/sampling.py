@@ -1,4 +1,4 @@
-"""Samples of one image: against the plain way, against the decoder alone, and their memory."""
+"""Sampling of one image: time compared with the plain implementation and with the decoder alone, and memory."""
 
 from dataclasses import asdict, replace
 
@@ -10,7 +10,7 @@ from benchmarks.tasks import sampling
 
 
 def run(scale: Scale) -> list[Section]:
-    """Time and weigh the sampling of one image."""
+    """Measure time and memory of sampling one image."""
     few = replace(scale, num_samples=min(16, scale.num_samples))
     single = replace(scale, num_samples=1)
     actions = [

@@ -1,4 +1,4 @@
-"""GED, S_NCC and HM-IoU: against loops over pairs, and of many samples in bounded memory."""
+"""GED, S_NCC and HM-IoU: time compared with loops over pairs, and memory with many samples."""
 
 from dataclasses import asdict, replace
 
@@ -6,11 +6,11 @@ from benchmarks.measuring import COMPARISON, Scale, Section, Timing, comparison,
 from benchmarks.tasks import Action, scoring
 
 TIMES = 5
-"""How often in a turn: milliseconds are too short for one."""
+"""Repetitions per round, because a single run takes only milliseconds."""
 
 
 def run(scale: Scale) -> list[Section]:
-    """Time the three scores of one image both ways, and weigh those of many samples."""
+    """Time the three scores of one image in both implementations, and measure memory with many samples."""
     actions = [scoring(way, scale) for way in ("plain", "phiseg", "logits")]
     timings = in_turns([_again(action) for action in actions], scale.repeats)
     plain, ours, from_logits = (Timing(tuple(time / TIMES for time in timing.seconds)) for timing in timings)

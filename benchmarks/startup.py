@@ -1,4 +1,4 @@
-"""How long the command line takes to begin, and where `phiseg predict` spends its time."""
+"""Startup time of the command line, and the parts of the time of `phiseg predict`."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from phiseg.models import save_model
 
 
 def run(scale: Scale) -> list[Section]:
-    """Time `phiseg --help`, and take a prediction apart."""
+    """Time `phiseg --help` and the parts of a prediction."""
     (help_time,) = in_turns([lambda: _python("-m", "phiseg", "--help")], scale.repeats + 2)
     table = Section("Start-up", ("what", "time", "target"))
     table.rows.append(["`phiseg --help`", str(help_time), "under 0.5 s"])
@@ -41,7 +41,7 @@ def run(scale: Scale) -> list[Section]:
 
 
 def _prediction(folder: Path, scale: Scale) -> dict[str, float]:
-    """Predict a scan of noise in a process of its own and return the seconds of each part."""
+    """Predict a scan of noise in a separate process and return the time of each part in seconds."""
     preprocessing = {
         "classes": ["background", "lesion"],
         "image_channels": 1,

@@ -1,8 +1,8 @@
-"""What is measured. A task prepares all it needs and returns the action that is timed; its data come from a seed.
+"""The measured tasks. A task prepares its data from a seed and returns the action to time.
 
     python -m benchmarks.tasks sampling '{"way": "phiseg", "scale": {"num_samples": 400}}'
 
-runs one in this process and prints what it took as JSON, which is how memory is measured.
+runs a task in this process and prints its cost as JSON. This is used to measure memory.
 """
 
 import json
@@ -41,7 +41,7 @@ def small_model(num_classes: int = 2) -> PHiSegConfig:
 
 
 def build(config: PHiSegConfig) -> PHiSeg:
-    """Return phiseg's network with weights of seed 0."""
+    """Return the network of phiseg with weights from seed 0."""
     torch.manual_seed(0)
     model = build_model(config)
     assert isinstance(model, PHiSeg)
@@ -49,14 +49,14 @@ def build(config: PHiSegConfig) -> PHiSeg:
 
 
 def build_plain(config: PHiSegConfig) -> plain.PlainPHiSeg:
-    """Return the plain network with the same weights, contiguous as ports have them."""
+    """Return the plain network with the same weights in contiguous layout, as in ports."""
     network = plain.PlainPHiSeg(config)
     network.load_state_dict(build(config).state_dict())
     return network
 
 
 def images(config: PHiSegConfig, batch_size: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return images (B, C, H, W) and labels (B, H, W) of noise: no step depends on what is to be seen."""
+    """Return random images (B, C, H, W) and labels (B, H, W); the cost does not depend on their content."""
     generator = torch.Generator().manual_seed(1)
     image = torch.randn(batch_size, config.image_channels, size, size, generator=generator)
     return image, torch.randint(config.num_classes, (batch_size, size, size), generator=generator)
@@ -75,7 +75,7 @@ class Training:
         self.model, self.optimizer = self.fabric.setup(model.train(), optimizer)
 
     def step(self, image: Tensor, labels: Tensor) -> float:
-        """Take a step and return the loss."""
+        """Run a training step and return the loss."""
         generators = [seeded_generator(0, "noise", 0, row) for row in range(len(image))]
         self.optimizer.zero_grad()
         loss = self.model(image, labels, generator=generators)
@@ -86,7 +86,7 @@ class Training:
 
 
 def training_step(way: str, scale: Scale, config: PHiSegConfig | None = None) -> Action:
-    """Take a training step: `plain`, `phiseg`, `channels_last` (whatever phiseg would choose) or `checkpointed`."""
+    """Run a training step: `plain`, `phiseg`, `channels_last` (forced) or `checkpointed`."""
     config = config or scale.model
     image, labels = images(config, scale.batch_size, scale.size)
     if way == "plain":
@@ -99,8 +99,9 @@ def training_step(way: str, scale: Scale, config: PHiSegConfig | None = None) ->
 def sampling(way: str, scale: Scale, config: PHiSegConfig | None = None) -> Action:
     """Draw samples of one image.
 
-    `plain` runs the whole network for each, `tiled` for as many copies of the image at once; `phiseg` encodes once
-    and decodes in chunks; `streamed` keeps of each chunk what `phiseg evaluate` keeps; `decoder` only decodes.
+    `plain` runs the whole network for each sample, `tiled` for a batch of copies of the image. `phiseg` encodes
+    once and decodes in chunks. `streamed` keeps only what `phiseg evaluate` keeps of each chunk. `decoder` only
+    decodes.
     """
     config = config or scale.model
     image, _ = images(config, 1, scale.size)
@@ -135,11 +136,11 @@ def sampling(way: str, scale: Scale, config: PHiSegConfig | None = None) -> Acti
 
 
 def soft_samples(scale: Scale, num_classes: int = 2) -> tuple[Tensor, Tensor]:
-    """Return softmax samples (S, K, H, W) and annotations (A, H, W) that overlap in part: blobs that move."""
+    """Return softmax samples (S, K, H, W) and annotations (A, H, W) that partly overlap: moving blobs."""
     generator = torch.Generator().manual_seed(2)
     logits = torch.cat(list(blobs(scale.num_samples, scale.size, num_classes, generator=generator)))
     annotations = torch.cat(list(blobs(scale.num_annotators, scale.size, num_classes, generator=generator)))
-    return logits.softmax(1), annotations.argmax(1).to(torch.uint8)  # as they are stored
+    return logits.softmax(1), annotations.argmax(1).to(torch.uint8)  # storage type
 
 
 def blobs(number: int, size: int, num_classes: int, *, generator: torch.Generator) -> Iterator[Tensor]:
@@ -152,9 +153,10 @@ def blobs(number: int, size: int, num_classes: int, *, generator: torch.Generato
 
 
 def scoring(way: str, scale: Scale, num_classes: int = 2) -> Action:
-    """Score one image's samples: GED, S_NCC and HM-IoU `plain`ly, pair by pair; these and fourteen more otherwise.
+    """Score the samples of one image: `plain` computes GED, S_NCC and HM-IoU in loops, the others all scores.
 
-    `phiseg` begins with the same softmax samples; `logits` with what a network gives, as `phiseg evaluate` does.
+    `phiseg` starts from the same softmax samples, `logits` from the output of the network, as `phiseg evaluate`
+    does.
     """
     probs, annotations = soft_samples(scale, num_classes)
     if way == "plain":
@@ -170,7 +172,7 @@ def scoring(way: str, scale: Scale, num_classes: int = 2) -> Action:
 
 
 def streamed_scoring(scale: Scale, num_classes: int = 2) -> Action:
-    """Compute every score of `phiseg evaluate`, of samples that come one after another and are not kept."""
+    """Compute all scores of `phiseg evaluate` from samples that are drawn one by one and not kept."""
     _, annotations = soft_samples(replace(scale, num_samples=1), num_classes)
 
     def score() -> dict[str, float | None]:
@@ -190,7 +192,7 @@ def evaluation(scale: Scale) -> Action:
     model = build(small_model()).eval()
 
     def evaluate() -> None:
-        assert folder  # it lives as long as the action
+        assert folder  # keeps the temporary folder alive
         rows = list(range(dataset.num_cases))
         for case in sample_cases(model, dataset, rows, num_samples=scale.num_samples, seed=0):
             score_case(*case.summary, torch.from_numpy(dataset.annotations(case.row)))
@@ -208,7 +210,7 @@ TASKS: dict[str, Callable[..., Action]] = {
 
 
 def prepare(name: str, settings: dict[str, Any]) -> Action:
-    """Return the action of a task, from settings that JSON can hold."""
+    """Return the action of a task from JSON settings."""
     settings = {**settings, "scale": Scale(**settings.get("scale", {}))}
     if settings.pop("small", False):
         settings["config"] = small_model(settings.pop("num_classes", 2))
@@ -216,7 +218,7 @@ def prepare(name: str, settings: dict[str, Any]) -> Action:
 
 
 def main() -> None:
-    """Run one task and print what it took."""
+    """Run one task and print its cost."""
     name, settings = sys.argv[1], json.loads(sys.argv[2])
     repeats = settings.pop("repeats", 1)
     action = prepare(name, settings)

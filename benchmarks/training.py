@@ -1,4 +1,4 @@
-"""The training step: against the plain way, and against what the machine can multiply."""
+"""The training step, compared with the plain implementation and with the peak performance of the machine."""
 
 from dataclasses import replace
 
@@ -11,12 +11,12 @@ from benchmarks.tasks import training_step
 
 
 def run(scale: Scale) -> list[Section]:
-    """Time a step of both, of phiseg in the other memory layout, and a large product of matrices, in turns."""
+    """Time a step of both implementations, of phiseg with channels last, and a large matrix product in turns."""
     matrix = torch.randn(scale.matmul, scale.matmul)
     ways = ("plain", "phiseg", "channels_last", "checkpointed")
     actions = [*(training_step(way, scale) for way in ways), lambda: matrix @ matrix]
     *steps, product = in_turns(actions, scale.repeats)
-    del actions  # four networks, which the profile below should not share the memory with
+    del actions  # free the memory of four networks before profiling
     plain, *ours = steps
     what = ("training step", "- with channels last always", "- with `train.checkpoint_activations`")
     targets = ("at least 2 x", "", "")
@@ -31,7 +31,7 @@ def run(scale: Scale) -> list[Section]:
     share.rows.append([f"{scale.matmul} x {scale.matmul} matrix product", "", f"{peak / 1e9:.0f}", "100 %", ""])
     timed = zip(("plain", *what), steps, strict=True)
     for (name, timing), target in zip(timed, ("", "at least 80 %", "", ""), strict=True):
-        work = flops["plain" if name == "plain" else "phiseg"]  # of use: what is computed twice counts once
+        work = flops["plain" if name == "plain" else "phiseg"]  # recomputation counts once
         speed = work / timing.median
         share.rows.append([name, f"{work / 1e9:.0f}", f"{speed / 1e9:.0f}", f"**{speed / peak:.0%}**", target])
     share.notes.append("FLOPs counted by torch for convolutions and their gradients; a multiply-add counts as two.")
@@ -39,7 +39,7 @@ def run(scale: Scale) -> list[Section]:
 
 
 def step_flops(way: str, scale: Scale) -> dict[str, float]:
-    """Return the FLOPs of a step by operator, counted on two images: they grow with the batch in proportion."""
+    """Return the FLOPs of a step by operator, counted on two images and scaled to the batch."""
     action = training_step(way, replace(scale, batch_size=2))
     with FlopCounterMode(display=False) as counter:
         action()
@@ -60,7 +60,7 @@ OPERATORS = {
 
 
 def where_the_time_goes(scale: Scale, peak: float) -> Section:
-    """Profile one step by operator, the speed of its convolutions beside that of the large product."""
+    """Profile one step by operator, and compare the speed of convolutions with the matrix product."""
     action = training_step("phiseg", scale)
     action()
     with profile(activities=[ProfilerActivity.CPU]) as trace:

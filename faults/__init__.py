@@ -1,1 +1,1 @@
-"""The fault campaign: what phiseg survives, tried out. `make faults` runs it; no part of the installed package."""
+"""Fault tests of phiseg, run by `make faults`. Not part of the installed package."""

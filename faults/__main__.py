@@ -1,10 +1,10 @@
-"""Runs the fault campaign and writes docs/reliability.md.
+"""Run the fault tests and write docs/reliability.md.
 
     python -m faults                                        about 25 minutes on 2 cores; `make faults`
     python -m faults --parts kills bytes --minutes 1        some parts, short; prints the report
 
-The seed decides on what is damaged and when; moments are those of a clock, so that no two runs kill at the same
-instruction. `python -m faults.again` makes a damaged input once more.
+The seed determines what is damaged and when. Times are wall-clock times, so no two runs kill at the same
+instruction. `python -m faults.again` reproduces a damaged input.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: its threads would not survive a fork
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before importing torch, whose threads do not survive a fork
 
 from .disk import disk
 from .fuzzing import bad_bytes
@@ -36,24 +36,26 @@ from .specimens import Specimens, make_specimens
 REPORT = Path(__file__).parents[1] / "docs" / "reliability.md"
 MINUTES = 25.0
 SHARES = {"kills": 0.40, "disk": 0.06, "ranks": 0.06, "bytes": 0.42, "numbers": 0.01, "load": 0.05}
-"""Every part with its share of the time; one that has done all that was asked of it leaves the rest to others."""
+"""Share of the time of each part. A part that finishes early leaves its time to the others."""
 LOAD_SECONDS = 120.0
-"""What the load gets at least, if that is not more than is left for each part; the others share the rest."""
+"""Minimum time of the part `load`, unless this exceeds the remaining time per part."""
 ORDER = ("load", "numbers", "disk", "ranks", "kills", "bytes")
-"""In which they run: those that need little first, so that what they leave, or take too much, is shared as well."""
+"""Order of the parts: short ones first, so that the time they save or overrun is shared."""
 
 
 def main() -> None:
-    """Run the chosen parts, and write or print what they saw; exit with code 1 if anything was lost."""
+    """Run the selected parts and write or print the report; exit with code 1 if there was a failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=SHARES, default=list(SHARES), help="which; by default all")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="of all parts together")
-    parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
+    parser.add_argument(
+        "--parts", nargs="+", choices=SHARES, default=list(SHARES), help="parts to run; default: all"
+    )
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="total time in minutes")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--kills", type=int, default=180, help="in all")
-    parser.add_argument("--inputs", type=int, default=11_000, help="damaged ones, in all")
-    parser.add_argument("--rounds", type=int, default=3, help="of disks, and of processes that die")
-    parser.add_argument("--workers", type=int, default=2, help="processes that read damaged inputs")
-    parser.add_argument("--out", type=Path, help="the report; by default docs/reliability.md if all parts run")
+    parser.add_argument("--inputs", type=int, default=11_000, help="total number of damaged inputs")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds of the parts disk and ranks")
+    parser.add_argument("--workers", type=int, default=2, help="number of processes that read damaged inputs")
+    parser.add_argument("--out", type=Path, help="report to write; default: docs/reliability.md if all parts run")
     options = parser.parse_args()
     import_all()
     end = time.monotonic() + 60 * options.minutes
@@ -61,7 +63,7 @@ def main() -> None:
         work = Path(folder)
         for name in ("good", "temporary"):
             (work / name).mkdir()
-        os.environ["TMPDIR"] = tempfile.tempdir = str(work / "temporary")  # for what killed commands leave there
+        os.environ["TMPDIR"] = tempfile.tempdir = str(work / "temporary")  # for leftovers of killed commands
         good = make_specimens(work / "good")
         done: dict[str, Part] = {}
         left = [name for name in ORDER if name in options.parts]
@@ -80,14 +82,14 @@ def main() -> None:
     out = options.out or (REPORT if options.parts == list(SHARES) else None)
     if out:
         out.write_text(text, encoding="utf-8")
-    print(f"written to {out}" if out else text)
+    print(f"report: {out}" if out else text)
     for loss in (loss for part in parts for loss in part.losses):
         print(f"lost: {loss}", file=sys.stderr)
     sys.exit(any(part.losses for part in parts))
 
 
 def share(left: Sequence[str], seconds: float) -> float:
-    """Return what the first of the parts that are left gets of the seconds that are left for all of them."""
+    """Return the time of the first of the remaining parts, given the remaining seconds."""
     part = max(seconds, 0) * SHARES[left[0]] / sum(SHARES[name] for name in left)
     return max(part, min(LOAD_SECONDS, seconds / len(left))) if left[0] == "load" else part
 
@@ -108,7 +110,7 @@ def _run(name: str, good: Specimens, work: Path, options: argparse.Namespace, se
     try:
         work.mkdir()
         part = run[name]()
-    except Exception as error:  # what the other parts saw is worth a page all the same
+    except Exception as error:  # keep the results of the other parts
         traceback.print_exc()
         part = Part(
             name.capitalize(), "This part stopped with an error. Its results are not available.", of_faults=False
@@ -120,7 +122,7 @@ def _run(name: str, good: Specimens, work: Path, options: argparse.Namespace, se
 
 
 def _command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
-    """Return the command that was given; where its report went does not matter."""
+    """Return the command line without the path of the report."""
     words = ["python", "-m", "faults"]
     for name, value in vars(options).items():
         if name != "out" and value != parser.get_default(name):
@@ -129,7 +131,7 @@ def _command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> st
 
 
 def _where() -> str:
-    """Say when, with what and on what kind of machine; no name of it and no place in it."""
+    """Return date, versions and kind of machine, without names and paths."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("phiseg", "torch", "numpy"))
     day = datetime.now(UTC).date()
     return f"{day}, {packages}, Python {platform.python_version()}, {platform.system()}, {os.cpu_count()} CPU cores"

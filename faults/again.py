@@ -1,4 +1,4 @@
-"""Makes one damaged input of the campaign again, and prints the command that reads it.
+"""Reproduce one damaged input of the fault tests, and print the command that reads it.
 
 For example: python -m faults.again "YAML recipe" 19 OUT --seed 0
 """
@@ -16,12 +16,12 @@ from .specimens import make_specimens
 
 
 def main() -> None:
-    """Make the specimens and the input in a new folder."""
+    """Create the valid inputs and the damaged input in a new folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=FILES, help="as the report names it")
-    parser.add_argument("number", type=int, help="of the input, as the report gives it")
-    parser.add_argument("out", type=Path, help="folder to make")
-    parser.add_argument("--seed", type=int, default=0, help="of the campaign")
+    parser.add_argument("kind", choices=FILES, help="kind of input, as in the report")
+    parser.add_argument("number", type=int, help="number of the input, as in the report")
+    parser.add_argument("out", type=Path, help="folder to create")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the fault tests")
     options = parser.parse_args()
     out = options.out.resolve()
     for folder in ("good", "input"):

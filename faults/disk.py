@@ -1,4 +1,4 @@
-"""Disks that fill up, folders that cannot be written or that vanish: a clear error, and nothing good is lost."""
+"""Full disks, read-only folders and removed folders: a clear error, and no result is lost."""
 
 import os
 import resource
@@ -22,12 +22,12 @@ PATIENCE = 300.0
 
 
 def disk(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float) -> Part:
-    """Try every scenario on small, read-only and vanishing folders, `rounds` times for as long as there is time."""
+    """Run every scenario on small, read-only and removed folders, up to `rounds` times within the time."""
     rng = np.random.default_rng(seed)
     end = time.monotonic() + seconds
     work.mkdir(parents=True, exist_ok=True)
     real = can_mount(work)
-    locked = real or os.geteuid() != 0  # a folder that we cannot write can be had
+    locked = real or os.geteuid() != 0  # a read-only folder is possible
     chosen = [scenario for scenario in scenarios(good, workers=1) if scenario.name != "experiment"]
     asked = rounds * (2 * len(chosen) + 1) + locked * len(chosen)
     part = Part("Disk", _how(real=real), asked=asked)
@@ -73,7 +73,7 @@ def _how(*, real: bool) -> str:
 
 
 def can_mount(work: Path) -> bool:
-    """Tell whether a small file system can be had here."""
+    """Return whether a small file system can be mounted."""
     place = work / "mount"
     place.mkdir(parents=True, exist_ok=True)
     try:
@@ -85,15 +85,15 @@ def can_mount(work: Path) -> bool:
 
 @contextmanager
 def small_disk(place: Path, size: int, options: str = "") -> Iterator[None]:
-    """Mount a file system in memory with room for `size` bytes.
+    """Mount a file system in memory with a size of `size` bytes.
 
     Raises:
-        OSError: that is not allowed here.
+        OSError: mounting is not allowed.
     """
     place.mkdir(parents=True, exist_ok=True)
     words = ["mount", "-t", "tmpfs", "-o", f"size={size}{options}", "tmpfs", str(place)]
     if shutil.which("mount") is None or subprocess.run(words, capture_output=True, check=False).returncode:  # noqa: S603
-        raise OSError("mounting is not allowed here")
+        raise OSError("mounting is not allowed")
     try:
         yield
     finally:
@@ -101,7 +101,7 @@ def small_disk(place: Path, size: int, options: str = "") -> Iterator[None]:
 
 
 def _undisturbed(scenario: Scenario, work: Path) -> int:
-    """Run a scenario, and return the bytes of its result, each file rounded up to pages."""
+    """Run a scenario and return the size of its result in bytes, with each file rounded up to pages."""
     command = _finished(scenario, work / "undisturbed")
     if command.poll() != 0:
         raise RuntimeError(f"{scenario.name}, undisturbed: {command.last_line}")
@@ -134,24 +134,24 @@ def _judge_full(name: str, command: Command, folder: Path, undisturbed: Path) ->
     losses = _judge(name, command)
     if command.poll() == 0:
         return losses + [f"{name}: exit code 0, but {problem}" for problem in differences(undisturbed, folder)]
-    if name != "predict":  # whose other cases stay
+    if name != "predict":  # which keeps its other cases
         left = [path.name for path in folder.rglob(".*") if not path.name.endswith(".work")]
         losses += [f"{name}: {path} is left over" for path in left]
     return losses + [f"{name}: {problem}" for problem in half_written(folder)]
 
 
 def _judge(name: str, command: Command) -> list[str]:
-    """Return what is wrong with how a command ended: well, or with one line that names what it could not write."""
+    """Return the problems of a command, which must succeed or end with one line that names the unwritable file."""
     code, said, last = command.poll(), command.said, command.last_line
     if "Traceback" in said or code not in (0, 2):
         return [f"{name}: exit code {code}: {last}"]
     if code == 2 and not last.startswith("phiseg: error: ") and "phiseg: skipped " not in said:
-        return [f"{name}: exit code 2, and last '{last}'"]
+        return [f"{name}: exit code 2, last line '{last}'"]
     return []
 
 
 def _fills_up(train: Scenario, folder: Path, work: Path, rng: np.random.Generator, *, real: bool) -> list[str]:
-    """Fill the disk at a random moment of a training; look at its state, make room, and resume."""
+    """Fill the disk at a random moment of a training, check its state, free the disk, and resume."""
     undisturbed = work / "train" / "undisturbed"
     if not real:
         losses = _judge("train", _finished(train, folder, limit=lambda: _limit_files(20000)))
@@ -168,7 +168,7 @@ def _fills_up(train: Scenario, folder: Path, work: Path, rng: np.random.Generato
 
 
 def _fill(path: Path) -> None:
-    """Write until there is no more room."""
+    """Write until the disk is full."""
     with suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
@@ -194,15 +194,15 @@ def _read_only(scenario: Scenario, folder: Path) -> list[str]:
 
 
 def _vanishing(scenario: Scenario, folder: Path, work: Path, rng: np.random.Generator) -> list[str]:
-    """Take the folder away in which a command works, or its result, at a random moment."""
+    """Remove the folder of a command, or its result, at a random moment."""
     duration = float((work / "seconds").read_text())
     whole_folder = rng.random() < 0.5
     gone = folder.with_name("gone")
     with scenario.start(folder) as command:
         time.sleep(rng.uniform(0, duration))
-        with command.paused():  # so that it does not end between the look and the removal
+        with command.paused():  # so that it does not end before the removal
             was_whole = not differences(work / "undisturbed" / "out", folder / "out")
-            with suppress(FileNotFoundError):  # it had written nothing yet
+            with suppress(FileNotFoundError):  # nothing was written yet
                 (folder if whole_folder else folder / "out").rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
         command.wait(PATIENCE)

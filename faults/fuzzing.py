@@ -1,8 +1,8 @@
-"""Bad bytes: damaged inputs, each read by the command that users would read it with.
+"""Damaged inputs, each read by the command that a user would run.
 
-Every input must end with exit code 0 or 2 and, in the second case, one line that tells the cure: within bounded
-time and memory, without a traceback, without a crash, and without running what a file says. The inputs are read in
-processes that read many each, and that are replaced when one is lost.
+Every command must end with exit code 0, or with 2 and one error line, in bounded time and memory, without a
+traceback or crash, and without executing code in a file. Each process reads many inputs, and is replaced if it
+dies.
 """
 
 import json
@@ -34,18 +34,18 @@ from .specimens import Specimens
 
 SHARES = {kind: share for kind, (share, _) in FILES.items()} | REQUESTS
 MEMORY = 3 << 29
-"""Bytes of address space that the reading of an input may add."""
+"""Maximum additional address space in bytes for reading an input."""
 CPU_SECONDS = 20.0
-"""Time of the processor that an input may take."""
+"""Maximum CPU time per input."""
 WALL_SECONDS = 300.0
-"""Time of the clock, for what waits for ever."""
+"""Maximum wall-clock time per input, to detect commands that wait forever."""
 LONGEST_LINE = 3000
-"""Characters of an error, which somebody has to read."""
+"""Maximum length of an error line in characters."""
 INPUTS_OF_A_WORKER = 400
 DEEP = Path("1", "2", "3")
-"""Where the inputs lie: as deep as the names that lead upwards, so that these end in a place that is looked at."""
+"""Folder of the inputs, as deep as the relative paths in damaged names, so that these end in a checked folder."""
 ROOT = Path("/")
-"""Where the names lead that begin with a slash."""
+"""Target of absolute paths in damaged names."""
 HOW = f"""\
 Every input is a valid file or request with random damage:
 
@@ -67,12 +67,12 @@ time. A trial passes if:
 *Read*: the command completed. *Skipped*: the case was reported and skipped. *Rejected*: the command \
 stopped with an error line."""
 PROGRESS = re.compile(r"\d+%\||[\d?](it|case|step|series|row)/s|[\[<]\d\d:\d\d")
-"""What only a progress bar prints."""
+"""Pattern of progress bars."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one input was met."""
+    """Outcome of one input."""
 
     kind: str
     number: int
@@ -82,7 +82,7 @@ class Outcome:
 
 
 def bad_bytes(good: Specimens, *, seed: int, inputs: int, seconds: float, workers: int = 2) -> Part:
-    """Read up to `inputs` damaged inputs of all kinds, for as long as there is time."""
+    """Read up to `inputs` damaged inputs of all kinds within the time."""
     tasks = _tasks(inputs, seed)
     outcomes = list(_all_outcomes(good, tasks, seed=seed, seconds=seconds, workers=workers))
     part = Part("Damaged files and requests", HOW, asked=len(tasks))
@@ -95,7 +95,7 @@ def bad_bytes(good: Specimens, *, seed: int, inputs: int, seconds: float, worker
 
 
 def _tasks(inputs: int, seed: int) -> list[tuple[str, int]]:
-    """List the inputs in an order that mixes the kinds, so that a run that is cut short has seen all of them."""
+    """List the inputs in mixed order, so that a short run covers all kinds."""
     total = sum(SHARES.values())
     tasks = [(kind, n) for kind, share in SHARES.items() for n in range(max(1, inputs * share // total))]
     order = np.random.default_rng(seed).permutation(len(tasks))
@@ -125,7 +125,7 @@ def _all_outcomes(
 
 
 class _Reader:
-    """A process that reads inputs one after another, and tells about each."""
+    """A process that reads inputs one after another and reports each outcome."""
 
     def __init__(self, good: Specimens, tasks: list[tuple[str, int]], *, seed: int, end: float) -> None:
         self.left, self._last = list(tasks), tasks[-1]
@@ -142,7 +142,7 @@ class _Reader:
         self._begun, self._cpu_before = time.monotonic(), 0.0
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield what has been told since the last call; what the process could not survive is told for it."""
+        """Yield the outcomes since the last call, including an input that killed the process."""
         try:
             while chunk := os.read(self.pipe, 1 << 16):
                 self._buffer += chunk
@@ -161,7 +161,7 @@ class _Reader:
                 yield self._lost(f"the process died ({signal.Signals(-code).name if code < 0 else code})")
         elif self._cpu() - self._cpu_before > CPU_SECONDS or time.monotonic() - self._begun > WALL_SECONDS:
             self.kill()
-            yield self._lost("it takes too long")
+            yield self._lost("timeout")
 
     def kill(self) -> None:
         """End the process."""
@@ -174,7 +174,7 @@ class _Reader:
         self.ended = True
 
     def _lost(self, reason: str) -> Outcome:
-        kind, number = self.left.pop(0) if self.left else self._last  # which it survived only for a moment
+        kind, number = self.left.pop(0) if self.left else self._last  # the process died shortly after it
         return Outcome(kind, number, "lost", reason)
 
     def _cpu(self) -> float:
@@ -194,7 +194,7 @@ def _read_inputs(good: Specimens, tasks: list[tuple[str, int]], pipe: int, *, se
             base = Path(folder)
             temporary = base / DEEP / "temporary"
             temporary.mkdir(parents=True)
-            tempfile.tempdir = str(temporary)  # where the viewer puts what is dropped
+            tempfile.tempdir = str(temporary)  # folder for uploads of the viewer
             log = base.with_suffix(".log")
             speak_into(log)
             viewer: ViewerUnderFire | None = None
@@ -219,7 +219,7 @@ def _read_inputs(good: Specimens, tasks: list[tuple[str, int]], pipe: int, *, se
 def read_one(
     kind: str, number: int, good: Specimens, base: Path, log: Path, *, seed: int, viewer: ViewerUnderFire | None
 ) -> Outcome:
-    """Make one damaged input, let it be read, and judge what came of it."""
+    """Create one damaged input, read it, and judge the outcome."""
     rng = np.random.default_rng([seed, list(SHARES).index(kind), number])
     bench = Bench(good, base / DEEP / "input", base / "canary", rng)
     bench.folder.mkdir(parents=True)
@@ -228,7 +228,7 @@ def read_one(
     try:
         with chdir(bench.folder.parent):
             if kind in REQUESTS:
-                assert viewer is not None, "the reader has started one"
+                assert viewer is not None, "started by the reader"
                 ask = dict(zip(REQUESTS, (viewer.request, viewer.upload, viewer.noise), strict=True))[kind]
                 seen, loss = "answered", ask(rng, bench.canary)
                 if "Traceback" in (said := log.read_text(errors="replace")):
@@ -245,7 +245,7 @@ def read_one(
 
 
 def strays(base: Path) -> list[Path]:
-    """Return what lies beside the folder of the inputs and that of temporary files, or above them."""
+    """Return files outside the folders of inputs and temporary files: next to them or above them."""
     deep = base / DEEP
     expected = {deep / "input", deep / "temporary", deep, *deep.parents}
     places = [deep, *deep.parents][: len(DEEP.parts) + 1]
@@ -270,7 +270,7 @@ def _read_file(kind: str, bench: Bench, log: Path) -> tuple[str, str | None]:
 
 
 def judge(command: str, code: object, said: str) -> tuple[str, str | None]:
-    """Return what became of an input by what the command said, and what was wrong with that."""
+    """Return the outcome of an input from the output of the command, and the problem if there is one."""
     lines = [line.rpartition("\r")[2] for line in said.split("\n")]
     lines = [line for line in lines if line.strip() and not PROGRESS.search(line)]
     if "Traceback (most recent call last)" in said:
@@ -288,7 +288,7 @@ def judge(command: str, code: object, said: str) -> tuple[str, str | None]:
     if command == "predict" and any("phiseg: skipped " in line for line in told):
         return "skipped", None
     if not lines or not lines[-1].startswith("phiseg: error: "):
-        return "lost", f"{command}: exit code 2, and last {lines[-1:]}"
+        return "lost", f"{command}: exit code 2, last line {lines[-1:]}"
     return "rejected", None
 
 

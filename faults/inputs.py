@@ -1,6 +1,6 @@
-"""The kinds of files that a stranger may give us: how each is damaged, and the command that reads it.
+"""The kinds of untrusted files, how each is damaged, and the command that reads it.
 
-A maker puts the damaged thing into a folder and returns the command. Whatever is not damaged is linked.
+Each function creates a damaged input in a folder and returns the command. Undamaged files are linked.
 """
 
 import io
@@ -40,17 +40,17 @@ Words = list[Any]
 
 @dataclass(frozen=True)
 class Bench:
-    """Where one damaged input is made."""
+    """Folder and random generator for one damaged input."""
 
     good: Specimens
     folder: Path
     canary: Path
-    """A file that only code out of a damaged file would make."""
+    """File that is created only if code in a damaged file is executed."""
     rng: Rng
 
     @property
     def out(self) -> Path:
-        """Where the command may write."""
+        """Folder for the output of the command."""
         return self.folder / "out"
 
     def copy(self, source: Path) -> Path:
@@ -63,7 +63,7 @@ class Bench:
         return target
 
     def replace(self, path: Path, content: bytes) -> Path:
-        """Write a file in the place of a link."""
+        """Replace a link by a file."""
         path.unlink(missing_ok=True)
         path.write_bytes(content)
         return path
@@ -75,7 +75,7 @@ class Bench:
 
 
 class Evil:
-    """What a pickle does to run code: it names a function, and what to call it with."""
+    """An object whose pickle executes code: a function and its arguments."""
 
     def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
         self.call, self.arguments = call, arguments
@@ -100,7 +100,7 @@ def _evil(bench: Bench) -> Evil:
 
 
 def nifti(bench: Bench) -> Words:
-    """Damage an image or a rater's labels."""
+    """Damage an image or the labels of a rater."""
     source = bench.copy(bench.good.nifti)
     path = bench.one_of(source, "*.nii.gz")
     damage = damage_bytes if bench.rng.random() < 0.25 else inside_gzip(damage_bytes)
@@ -109,7 +109,7 @@ def nifti(bench: Bench) -> Words:
 
 
 def nifti_scan(bench: Bench) -> Words:
-    """Damage a scan, and predict it."""
+    """Damage a scan and predict it."""
     path = bench.copy(bench.good.scan)
     bench.replace(path, damage_bytes(path.read_bytes(), bench.rng))
     return ["predict", bench.good.model, path, *_PREDICT, "--out", bench.out]
@@ -143,7 +143,7 @@ _DICOM_VALUES: tuple[tuple[str, Any], ...] = (
 
 
 def dicom(bench: Bench) -> Words:
-    """Damage a slice, by its bytes or by a value of its header."""
+    """Damage the bytes or a header value of a slice."""
     from_archive = bench.rng.random() < 0.7
     source = bench.copy(bench.good.lidc if from_archive else bench.good.dicom)
     path = bench.one_of(source, "*.dcm")
@@ -173,14 +173,14 @@ def _with_value(content: bytes, name: str, value: Any) -> bytes:
         target = io.BytesIO()
         data.save_as(target)
         return target.getvalue()
-    except Exception:  # pydicom would not write this one
+    except Exception:  # pydicom cannot write this value
         return content[: len(content) // 2]
     finally:
         pydicom.config.settings.writing_validation_mode = kept
 
 
 def lidc_xml(bench: Bench) -> Words:
-    """Damage what the readers drew."""
+    """Damage the outlines of the readers."""
     source = bench.copy(bench.good.lidc)
     path = bench.one_of(source, "*.xml")
     content, draw = path.read_bytes(), bench.rng.random()
@@ -202,7 +202,7 @@ def lidc_xml(bench: Bench) -> Words:
 
 
 def npz(bench: Bench) -> Words:
-    """Damage an archive of arrays, a member of it, or what a member says of itself."""
+    """Damage an archive of arrays, a member, or the header of a member."""
     path = bench.copy(bench.good.npz)
     content, draw = path.read_bytes(), bench.rng.random()
     if draw < 0.3:
@@ -242,7 +242,7 @@ def _damage_npy(content: bytes, rng: Rng) -> bytes:
 
 
 def dataset(bench: Bench) -> Words:
-    """Damage a file of a prepared dataset: its arrays, its manifest, its tables."""
+    """Damage a file of a prepared dataset: arrays, manifest or tables."""
     source = bench.copy(bench.good.data)
     path = bench.one_of(source, "*.*")
     if path.suffix == ".npy":
@@ -257,7 +257,7 @@ def dataset(bench: Bench) -> Words:
 
 
 def _damage_table(bench: Bench, path: Path) -> bytes:
-    """Damage JSON by its values, and all texts by their words or bytes."""
+    """Damage the values of JSON, or words or bytes of any text."""
     content, draw = path.read_bytes(), bench.rng.random()
     if path.suffix == ".json" and draw < 0.6:
         tree = damage_tree(json.loads(content), bench.rng, str(bench.canary))
@@ -266,7 +266,7 @@ def _damage_table(bench: Bench, path: Path) -> bytes:
 
 
 def hdf5(bench: Bench) -> Words:
-    """Damage an HDF5 file, by its bytes or by what its members are."""
+    """Damage the bytes or the members of an HDF5 file."""
     path = bench.copy(bench.good.hdf5)
     bench.replace(path, path.read_bytes())
     draw = bench.rng.random()
@@ -302,11 +302,11 @@ def _damage_hdf5(file: Any, bench: Bench) -> None:
         group.create_group(name)
     else:
         group.create_dataset(name, data=kept, external=[(str(bench.canary), 0, kept.nbytes)])
-        bench.canary.unlink(missing_ok=True)  # h5py itself wrote it
+        bench.canary.unlink(missing_ok=True)  # written by h5py itself
 
 
 def pickles(bench: Bench) -> Words:
-    """Damage a pickle, or give one that is a program."""
+    """Damage a pickle, or create one that executes code."""
     path = bench.copy(bench.good.pickle)
     content, draw = path.read_bytes(), bench.rng.random()
     if draw < 0.25:
@@ -331,7 +331,7 @@ def pickles(bench: Bench) -> Words:
 
 
 def png(bench: Bench) -> Words:
-    """Damage a crop or a mask; or predict a damaged picture."""
+    """Damage a crop or a mask, or predict a damaged PNG file."""
     to_predict = bench.rng.random() < 0.2
     source = bench.copy(bench.good.png)
     path = bench.one_of(source, "crop.png" if to_predict else "*.png")
@@ -365,7 +365,7 @@ def recipe(bench: Bench) -> Words:
 
 
 def safetensors(bench: Bench) -> Words:
-    """Damage weights, by their bytes or by their header."""
+    """Damage the bytes or the header of weights."""
     model = bench.copy(bench.good.model)
     path = model / "model.safetensors"
     content, draw = path.read_bytes(), bench.rng.random()
@@ -383,7 +383,7 @@ def safetensors(bench: Bench) -> Words:
 
 
 def model_folder(bench: Bench) -> Words:
-    """Damage what a model says of itself."""
+    """Damage the JSON files of a model."""
     model = bench.copy(bench.good.model)
     path = model / pick(bench.rng, ("config.json", "preprocessing.json"))
     bench.replace(path, _damage_table(bench, path))
@@ -400,7 +400,7 @@ def _use_model(bench: Bench, model: Path) -> Words:
 
 
 def checkpoint(bench: Bench) -> Words:
-    """Damage the state that a training goes on from."""
+    """Damage the saved state of a training."""
     run = bench.copy(bench.good.run)
     path = run / "state" / "last.pt"
     content, draw = path.read_bytes(), bench.rng.random()
@@ -422,7 +422,7 @@ def checkpoint(bench: Bench) -> Words:
 
 
 def evaluation(bench: Bench) -> Words:
-    """Damage the scores that are compared."""
+    """Damage an evaluation."""
     first, second = bench.copy(bench.good.evaluation), bench.folder / "other"
     shutil.copytree(first, second, copy_function=os.link)
     path = bench.one_of(first, "*.*")
@@ -436,7 +436,7 @@ def evaluation(bench: Bench) -> Words:
 
 
 def points(bench: Bench) -> Words:
-    """Damage the table of places to look at."""
+    """Damage the table of points."""
     path = bench.folder / "points.csv"
     content = b"case,x,y,z,unit\nscan,9,9,1,voxel\nscan,1.5,2.5,2,mm\n"
     path.write_bytes(pick(bench.rng, (damage_text, damage_bytes))(content, bench.rng))
@@ -461,4 +461,4 @@ FILES: dict[str, tuple[int, Callable[[Bench], Words]]] = {
     "evaluation folder": (1, evaluation),
     "table of points": (2, points),
 }
-"""Every kind of file with its share of the inputs."""
+"""Share of the inputs of each kind of file."""

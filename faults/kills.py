@@ -1,4 +1,4 @@
-"""Kill -9 at random moments: every restart goes on, and the result is that of a run that nobody disturbed."""
+"""SIGKILL at random moments: every restart resumes, and the result is that of an undisturbed run."""
 
 import math
 import os
@@ -16,37 +16,37 @@ from .specimens import Specimens
 from .trees import differences, half_written, visible_files
 
 KILLS_OF_A_LIFE = 6
-"""After so many, a command is let to its end, so that its result can be compared."""
+"""Number of kills after which a command runs to its end, so that its result can be compared."""
 PATIENCE = 300.0
-"""Seconds after which a command that nobody disturbs has to be done."""
+"""Time limit in seconds of an undisturbed command."""
 
 
 @dataclass
 class Tally:
-    """What happened to one scenario."""
+    """Counts of one scenario."""
 
     kills: int = 0
     lives: int = 0
     files_checked: int = 0
     writing: float = math.inf
-    """Seconds that it wrote when it last ended before its first kill; the undisturbed run may have been slower."""
+    """Writing time in seconds when it last ended before its first kill; the undisturbed run may be slower."""
     losses: list[list[str]] = field(default_factory=list)
-    """The problems of every kill that had some; those at the end of a life are of its last kill."""
+    """Problems by kill; problems at the end of a run belong to its last kill."""
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run that nobody disturbed."""
+    """An undisturbed run."""
 
     folder: Path
     before_writing: float
-    """Seconds until it wrote something."""
+    """Seconds until the first file was written."""
     writing: float
-    """Seconds from then to its end."""
+    """Seconds from the first file to the end."""
 
 
 def kills(good: Specimens, work: Path, *, seed: int, number: int, seconds: float, workers: int = 2) -> Part:
-    """Kill commands `number` times in all, for as long as there is time."""
+    """Kill commands up to `number` times in total within the time."""
     rng = np.random.default_rng(seed)
     end = time.monotonic() + seconds
     chosen = scenarios(good, workers=workers)
@@ -62,7 +62,7 @@ def kills(good: Specimens, work: Path, *, seed: int, number: int, seconds: float
                 undisturbed[name] = _undisturbed(scenario, work / name)
             folder = work / name / f"life-{tally.lives}"
             live(scenario, folder, undisturbed[name], tally, rng, most=each - tally.kills)
-        except Exception as error:  # it is left out from here on
+        except Exception as error:  # the scenario is skipped from here on
             tally.losses.append([f"life {tally.lives}: {type(error).__name__}: {error}"])
         else:
             left += [scenario] if tally.kills < each else []
@@ -103,7 +103,7 @@ def _undisturbed(scenario: Scenario, work: Path) -> Undisturbed:
 def live(
     scenario: Scenario, folder: Path, expected: Undisturbed, tally: Tally, rng: np.random.Generator, *, most: int
 ) -> None:
-    """Kill a command up to some times, let it end, and compare its result."""
+    """Kill a command several times, let it end, and compare its result."""
     tally.lives += 1
     found: list[list[str]] = []
     for number in range(min(most, KILLS_OF_A_LIFE)):
@@ -114,7 +114,7 @@ def live(
                 _wait_for_change(command, folder)
                 paused = _pause(command, rng.uniform(0, min(expected.writing, tally.writing)))
                 if number == 0 and command.poll() is not None:
-                    tally.writing = max(paused, expected.writing / 4)  # we may have seen its first file late
+                    tally.writing = max(paused, expected.writing / 4)  # the first file may have been detected late
             if command.poll() is not None:
                 break
             command.kill()
@@ -142,17 +142,17 @@ def _wait_for_change(command: Command, folder: Path) -> None:
 
 def _names_and_times(folder: Path) -> Counter[tuple[str, int]]:
     found: Counter[tuple[str, int]] = Counter()
-    for parent, folders, files in os.walk(folder):  # which minds no folder that vanishes
+    for parent, folders, files in os.walk(folder):  # ignores folders that are removed
         for path in (os.path.join(parent, name) for name in (*folders, *files)):  # noqa: PTH118
             try:
                 found[path, os.stat(path).st_mtime_ns] += 1  # noqa: PTH116
-            except FileNotFoundError:  # it was a temporary one
+            except FileNotFoundError:  # a temporary file
                 found[path, 0] += 1
     return found
 
 
 def _pause(command: Command, seconds: float) -> float:
-    """Wait for so long, or until a command ends; return the seconds."""
+    """Wait for the given seconds or until a command ends; return the time waited."""
     begun = time.monotonic()
     while command.poll() is None and time.monotonic() < begun + seconds:
         time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""The viewer under many clients: nobody is lost, and its memory stays where it is."""
+"""The viewer with many clients: all requests are answered, and its memory is stable."""
 
 import http.client
 import json
@@ -22,25 +22,25 @@ from .specimens import Specimens
 
 CLIENTS = 20
 MAY_GROW = 0.1
-"""Share by which the memory of the last third of the time may exceed that of the second."""
+"""Maximum relative growth of memory from the second to the last third of the time."""
 PATIENCE = 120.0
 TO_END = 30.0
-"""Seconds that the viewer may take for what was begun when the time is over, and to end."""
+"""Seconds for the viewer to finish running requests and to stop."""
 
 
 @dataclass
 class Log:
-    """What the clients saw."""
+    """Observations of the clients."""
 
     asked: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
     losses: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """By what was asked; those of the viewer itself under "viewer"."""
+    """Failures by kind of request; those of the viewer process under "viewer"."""
     lock: Lock = field(default_factory=Lock)
 
 
 def load(good: Specimens, work: Path, *, seed: int, seconds: float, clients: int = CLIENTS) -> Part:
-    """Let clients click, look, drop scans, export and leave, for some time."""
+    """Let clients click, load slices, upload scans, export and disconnect for some time."""
     work.mkdir(parents=True, exist_ok=True)
     log, memory = Log(), list[tuple[float, float]]()
     with (work / "log.txt").open("wb") as output:
@@ -72,7 +72,7 @@ def load(good: Specimens, work: Path, *, seed: int, seconds: float, clients: int
 
 
 def _stop(process: subprocess.Popen[bytes]) -> bool:
-    """End the viewer, and tell whether Ctrl-C was enough."""
+    """Stop the viewer and return whether Ctrl-C was sufficient."""
     try:
         with suppress(ProcessLookupError):  # it has ended
             os.killpg(process.pid, signal.SIGINT)
@@ -147,7 +147,7 @@ def _memory_mb(pid: int) -> float:
 
 
 def _client(port: int, good: Specimens, log: Log, seed: int, end: float) -> None:
-    """Be one client until the time is over."""
+    """Run one client until the time is over."""
     rng = random.Random(seed)  # noqa: S311
     scan = good.scan.read_bytes()
     prediction = None
@@ -214,13 +214,13 @@ def _drop(port: int, scan: bytes, end: float) -> str | None:
     body = head + scan + b"\r\n--b--\r\n"
     while True:
         status, content = _ask(port, "POST", "/api/scans", body, "multipart/form-data; boundary=b")
-        if status != 503 or time.monotonic() > end:  # others drop files: as the page says, try again in a moment
+        if status != 503 or time.monotonic() > end:  # too many uploads: try again
             return None if status == 200 else f"status {status}: {content[:200]!r}"
         time.sleep(0.2)
 
 
 def _leave(port: int) -> None:
-    """Ask, and go away before the answer is complete."""
+    """Send a request and disconnect before the answer is complete."""
     body = _body(0)
     with socket.create_connection(("127.0.0.1", port), PATIENCE) as connection:
         connection.sendall(

@@ -1,4 +1,4 @@
-"""How good bytes, texts and trees of values are damaged. All of it is drawn from a generator."""
+"""Random damage of bytes, texts and nested values, drawn from a generator."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ Rng = np.random.Generator
 Damage = Callable[[bytes, Rng], bytes]
 
 HEADER = 512
-"""Bytes at the beginning, where most formats say what follows; damage prefers them."""
+"""Size of the header in bytes, which is damaged preferentially."""
 NUMBERS = (0, 1, 255, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 TOKENS = (
     "-1",
@@ -42,17 +42,17 @@ TOKENS = (
 
 
 def pick(rng: Rng, items: Any) -> Any:
-    """Return one of several things."""
+    """Return a random item."""
     return items[int(rng.integers(len(items)))]
 
 
 def damage_bytes(content: bytes, rng: Rng) -> bytes:
-    """Damage a file in one of many ways, without regard to what it means."""
+    """Damage bytes in one of many ways, regardless of their meaning."""
     return bytes(pick(rng, _BYTE_DAMAGES)(content or b"\0", rng))
 
 
 def damage_text(content: bytes, rng: Rng) -> bytes:
-    """Put something else in the place of a few numbers or words of a text."""
+    """Replace a few numbers or words of a text."""
     text = content.decode(errors="replace")
     for _ in range(int(rng.integers(1, 4))):
         words = list(re.finditer(r"[\w.+-]+", text))
@@ -82,12 +82,12 @@ def damage_tree(value: Any, rng: Rng, canary: str) -> Any:
 
 
 def inside_gzip(damage: Damage) -> Damage:
-    """Damage what is compressed, and compress it again: the checksum is right."""
+    """Damage the compressed content and compress it again with the correct checksum."""
     return lambda content, rng: gzip.compress(damage(gzip.decompress(content), rng), 1)
 
 
 def inside_zip(damage: Damage) -> Damage:
-    """Damage one member of a zip, or its name, and pack it again: the checksums are right."""
+    """Damage a member of a zip archive or its name, and pack it again with correct checksums."""
 
     def change(content: bytes, rng: Rng) -> bytes:
         with zipfile.ZipFile(io.BytesIO(content)) as old:
@@ -98,7 +98,7 @@ def inside_zip(damage: Damage) -> Damage:
         if action == 0:
             members[place] = (pick(rng, ("../../evil.npy", "/evil.npy", f"evil/{name}", name + "\0")), inner)
         elif action == 1:
-            members.append((name, damage(inner, rng)))  # twice the same name
+            members.append((name, damage(inner, rng)))  # duplicate name
         elif action == 2:
             del members[place]
         else:
@@ -114,7 +114,7 @@ def inside_zip(damage: Damage) -> Damage:
 
 
 def inside_png(content: bytes, rng: Rng) -> bytes:
-    """Damage one chunk of a PNG, and give it the right checksum."""
+    """Damage one chunk of a PNG file and correct its checksum."""
     chunks, place = [], 8
     while place + 12 <= len(content):
         (length,) = struct.unpack(">I", content[place : place + 4])
@@ -137,21 +137,21 @@ def inside_png(content: bytes, rng: Rng) -> bytes:
 
 
 def aliases(depth: int = 12, width: int = 9) -> str:
-    """Return YAML whose few lines stand for `width ** depth` values."""
+    """Return a few lines of YAML that expand to `width ** depth` values."""
     lines = [f"a0: &a0 [{', '.join(['1'] * width)}]"]
     lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * width)}]" for level in range(1, depth)]
     return "\n".join(lines) + "\n"
 
 
 def entities(depth: int = 12, width: int = 10) -> str:
-    """Return a document type whose last entity stands for `width ** depth` words."""
+    """Return a document type whose last entity expands to `width ** depth` words."""
     lines = ['<!ENTITY e0 "evil">']
     lines += [f'<!ENTITY e{level} "{f"&e{level - 1};" * width}">' for level in range(1, depth)]
     return f"<!DOCTYPE LidcReadMessage [{''.join(lines)}]>"
 
 
 def _place(content: bytes, rng: Rng) -> int:
-    """Return a random offset, in three of four cases near the beginning."""
+    """Return a random offset, with probability 3/4 near the beginning."""
     return int(rng.integers(min(HEADER, len(content)) if rng.random() < 0.75 else len(content)))
 
 

@@ -1,4 +1,4 @@
-"""Bad numbers: pixels that are none, images without contrast, values far out of range, labels with gaps."""
+"""Invalid numbers: NaN pixels, images without contrast, values far out of range, labels with gaps."""
 
 import math
 import re
@@ -36,18 +36,18 @@ AFFINE = np.diag([0.8, 0.9, 2.0, 1.0])
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to try, and what must come of it."""
+    """A test with its expected outcome."""
 
     name: str
     words: list[Any]
     says: str | None = None
-    """Part of the error, or of what is told; None: it must succeed."""
+    """Part of the error or message; None if the command must succeed."""
     code: int = 2
     limit: Callable[[], None] = lambda: None
 
 
 def numbers(good: Specimens, work: Path, *, seed: int) -> Part:
-    """Try everything once."""
+    """Run every test once."""
     part = Part("Invalid numbers", HOW)
     rng = np.random.default_rng(seed)
     for number, case in enumerate(_cases(good, work, rng)):
@@ -66,12 +66,12 @@ def _judge(case: Case, code: int, command: Command, folder: Path) -> list[str]:
     if code != expected or "Traceback" in command.said:
         return [f"exit code {code} instead of {expected}: {command.last_line}"]
     if case.says is not None and case.says not in command.said:
-        return [f"it says: {command.last_line}"]
+        return [f"last line: {command.last_line}"]
     return [f"{name} has numbers that are not finite" for name, path in visible_files(folder) if _not_finite(path)]
 
 
 def _not_finite(path: Path) -> bool:
-    """Tell whether a result holds NaN or infinity."""
+    """Return whether a result contains NaN or infinity."""
     if path.suffix == ".npy":
         values = np.load(path)
         return values.dtype.kind == "f" and not np.isfinite(values).all()

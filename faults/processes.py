@@ -1,7 +1,7 @@
-"""Commands of phiseg as processes that can be watched, limited and killed.
+"""Commands of phiseg as processes that can be monitored, limited and killed.
 
-A command is forked from a process that has imported everything already, and is otherwise the command: it has a
-session, files and memory of its own. So hundreds of them fit into minutes.
+A command is forked from a process that has already imported everything, so that hundreds of commands run in
+minutes. It has a separate session, files and memory.
 """
 
 import os
@@ -19,11 +19,11 @@ from typing import NoReturn, Self
 from phiseg.cli.main import COMMANDS, main
 
 NO_TIME = -1000
-"""The code of a command that had to be stopped."""
+"""Exit code of a command that was stopped because of the time limit."""
 
 
 def import_all() -> None:
-    """Import what the commands need, once for all that are forked."""
+    """Import all modules that commands need, before forking."""
     for module, _ in COMMANDS.values():
         import_module(f"phiseg.cli.{module}")
     for module in (
@@ -44,17 +44,17 @@ def import_all() -> None:
     import torch
 
     torch.set_num_threads(1)  # threads do not survive a fork
-    resource_tracker.ensure_running()  # outlives the commands, and removes the semaphores of those that are killed
+    resource_tracker.ensure_running()  # removes the semaphores of killed commands
 
 
 class Command:
-    """`phiseg WORDS` in a process group of its own; as a context, it does not outlive its block.
+    """`phiseg WORDS` in a separate process group. As a context manager, it is killed at the end of the block.
 
     Args:
-        words: what follows `phiseg`.
-        folder: where it runs.
-        log: takes what it prints.
-        limit: called in the new process before the command begins.
+        words: arguments of `phiseg`.
+        folder: working directory.
+        log: file for the output.
+        limit: function called in the new process before the command starts.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Command:
         self.kill()
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs."""
+        """Return the exit code, or None if it is running."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -84,7 +84,7 @@ class Command:
         return self._code
 
     def wait(self, seconds: float) -> int:
-        """Return the exit code; a command that takes longer is killed, and its code is `NO_TIME`."""
+        """Return the exit code; after the time limit the command is killed and the code is `NO_TIME`."""
         end = time.monotonic() + seconds
         while (code := self.poll()) is None:
             if time.monotonic() > end:
@@ -94,18 +94,18 @@ class Command:
         return code
 
     def kill(self) -> None:
-        """End it and all that it started, as `kill -9` does."""
+        """Kill the command and its child processes with SIGKILL."""
         if self.poll() is None:
             try:
                 os.killpg(self.pid, signal.SIGKILL)
-            except ProcessLookupError:  # it has just begun, and is no group of its own yet
+            except ProcessLookupError:  # it has just started and is not a process group yet
                 os.kill(self.pid, signal.SIGKILL)
             while self.poll() is None:
                 time.sleep(0.001)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let it stand still while the block runs, unless it has ended."""
+        """Pause the command during the block, unless it has ended."""
         running = self.poll() is None
         if running:
             os.kill(self.pid, signal.SIGSTOP)
@@ -118,14 +118,14 @@ class Command:
 
     @property
     def said(self) -> str:
-        """What it printed so far."""
+        """Output so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     @property
     def last_line(self) -> str:
-        """What it printed last, without progress bars."""
+        """Last line of the output, without progress bars."""
         lines = [line.rpartition("\r")[2].strip() for line in self.said.split("\n")]
-        return next((line for line in reversed(lines) if line), "it printed nothing")
+        return next((line for line in reversed(lines) if line), "no output")
 
 
 def _run(words: list[str], folder: Path, log: Path, limit: Callable[[], None]) -> NoReturn:
@@ -147,7 +147,7 @@ def _run(words: list[str], folder: Path, log: Path, limit: Callable[[], None]) -
 
 
 def speak_into(log: Path) -> None:
-    """Let this process, and the libraries in it, print into a file, and read nothing."""
+    """Redirect the output of this process and its libraries to a file, and close its input."""
     sys.stdout.flush()
     sys.stderr.flush()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
@@ -163,7 +163,7 @@ def run(words: Sequence[object], folder: Path, *, seconds: float = 600) -> Comma
     """Run a command to its end.
 
     Raises:
-        RuntimeError: it failed, which it must not here.
+        RuntimeError: the command failed.
     """
     with Command(words, folder, folder / "log.txt") as command:
         if command.wait(seconds) != 0:
@@ -172,7 +172,7 @@ def run(words: Sequence[object], folder: Path, *, seconds: float = 600) -> Comma
 
 
 def die(number: int) -> int:
-    """End this worker as the system does when memory is short; only the third of some."""
+    """Kill this worker, as the system does if memory is short, if it is the third one."""
     if number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return number

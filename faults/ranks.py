@@ -1,4 +1,4 @@
-"""A process of several dies: the others stop in bounded time and say why, and the work goes on afterwards."""
+"""One of several processes dies: the others stop in bounded time with an error, and the run can be resumed."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from .specimens import Specimens
 from .trees import differences
 
 BOUND = 60.0
-"""Seconds after which the others must have ended."""
+"""Seconds within which the other processes must end."""
 PATIENCE = 300.0
 STEPS = 16
 HOW = f"""\
@@ -37,7 +37,7 @@ HOW = f"""\
 
 
 def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float) -> Part:
-    """Kill either of two training processes `rounds` times while there is time, and a worker of each other kind."""
+    """Kill either of two training processes up to `rounds` times, and one worker of each other kind."""
     rng = np.random.default_rng(seed)
     end = time.monotonic() + seconds
     work.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def ranks(good: Specimens, work: Path, *, seed: int, rounds: int, seconds: float
 
 @contextmanager
 def _started(words: list[Any], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the real command, as a training starts its further processes by it; end what is left of them."""
+    """Start the installed command, which a training uses for its further processes; kill remaining processes."""
     with log.open("wb") as file:
         process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "phiseg", *map(str, words)],
@@ -91,13 +91,13 @@ def _started(words: list[Any], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):  # nothing is left of its group
+        with suppress(ProcessLookupError):  # its process group has ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def _finish(words: list[Any], log: Path) -> int:
-    """Run a command and return its exit code; one that takes too long is killed."""
+    """Run a command and return its exit code; kill it after the time limit."""
     with _started(words, log) as process, suppress(subprocess.TimeoutExpired):
         process.wait(PATIENCE)
     return process.returncode
@@ -106,7 +106,7 @@ def _finish(words: list[Any], log: Path) -> int:
 def _lose_one(
     train: list[Any], folder: Path, undisturbed: Path, rng: np.random.Generator, *, role: str
 ) -> tuple[float, list[str]] | None:
-    """Return how long the other process lived on, and what was lost; None if the training was too fast for us."""
+    """Return how long the other process ran and the failures; None if the training ended too early."""
     log = folder.with_suffix(".log")
     metrics = folder / "metrics.jsonl"
     lines = int(rng.integers(1, STEPS - 4))
@@ -143,7 +143,7 @@ def _lose_one(
 
 
 def _child(pid: int) -> int | None:
-    """Return the process that a process started, if both are still there."""
+    """Return the child of a process, if both are still running."""
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():

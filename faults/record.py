@@ -1,4 +1,4 @@
-"""What a part of the campaign tried, and what it saw."""
+"""Records of the trials and results of a part of the fault tests."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -6,53 +6,53 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a part's table."""
+    """A row in the table of a part."""
 
     what: str
     times: int
-    """How often it was tried."""
+    """Number of trials."""
     seen: str
     lost: int
-    """How often it did not hold."""
+    """Number of failures."""
 
 
 @dataclass
 class Part:
-    """One part of the campaign."""
+    """A part of the fault tests."""
 
     title: str
     how: str
-    """How it was tried, and what that does not show."""
+    """Description of the tests and their limitations."""
     of_faults: bool = True
-    """Whether what it tried were faults, rather than ordinary use."""
+    """Whether the trials are faults rather than normal use."""
     asked: int = 0
-    """How often it was to try something, if the time may be too short for that."""
+    """Planned number of trials, if the time may be too short."""
     rows: list[Row] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
-    """One line for everything that did not hold, with what is needed to see it again."""
+    """One line per failure, with the information to reproduce it."""
 
     def add(self, what: str, times: int, seen: str, losses: Iterable[list[str]]) -> None:
-        """Note a row, and what was lost in it: a list for each time; those that held may be left out."""
+        """Add a row with its failures: one list per trial; empty lists of passed trials may be omitted."""
         lost = [problems for problems in losses if problems]
         self.rows.append(Row(what, times, seen, len(lost)))
         self.losses += [f"{what}: {problem}" for problems in lost for problem in problems]
 
     @property
     def tried(self) -> int:
-        """How often it tried something."""
+        """Total number of trials."""
         return sum(row.times for row in self.rows)
 
     @property
     def lost(self) -> int:
-        """How often anything did not hold."""
+        """Total number of failures."""
         return sum(row.lost for row in self.rows)
 
 
 def always(seen: str, tried: Sequence[list[str]]) -> str:
-    """Say what was seen every time, if so; `tried` has the losses of every time."""
+    """Return `seen` if all trials passed; `tried` has the failures of each trial."""
     return "see below" if any(tried) else seen if tried else "not tried"
 
 
 def counted(values: dict[str, int]) -> str:
-    """Say how often each thing was seen."""
+    """Return the counts as text."""
     return ", ".join(f"{number:,} {what}" for what, number in values.items() if number) or "nothing"

@@ -1,4 +1,4 @@
-"""What strangers may send to the viewer: requests that make no sense, files that are damaged, and noise."""
+"""Untrusted requests to the viewer: invalid requests, damaged files, and random bytes."""
 
 import io
 import json
@@ -41,11 +41,11 @@ CLICK: dict[str, Any] = {
     "levels": [{"seed": 1, "hold": False, "temperature": 1.0}] * 2,
 }
 WAIT = 20.0
-"""Seconds that an answer may take."""
+"""Time limit of an answer in seconds."""
 
 
 class ViewerUnderFire:
-    """A viewer, reached by a client in this process and at a port."""
+    """A viewer that is reached by a client in this process and at a port."""
 
     def __init__(self, good: Specimens) -> None:
         self.good = good
@@ -57,7 +57,7 @@ class ViewerUnderFire:
         Thread(target=uvicorn.Server(config).run, kwargs={"sockets": [listener]}, daemon=True).start()
 
     def request(self, rng: Rng, canary: Path) -> str | None:
-        """Send a request whose path, method, headers or body are damaged; return what is wrong with the answer."""
+        """Send a request with damaged path, method, headers or body; return the problem of the answer, if any."""
         path, method = pick(rng, PATHS), pick(rng, ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"))
         headers, body = {"content-type": "application/json"}, b""
         draw = rng.random()
@@ -76,7 +76,7 @@ class ViewerUnderFire:
         return _judge(answer.status_code, answer.content)
 
     def upload(self, rng: Rng, canary: Path) -> str | None:
-        """Drop damaged files, under names that lead elsewhere."""
+        """Upload damaged files under names with other paths."""
         kind = pick(rng, ("nifti", "dicom", "png"))
         files = {
             "nifti": [self.good.scan],
@@ -96,7 +96,7 @@ class ViewerUnderFire:
         return _judge(answer.status_code, answer.content)
 
     def noise(self, rng: Rng, canary: Path) -> str | None:
-        """Send bytes that are hardly HTTP, and see whether the next client is served."""
+        """Send bytes that are hardly HTTP, and check that the next client is served."""
         good = (
             b"POST /api/scans HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
             b"Content-Length: 120\r\n\r\n--b\r\nContent-Disposition: form-data; name=f; filename="
@@ -117,7 +117,7 @@ class ViewerUnderFire:
 
 
 def _judge(status: int, content: bytes) -> str | None:
-    """Return what is wrong with an answer: a bug of ours has status 500, and is told as unexpected."""
+    """Return the problem of an answer, if any. A bug has status 500 or is reported as an unexpected error."""
     if status >= 500:
         return f"status {status}: {content[:200]!r}"
     if b"unexpected error" in content:
@@ -128,4 +128,4 @@ def _judge(status: int, content: bytes) -> str | None:
 
 
 REQUESTS = {"viewer: requests": 9, "viewer: dropped files": 6, "viewer: noise on the socket": 5}
-"""Every kind of request with its share of the inputs."""
+"""Share of the inputs of each kind of request."""

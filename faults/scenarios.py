@@ -1,4 +1,4 @@
-"""The commands that are disturbed, each with the documented way to go on after it."""
+"""The tested commands, each with the documented way to resume it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,29 +10,29 @@ from .specimens import Specimens
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command that writes `out` in the folder it runs in."""
+    """A command that writes `out` in its working directory."""
 
     name: str
     words: list[Any]
     go_on: list[Any] = field(default_factory=list)
-    """Further words of the command that goes on; the same command again if there are none."""
+    """Additional arguments to resume; empty if the same command resumes."""
     may_differ: dict[str, str] = field(default_factory=dict)
-    """Files, by pattern, that differ between two undisturbed runs as well, and why."""
+    """Patterns of files that also differ between two undisturbed runs, with the reason."""
 
     def start(self, folder: Path, *, again: bool = False, **options: Any) -> Command:
-        """Begin in a folder, or go on in it."""
+        """Start or resume the command in a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         words = [*self.words, *(self.go_on if again else [])]
         return Command(words, folder, folder.with_name(f"{folder.name}.log"), **options)
 
 
 def is_there_already(command: Command) -> bool:
-    """Tell whether a command that was begun again says that its result is complete."""
+    """Return whether a restarted command reports that its result is complete."""
     return "out already exists" in command.last_line
 
 
 def scenarios(good: Specimens, *, workers: int = 2) -> list[Scenario]:
-    """Return prepare, train, evaluate, experiment and predict, each of a few seconds."""
+    """Return prepare, train, evaluate, experiment and predict, each taking a few seconds."""
     scans = good.nifti  # five volumes with labels: fifteen scans to predict
     experiment = ["--data", good.data, "--out", "out", "--methods", good.recipe, "--regimes", "all", "one"]
     few = ["--num-samples", 2, "--level-draws", 1]

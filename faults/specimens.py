@@ -1,4 +1,4 @@
-"""Small good things of every kind, which the campaign then damages. All of it is made from nothing."""
+"""Small valid inputs of every kind, which the fault tests damage. All of them are generated."""
 
 import pickle
 import sys
@@ -30,7 +30,7 @@ SIZE = 16
 
 @dataclass(frozen=True)
 class Specimens:
-    """Where everything lies."""
+    """Paths of the valid inputs."""
 
     root: Path
 
@@ -46,22 +46,22 @@ class Specimens:
 
     @property
     def run(self) -> Path:
-        """A finished training on it."""
+        """A finished training on the dataset."""
         return self.root / "run"
 
     @property
     def model(self) -> Path:
-        """Its model."""
+        """The trained model."""
         return self.run / "model"
 
     @property
     def evaluation(self) -> Path:
-        """Its scores."""
+        """An evaluation of the model."""
         return self.root / "evaluation"
 
     @property
     def scan(self) -> Path:
-        """A NIfTI volume that the model can be applied to."""
+        """A NIfTI volume for the model."""
         return self.root / "scans" / "scan.nii"
 
     @property
@@ -71,7 +71,7 @@ class Specimens:
 
     @property
     def lidc(self) -> Path:
-        """DICOM series with the readers' XML, as the archive ships them."""
+        """DICOM series with the XML files of the readers, as in the archive."""
         return self.root / "lidc"
 
     @property
@@ -86,22 +86,22 @@ class Specimens:
 
     @property
     def hdf5(self) -> Path:
-        """Crops as PHiSeg's authors kept them."""
+        """Crops in the HDF5 format of PHiSeg."""
         return self.root / "data_lidc.hdf5"
 
     @property
     def pickle(self) -> Path:
-        """Crops as Knegt kept them."""
+        """Crops in the pickle format of Knegt."""
         return self.root / "data_lidc.pickle"
 
     @property
     def png(self) -> Path:
-        """Crops as Kohl kept them."""
+        """Crops in the PNG layout of Kohl."""
         return self.root / "png"
 
 
 def make_specimens(root: Path) -> Specimens:
-    """Make one of each in an empty folder."""
+    """Create one input of each kind in an empty folder."""
     made = Specimens(root)
     made.recipe.write_text(RECIPE)
     run(["prepare", "phantom", "lesion", made.data, "--size", SIZE, "--num-cases", 15], root)

@@ -1,4 +1,4 @@
-"""Folders of results: are their files whole, and are two of them the same?"""
+"""Checks of result folders: complete files, and equality of two folders."""
 
 import csv
 import gzip
@@ -16,7 +16,7 @@ from safetensors.torch import load as parse_tensors
 
 
 def visible_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a folder with their names in it; those below a name with a dot are nobody's to read."""
+    """Yield the relative names and paths of the files of a folder, except hidden ones."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
@@ -24,7 +24,7 @@ def visible_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def half_written(folder: Path) -> list[str]:
-    """Return the visible files that are not whole, each with the reason."""
+    """Return the visible files that are incomplete, each with the reason."""
     found = []
     for name, path in visible_files(folder):
         try:
@@ -35,7 +35,7 @@ def half_written(folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> None:
-    """Read a file to its end; lines that are added one by one (.jsonl, logs) have no end to miss."""
+    """Read a file completely. Files that grow line by line (.jsonl, logs) may end after any line."""
     content = path.read_bytes()
     if path.suffix == ".json":
         json.loads(content)
@@ -62,7 +62,7 @@ def _read(path: Path) -> None:
 
 
 def differences(expected: Path, found: Path, *, may_differ: tuple[str, ...] = ()) -> list[str]:
-    """Compare two folders byte by byte, hidden names included; return what differs, file by file."""
+    """Compare two folders byte by byte, including hidden files; return the differences by file."""
 
     def contents(folder: Path) -> dict[str, Path]:
         files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
