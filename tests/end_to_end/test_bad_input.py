@@ -223,7 +223,7 @@ def test_late_error_is_the_last_line(cli, train_words, trained, lesions, copy, r
 
 def test_results_are_not_overwritten(refuses, train_words, trained, lesions, copy, tmp_path):
     run = copy(trained(), "run")
-    refuses(*train_words(), says=["holds a run already", "--resume"])
+    refuses(*train_words(), says=["already contains a run", "--resume"])
     for command in ("evaluate", "sample"):
         refuses(command, run, "--data", lesions, "--out", run, says="exists, but is not a result of phiseg")
 
@@ -377,7 +377,7 @@ def test_malicious_file_is_not_executed(place, archive, refuses, train_words, tr
 def test_resume_with_another_recipe_or_dataset_is_rejected(refuses, train_words, trained, zones, copy):
     copy(trained(), "run")
     words = train_words("--resume", "--train.learning_rate", "0.1")
-    refuses(*words, says=["was started with train.learning_rate = 0.001, now it is 0.1"])
+    refuses(*words, says=["was started with train.learning_rate = 0.001, but now it is 0.1"])
     refuses(*train_words("--resume", model="unet"), says="was started with model.name")
 
 

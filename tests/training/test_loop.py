@@ -221,7 +221,7 @@ def test_finite_steps_reset_skip_counter(poison, run):
 
 def test_train_stops_after_too_many_skipped_steps(poison, run, tmp_path):
     poison(range(4, 99))
-    with pytest.raises(TrainingError, match=r"3 steps in a row, up to step 7; lower train\.learning_rate"):
+    with pytest.raises(TrainingError, match=r"3 consecutive steps, up to step 7; lower train\.learning_rate"):
         run(steps=12, max_skipped_steps=3, checkpoint_every=4, validate_every=12)
     assert (state(tmp_path / "run").step, state(tmp_path / "run").skipped) == (4, 0)
     poison(())
@@ -283,7 +283,7 @@ def test_train_does_not_overwrite_partial_run(run):
     folder = run()
     (folder / "config.yaml").unlink()
     for resume in (False, True):
-        with pytest.raises(OutputError, match=r"holds part of a run, but no config\.yaml"):
+        with pytest.raises(OutputError, match=r"contains part of a run, but no config\.yaml"):
             run(resume=resume)
 
 
@@ -370,7 +370,9 @@ def test_train_reports_insufficient_memory(monkeypatch, make_recipe, lesions, tm
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(loop._Training, "run", run)
-    with pytest.raises(TrainingError, match=r"not enough memory for a step; use a smaller train\.batch_size"):
+    with pytest.raises(
+        TrainingError, match=r"not enough memory for a training step; use a smaller train\.batch_size"
+    ):
         train(make_recipe(), lesions, tmp_path / "run", progress=False)
 
 

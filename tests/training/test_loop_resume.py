@@ -221,7 +221,7 @@ def test_resume_with_more_steps_extends_run(run, trained, copy):
 def test_resume_does_not_extend_cosine_schedule(run):
     folder = run(steps=2, schedule="cosine")
     before = contents(folder)
-    with pytest.raises(ConfigError, match=r"was started with train\.steps = 2, now it is 4"):
+    with pytest.raises(ConfigError, match=r"was started with train\.steps = 2, but now it is 4"):
         run(resume=True, steps=4, schedule="cosine")
     run(resume=True, steps=2, schedule="cosine")
     assert contents(folder) == before
@@ -253,7 +253,7 @@ def test_resume_allows_other_hardware_settings(run, trained, copy):
 def test_resume_rejects_other_recipe(changes, run, trained, copy):
     folder = copy(trained(), "run")
     before = contents(folder)
-    with pytest.raises(ConfigError, match=r"was started with .* = .*, now it is"):
+    with pytest.raises(ConfigError, match=r"was started with .* = .*, but now it is"):
         run(resume=True, **changes)
     assert contents(folder) == before
 

@@ -1,4 +1,4 @@
-"""The training loop, on Lightning Fabric: any device, any precision, any number of processes.
+"""Training loop on Lightning Fabric, for any device, precision and number of processes.
 
 RUN/  config.yaml  environment.json  metrics.jsonl  state/last.pt  model/ (the best so far)
 """
@@ -42,9 +42,9 @@ from phiseg.training.setup import (
 from phiseg.training.tracking import Tracker
 from phiseg.training.validation import validate
 
-CURE = (
-    "lower train.learning_rate, use train.precision 32-true or raise model.min_std, "
-    "and look for outliers in the images"
+HINT = (
+    "lower train.learning_rate, use train.precision 32-true or increase model.min_std, "
+    "and check the images for outliers"
 )
 
 
@@ -54,15 +54,18 @@ def train(
     """Train a model and return its folder, `out`/model.
 
     Args:
-        recipe: what to train and how.
-        data: a prepared dataset.
-        out: the run's folder.
-        resume: go on from the last state in `out`, as if the run had never stopped; start anew if there is none.
-        progress: whether to show a progress bar.
-        profile: whether to tell where the time of a step goes, and write a trace of a few steps to `out`/profile.
+        recipe: model, augmentation and training settings.
+        data: folder of a prepared dataset.
+        out: run folder.
+        resume: continue from the last checkpoint in `out` with identical results; start a new run if there is none.
+        progress: show a progress bar.
+        profile: print the time per step, and write a trace of a few steps to `out`/profile.
 
     Raises:
-        ConfigError, DataError, OutputError, TrainingError: see their messages.
+        ConfigError: the recipe is invalid or does not match the dataset or the existing run.
+        DataError: the dataset is missing, damaged or unsuitable.
+        OutputError: the run folder exists or cannot be written.
+        TrainingError: training cannot continue.
     """
     dataset = Dataset.open(data)
     recipe = recipe.for_dataset(dataset)
@@ -71,23 +74,23 @@ def train(
     try:
         return training.run()
     except RuntimeError as error:
-        if "memory" in str(error):  # torch has no type of its own for a CPU's
+        if "memory" in str(error):  # torch has no exception type for CPU memory
             raise TrainingError(
-                "there is not enough memory for a step; use a smaller train.batch_size, "
+                "not enough memory for a training step; use a smaller train.batch_size, "
                 "train.checkpoint_activations or a smaller model"
             ) from None
-        if training.fabric.world_size == 1 or not _tells_of_a_lost_process(error):
+        if training.fabric.world_size == 1 or not _is_lost_process(error):
             raise
         raise TrainingError(
-            "another process of this training has died, and it cannot go on without it; "
+            "another process of this training run has died, so training cannot continue; "
             "run the command again with --resume"
         ) from None
 
 
 class _Training:
-    """One run: the model, its optimiser and where they stand.
+    """A training run: model, optimiser and state.
 
-    All that the user can mend is found before further processes are started, so that it is reported once.
+    User errors are detected before further processes are started, so that they are reported once.
     """
 
     def __init__(self, recipe: Recipe, dataset: Dataset, out: Path, *, resume: bool, progress: bool, profile: bool):
@@ -98,10 +101,10 @@ class _Training:
         rows = self._stream("train").rows
         num_annotators = {score.name: score.min_annotators for score in selectable_scores()}
         if self.settings.select_by not in num_annotators:  # loss or elbo
-            self._stream("val")  # refused if the annotator saw none of it
+            self._stream("val")  # raises an error if the annotator saw no case
         elif not (dataset.valid[dataset.rows("val")].sum(1) >= num_annotators[self.settings.select_by]).any():
             raise ConfigError(
-                f"train.select_by {self.settings.select_by} compares with several annotators, and no validation "
+                f"train.select_by {self.settings.select_by} needs cases with several annotators, but no validation "
                 f"case of {dataset.path} has two; use loss or elbo"
             )
         self._check_batch()
@@ -131,7 +134,7 @@ class _Training:
             self._restore(load_state(self.state_file))
 
     def run(self) -> Path:
-        """Train to the last step."""
+        """Run the training up to the last step."""
         self.fabric.launch()
         if self.fabric.device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
@@ -152,7 +155,7 @@ class _Training:
         )
         batches = self._batches()
         with bar, self._profiled() as profile_step:
-            if self.validation_due:  # the run was stopped in it
+            if self.validation_due:  # the run was stopped during validation
                 self._validate(bar)
                 self._checkpoint()
             for batch in batches:
@@ -166,7 +169,7 @@ class _Training:
                     bar.set_postfix(_in_short(means))
                 self.validation_due = self.step % self.settings.validate_every == 0 or last
                 due = self.validation_due or self.step % self.settings.checkpoint_every == 0
-                good = last or not self.skipped_in_a_row  # a state that gives no finite step is no good one
+                good = last or not self.skipped_in_a_row  # do not save a state without finite steps
                 if due and good:
                     self._checkpoint()
                 if self.validation_due:
@@ -177,11 +180,13 @@ class _Training:
         if self.skipped and self.fabric.is_global_zero:
             print(f"{self.skipped} of {self.step} steps were skipped: their loss or gradient was not finite")
         if self.best is None:
-            raise TrainingError(f"no validation had a finite {self.settings.select_by}: no model is saved; {CURE}")
+            raise TrainingError(
+                f"no validation had a finite {self.settings.select_by}, so no model was saved; {HINT}"
+            )
         return self.out / "model"
 
     def _profiled(self) -> AbstractContextManager[Callable[[], None]]:
-        """Return what to call after each step; the first process records, if anybody is to."""
+        """Return a context with a function to call after each step; only the first process records a profile."""
         if self.profile and self.fabric.is_global_zero and self.step < self.settings.steps:
             return profiled(self.out / "profile", first_step=self.step, last_step=self.settings.steps)
         return nullcontext(lambda: None)
@@ -209,7 +214,7 @@ class _Training:
         )
 
     def _check_batch(self) -> None:
-        """Refuse a batch that batch norm cannot normalise: a single value per channel."""
+        """Raise a ConfigError if batch norm would see a single value per channel."""
         stride = 2 ** (len(self.recipe.model.channels) - 1)
         if (
             self.recipe.model.norm == "batch"
@@ -217,18 +222,18 @@ class _Training:
             and max(self.dataset.info.size) <= stride
         ):
             raise ConfigError(
-                "train.batch_size 1 leaves batch norm a single value at the coarsest resolution; "
+                "with train.batch_size 1, batch norm has a single value at the coarsest resolution; "
                 "use 2 or more, fewer model.channels, or model.norm group"
             )
 
     def _batches(self) -> Iterator[Batch]:
-        """Yield the remaining batches. On a CPU the network needs every core, so there nothing is made ahead."""
+        """Yield the remaining batches. They are prefetched only on a GPU: on a CPU, the network needs all cores."""
         steps = range(self.step, self.settings.steps)
         batches: Iterator[Batch] = map(self.stream.batch, steps)
         if self.fabric.device.type != "cpu":
             batches = prefetch(self.stream, self.step, self.settings.steps, device=self.fabric.device)
         for _ in steps:
-            with record_function("load the batch"):  # or wait for it, if it is made ahead
+            with record_function("load the batch"):  # or wait for a prefetched batch
                 batch = next(batches)
             yield batch
 
@@ -275,8 +280,8 @@ class _Training:
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= self.settings.max_skipped_steps:
             raise TrainingError(
-                f"the loss or its gradient was not finite in {self.skipped_in_a_row} steps in a row, up to step "
-                f"{self.step + 1}; {CURE}, and train into a new folder"
+                f"the loss or its gradient was not finite in {self.skipped_in_a_row} consecutive steps, up to step "
+                f"{self.step + 1}; {HINT}, and train into a new folder"
             )
 
     @record_function("validate")
@@ -330,7 +335,7 @@ class _Training:
         self._write(save)
 
     def _write(self, action: Callable[[], None]) -> None:
-        """Let the first process write; if it cannot, all of them stop, and it says why."""
+        """Run `action` in the first process; if it fails, all processes stop and the first reports the error."""
         error: OutputError | None = None
         if self.fabric.is_global_zero:
             try:
@@ -344,8 +349,8 @@ class _Training:
         where = str(self.state_file)
         if stored.fingerprint != self.identity:
             raise TrainingError(
-                f"{where} was trained on another dataset, or another split of it, than {self.dataset.path}; "
-                "resume with that one"
+                f"{where} belongs to another dataset, or another split, than {self.dataset.path}; "
+                "resume with the original dataset"
             )
         try:
             load_weights(self.model, stored.weights, where=where)
@@ -358,14 +363,14 @@ class _Training:
             self.validation_due = bool(stored.validation_due)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):
             raise TrainingError(
-                f"{where} is damaged, or of another training; restore the file, or train into a new folder"
+                f"{where} is damaged or belongs to another run; restore the file, or train into a new folder"
             ) from None
 
     def _track(self, kind: str, values: dict[str, float | None]) -> None:
         self._write(lambda: self.tracker.write(self.step, kind, values))
 
     def _mean(self, value: torch.Tensor) -> float | None:
-        """Return the mean over all processes, or None where it is not finite: JSON has no such number."""
+        """Return the mean over all processes, or None if it is not finite, which JSON cannot represent."""
         mean = float(self.fabric.all_reduce(value.clone(), reduce_op="mean"))  # type: ignore[arg-type]
         return mean if isfinite(mean) else None
 
@@ -374,13 +379,13 @@ class _Training:
         return bool(self.fabric.all_reduce(flag.float(), reduce_op="mean") == 1)
 
 
-def _tells_of_a_lost_process(error: RuntimeError) -> bool:
-    """Return whether an error is that of a connection; gloo's have no type of their own."""
+def _is_lost_process(error: RuntimeError) -> bool:
+    """Return whether an error is a connection error; gloo has no exception type for these."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
 
 
 def _in_short(values: dict[str, float | None]) -> dict[str, str]:
-    """Return the terms for the progress bar: the loss, the cross entropies and the KLs, each fine to coarse."""
+    """Return the values for the progress bar: loss, cross-entropies and KLs, fine to coarse."""
 
     def join(prefix: str) -> str:
         chosen = [value for name, value in values.items() if name.startswith(prefix)]

@@ -32,10 +32,10 @@ MAY_CHANGE_ON_RESUME = {
     "num_nodes",
     "tensorboard",
 }
-"""Settings that change no step; but `steps` where the learning rate falls towards the last one."""
+"""Settings that do not affect single steps; with a cosine schedule, `steps` does."""
 
 WIDE = 128
-"""Channels from which on the layout of `lay_out` pays."""
+"""Minimum width for which `lay_out` chooses contiguous memory."""
 
 BF16_PROBE = """
 import torch
@@ -51,16 +51,18 @@ matrix @ matrix
 
 
 def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
-    """Refuse to overwrite a run, or to resume one with another recipe."""
+    """Raise an error if a run would be overwritten, or resumed with another recipe."""
     config = out / "config.yaml"
     if not config.is_file():
         if out.exists() and not out.is_dir():
             raise OutputError(f"{out} is a file; choose another folder")
         if (out / "state").exists() or (out / "model").exists():
-            raise OutputError(f"{out} holds part of a run, but no config.yaml; restore it or choose another folder")
+            raise OutputError(
+                f"{out} contains part of a run, but no config.yaml; restore it or choose another folder"
+            )
         return
     if not resume:
-        raise OutputError(f"{out} holds a run already; pass --resume to go on with it, or choose another folder")
+        raise OutputError(f"{out} already contains a run; pass --resume to continue it, or choose another folder")
     before = load_recipe(str(config)).model_dump(mode="json")
     may_change = MAY_CHANGE_ON_RESUME - ({"steps"} if recipe.train.schedule == "cosine" else set())
     for section, values in recipe.model_dump(mode="json", exclude={"name"}).items():
@@ -68,7 +70,7 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
             old = before[section].get(key)
             if value != old and not (section == "train" and key in may_change):
                 raise ConfigError(
-                    f"{out} was started with {section}.{key} = {old!r}, now it is {value!r}; "
+                    f"{out} was started with {section}.{key} = {old!r}, but now it is {value!r}; "
                     "resume with the same recipe, or train into a new folder"
                 )
 
@@ -125,10 +127,10 @@ def bf16_failure() -> str | None:
 
 
 def lay_out(model: Segmenter, device: torch.device) -> None:
-    """Choose how the weights, and with them the activations, lie in memory in training: a matter of speed alone.
+    """Choose the memory format of weights and activations for training; it affects speed only, not results.
 
-    `build_model` puts channels last, which samples fastest. On a CPU without AVX-512 the weight gradient of wide
-    convolutions takes up to three times as long so, more than the rest gains; there channels come first.
+    `build_model` uses channels last, the fastest format for sampling. On a CPU without AVX-512, it makes the weight
+    gradient of wide convolutions up to three times slower, so these models are trained with channels first.
     """
     narrow_vectors = not torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     if device.type == "cpu" and narrow_vectors and max(model.config.channels) >= WIDE:
@@ -136,7 +138,7 @@ def lay_out(model: Segmenter, device: torch.device) -> None:
 
 
 def lay_out_alike(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimiser's restored state lie in memory as its weights do: the fused one takes that for granted."""
+    """Give the restored state of an optimiser the memory format of its weights, as fused optimisers require."""
     for weight, state in optimizer.state.items():
         for name, value in state.items():
             if value.shape == weight.shape:
@@ -144,13 +146,13 @@ def lay_out_alike(optimizer: torch.optim.Optimizer) -> None:
 
 
 def dataset_identity(dataset: Dataset) -> str:
-    """Return a hash of what a training sees: the pixels, and which cases are trained and validated on."""
+    """Return a hash of the data of a run: the pixels, and the cases of the training and validation splits."""
     seen = [[dataset.cases[row]["case"] for row in dataset.rows(split)] for split in ("train", "val")]
     return hashlib.sha256(json.dumps([dataset.fingerprint, seen]).encode()).hexdigest()
 
 
 def describe_environment(fabric: Fabric, dataset: Dataset) -> dict[str, Any]:
-    """Return what a later reader needs to repeat the run; no time and no path of this machine."""
+    """Return a description of the environment for reproducing the run, without times and paths."""
     return {
         **describe_software(),
         "device": fabric.device.type,
@@ -161,7 +163,7 @@ def describe_environment(fabric: Fabric, dataset: Dataset) -> dict[str, Any]:
 
 
 def describe_software() -> dict[str, Any]:
-    """Return the versions of what computes, and the commit where phiseg runs from its repository."""
+    """Return the versions of the software, and the commit if phiseg runs from its repository."""
     packages = ("phiseg", "torch", "lightning-fabric", "numpy")
     return {
         "python": platform.python_version(),
@@ -172,7 +174,7 @@ def describe_software() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit of phiseg's own repository, with a remark if files were changed since; None elsewhere."""
+    """Return the commit of the repository of phiseg, marked if files were changed; None outside a repository."""
     package = Path(phiseg.__file__).parent
 
     def git(*words: str) -> str:
