@@ -59,7 +59,8 @@ def make_cases(quality: float, *, num_cases: int = NUM_CASES, seed: int = 1) -> 
         "case": [f"case-{index:04d}" for index in range(num_cases)],
         "patient": [f"patient-{index:04d}" for index in range(num_cases)],
     }
-    return cases | {name: column.tolist() for name, column in columns.items()}
+    others = {score.name: [None] * num_cases for score in case_scores() if score.name not in columns}
+    return cases | {name: column.tolist() for name, column in columns.items()} | others
 
 
 def make_examples(

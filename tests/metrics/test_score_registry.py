@@ -138,9 +138,9 @@ def test_a_score_outside_the_main_table_is_validated_only_if_it_selects(make_rec
 
 
 def test_columns_follow_the_scores_they_are_read_beside():
-    assert [score.name for score in table_scores("main")] == [
-        *("ged", "ged_floor", "ged_excess", "ged_unbiased", "s_ncc", "dice")
-    ]
+    names = [score.name for score in table_scores("main")]
+    assert names[:4] == ["ged", "ged_floor", "ged_excess", "ged_unbiased"]
+    assert sorted(names) == sorted(score.name for score in SCORES.values() if score.group == "main")
 
 
 def test_every_entry_is_complete():
