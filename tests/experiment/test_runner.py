@@ -179,7 +179,7 @@ def test_row_of_another_recipe_with_same_name_is_rejected(done, recipes, lesions
     out, jobs, _ = done
     other = tmp_path / "phiseg.yaml"
     other.write_text(load_recipe(recipes["phiseg"], ["--model.latent_channels=3"]).to_yaml())
-    with pytest.raises(ConfigError, match=r"started with model\.latent_channels = 2, now it is 3"):
+    with pytest.raises(ConfigError, match=r"started with model\.latent_channels = 2, but now it is 3"):
         unfinished_jobs([ExperimentJob("all", str(other), 0)], PLAN, lesions, out)
     assert unfinished_jobs(jobs, PLAN, lesions, out) == []
 
