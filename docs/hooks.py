@@ -15,9 +15,11 @@ from generated import command_reference, config_reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from notebooks import NOTEBOOK, PAGE, as_page
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {
+    "api": "The Python interface",
     "core": "The core",
     "models": "Models",
     "metrics": "Metrics",
@@ -48,12 +50,14 @@ LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the Python API and those that live outside of docs/."""
-    api = {"phiseg": f"# The package\n\n{_docstrings('phiseg', options='members: [load]')}"}
+    """Add the pages of the Python API, the notebook, and the pages that live outside of docs/."""
     for room, title in ROOMS.items():
-        api[room] = f"# {title}\n\n" + "\n\n".join(map(_docstrings, modules(room)))
-    for name, text in api.items():
-        files.append(File.generated(config, f"reference/api/{name}.md", content=text))
+        text = f"# {title}\n\n" + "\n\n".join(f"::: {module}" for module in modules(room))
+        files.append(File.generated(config, f"reference/api/{room}.md", content=text))
+    page, pictures = as_page(NOTEBOOK)
+    files.append(File.generated(config, f"{PAGE}.md", content=page))
+    for name, data in pictures.items():
+        files.append(File.generated(config, name, content=data))
     for path in PROJECT:
         files.append(File.generated(config, f"project/{path}", abs_src_path=str(ROOT / path)))
     return files
@@ -85,12 +89,13 @@ def site_link(target: str, name: str) -> str | None:
     anchor = f"#{name}" if name else ""
     if target in PROJECT:
         return f"project/{target}{anchor}"
+    if target == f"docs/{NOTEBOOK.name}":
+        return f"{PAGE}.md"
     if target.startswith("docs/"):
         return target.removeprefix("docs/") + anchor
     if target.startswith("src/phiseg/") and target.endswith(".py"):
         module = target.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        room = module.split(".")[1] if "." in module else "phiseg"
-        return f"reference/api/{room}.md#{module}" + (f".{name}" if name else "")
+        return f"reference/api/{module.split('.')[1]}.md#{module}" + (f".{name}" if name else "")
     return None
 
 
@@ -99,10 +104,6 @@ def modules(room: str) -> list[str]:
     package = import_module(f"phiseg.{room}")
     found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     return [module.name for module in found if not module.ispkg]
-
-
-def _docstrings(module: str, *, options: str = "") -> str:
-    return f"::: {module}" + (f"\n    options:\n      {options}" if options else "")
 
 
 GENERATED = {

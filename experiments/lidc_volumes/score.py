@@ -44,7 +44,7 @@ def main() -> None:
         "--store", action="store_true", help="store the last coupling and its coverage in the model"
     )
     options = parser.parse_args()
-    model = phiseg.load(options.model)
+    model = phiseg.load(options.model).network
     file = np.load(options.volumes)
     chosen = [
         i for i, patient in enumerate(file["case_ids"]) if not options.patients or patient in options.patients

@@ -1,39 +1,88 @@
 """PHiSeg: plausible expert segmentations of a medical image, as many as you like.
 
 >>> import phiseg
->>> model = phiseg.load("runs/demo/phiseg-small")  # doctest: +SKIP
->>> logits = model.sample(image, 16, generator=torch.Generator().manual_seed(0))  # doctest: +SKIP
+>>> model = phiseg.load("lesion-phantom")  # or a folder that a training wrote
+>>> image = model.prepare([[0.0, 0.5], [0.5, 1.0]])
+>>> model.sample(image, 4, seed=0).shape  # (images, samples, classes, height, width)
+torch.Size([1, 4, 2, 2, 2])
+
+`import phiseg` is fast: everything below is imported when it is first used.
 """
 
-from pathlib import Path
-from types import MethodType
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phiseg.models import Segmenter
+    from phiseg import metrics as metrics
+    from phiseg.api.commands import compare as compare
+    from phiseg.api.commands import evaluate as evaluate
+    from phiseg.api.commands import predict as predict
+    from phiseg.api.commands import read_scores as read_scores
+    from phiseg.api.commands import sample as sample
+    from phiseg.api.commands import train as train
+    from phiseg.api.model import Model as Model
+    from phiseg.api.model import load as load
+    from phiseg.api.results import Comparison as Comparison
+    from phiseg.api.results import Predictions as Predictions
+    from phiseg.api.results import Run as Run
+    from phiseg.api.results import Samples as Samples
+    from phiseg.api.results import Scores as Scores
+    from phiseg.core.errors import PhisegError as PhisegError
+    from phiseg.core.records import Records as Records
+    from phiseg.data.prepare.arrays import prepare_arrays as prepare_arrays
+    from phiseg.data.prepare.legacy import prepare_legacy as prepare_legacy
+    from phiseg.data.prepare.lidc import prepare_lidc as prepare_lidc
+    from phiseg.data.prepare.nifti import prepare_nifti as prepare_nifti
+    from phiseg.data.prepare.phantom import prepare_phantom as prepare_phantom
+    from phiseg.data.store import Dataset as Dataset
+    from phiseg.evaluation.calibrate import calibrate as calibrate
+    from phiseg.imaging.volume import Volume as Volume
+    from phiseg.inference.export import export_onnx as export_onnx
+    from phiseg.inference.monai_bundle import write_monai_bundle as write_monai_bundle
+    from phiseg.inference.volumes import Sampling as Sampling
+    from phiseg.training.combining import combine as combine
+    from phiseg.training.recipe import Recipe as Recipe
+    from phiseg.training.recipe import load_recipe as load_recipe
+    from phiseg.training.recipe import recipe_names as recipe_names
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+
+_MODULES = {
+    "phiseg.api.commands": ("compare", "evaluate", "predict", "read_scores", "sample", "train"),
+    "phiseg.api.model": ("Model", "load"),
+    "phiseg.api.results": ("Comparison", "Predictions", "Run", "Samples", "Scores"),
+    "phiseg.core.errors": ("PhisegError",),
+    "phiseg.core.records": ("Records",),
+    "phiseg.data.prepare.arrays": ("prepare_arrays",),
+    "phiseg.data.prepare.legacy": ("prepare_legacy",),
+    "phiseg.data.prepare.lidc": ("prepare_lidc",),
+    "phiseg.data.prepare.nifti": ("prepare_nifti",),
+    "phiseg.data.prepare.phantom": ("prepare_phantom",),
+    "phiseg.data.store": ("Dataset",),
+    "phiseg.evaluation.calibrate": ("calibrate",),
+    "phiseg.imaging.volume": ("Volume",),
+    "phiseg.inference.export": ("export_onnx",),
+    "phiseg.inference.monai_bundle": ("write_monai_bundle",),
+    "phiseg.inference.volumes": ("Sampling",),
+    "phiseg.training.combining": ("combine",),
+    "phiseg.training.recipe": ("Recipe", "load_recipe", "recipe_names"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+"""The module of each name; `import phiseg` imports none of them."""
+
+__all__ = ["__version__", "metrics", *_HOMES]
 
 
-def load(folder: str | Path, *, device: str = "cpu", calibrated: bool = True) -> "Segmenter":
-    """Load a trained model from its folder (or the run folder around it); it is ready to `sample` and to `predict`.
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used."""
+    if name == "metrics":
+        return import_module("phiseg.metrics")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'phiseg' has no attribute '{name}'")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
 
-    Reads JSON and safetensors only: nothing in the folder is executed.
 
-    Args:
-        folder: of the model.
-        device: where to put it, e.g. cpu or cuda:1.
-        calibrated: sample with the temperatures that `phiseg calibrate` fitted, if it did.
-
-    Raises:
-        ModelError: the folder is missing, damaged or of another program.
-    """
-    from phiseg.inference.volumes import (
-        predict_volume,
-    )  # torch is imported when it is needed, not by `import phiseg`
-    from phiseg.models import load_model
-
-    model = load_model(Path(folder), device=device, calibrated=calibrated)
-    model.predict = MethodType(predict_volume, model)
-    return model
+def __dir__() -> list[str]:
+    return sorted(__all__)

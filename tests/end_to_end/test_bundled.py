@@ -44,10 +44,10 @@ def test_bundled_model_is_small_and_needs_no_network(name, monkeypatch):
     folder = bundled_models()[name]
     assert sum(path.stat().st_size for path in folder.rglob("*")) < 10e6
     model = phiseg.load(name)
-    samples = model.sample(torch.zeros(1, 1, 64, 64), 3, generator=torch.Generator().manual_seed(0))
+    samples = model.sample(torch.zeros(1, 1, 64, 64), 3, seed=0)
     assert samples.shape == (1, 3, 2, 64, 64)
     assert samples.isfinite().all()
-    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert all(parameter.dtype == torch.float32 for parameter in model.network.parameters())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -44,9 +44,9 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-def load_generated():
-    """Import docs/generated.py, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
+def load_generated(name="generated"):
+    """Import docs/generated.py, which is no part of the package, or another module beside it."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -256,10 +256,11 @@ def test_the_site_has_every_page_and_names_no_other():
 
     named = pages(config["nav"])
     written = {page for page in named if not page.startswith(("project/", "reference/api/"))}
-    assert written == {page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md")}
+    pages_on_disk = {page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md")}
+    assert written == {*pages_on_disk, "tutorial-notebook.md"}
     rooms = {page.split("/")[-1] for page in named if page.startswith("reference/api/")}
     layers = import_layers()
-    assert rooms == {"phiseg.md", *(f"{room}.md" for room in layers if room != "cli")}
+    assert rooms == {f"{room}.md" for room in layers if room != "cli"}
     project = {page.removeprefix("project/") for page in named if page.startswith("project/")}
     assert all((ROOT / page).is_file() for page in project)
     outside = [*ROOT.glob("experiments/*/README.md"), *ROOT.glob("src/phiseg/weights/*/README.md")]
@@ -281,11 +282,17 @@ def test_the_picture_of_the_architecture_shows_the_rooms_and_commands_that_there
     assert shown <= {*COMMANDS, "prepare"}
 
 
-def run_python(page):
-    """Run a page's Python blocks one after the other, as a reader would; return the names they made."""
+def run_python(page, changes=None):
+    """Run a page's Python blocks one after the other, as a reader would; return the names they made.
+
+    `changes` replaces parts of the code, to make it faster.
+    """
     names = {}
-    for block in blocks((ROOT / page).read_text(encoding="utf-8"), "python"):
-        exec(block, names)
+    code = "\n".join(blocks((ROOT / page).read_text(encoding="utf-8"), "python"))
+    for old, new in (changes or {}).items():
+        assert old in code
+        code = code.replace(old, new)
+    exec(code, names)
     return names
 
 
@@ -313,7 +320,7 @@ def workplace(tmp_path, monkeypatch):
 def test_pages_with_python_are_those_that_are_run_here():
     source = Path(__file__).read_text(encoding="utf-8")
     pages = [name_of(page) for page in PAGES if blocks(page.read_text(encoding="utf-8"), "python")]
-    assert [page for page in pages if f'run_python("{page}")' not in source] == []
+    assert [page for page in pages if f'run_python("{page}"' not in source] == []
 
 
 def test_the_python_of_the_readme_runs():
@@ -335,8 +342,33 @@ def test_the_python_of_the_tutorial_draws_a_picture(workplace, lesions, cli):
     assert (workplace / "samples.png").stat().st_size > 1000
 
 
-def test_the_python_of_the_reference_runs(workplace):
-    assert run_python("docs/reference/python.md")["labels"].shape == (1, 16, 64, 64)
+TOY_PYTHON = {
+    "size=64, num_cases=500": "size=32, num_cases=30, progress=False",
+    "steps=500": "steps=2, validate_every=2, recalibration_batches=2, validation_samples=2",
+    "num_samples=16": "num_samples=3",
+}
+
+
+def test_the_python_of_the_reference_runs(workplace, capsys):
+    values = np.random.default_rng(0).integers(-1000, 400, (40, 48, 6)).astype(np.int16)
+    write_nifti(workplace / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
+    names = run_python("docs/reference/python.md", TOY_PYTHON)
+    assert names["labels"].shape == (1, 4, 16, 16)
+    assert (names["slower"].train.learning_rate, names["slower"].model.kl_weights) == (1e-4, "unit")
+    assert names["samples"].labels.shape == (6, 8, 32, 32)
+    assert [len(names[name]) for name in ("losses", "table", "found")] == [1, 2, 1]
+    assert names["worst"]["ged"] == max(names["scores"].cases["ged"])
+    assert names["gamma"].shape == (16, 16)
+    assert (workplace / "report" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path):
+    pytest.importorskip("nbclient")
+    notebooks = load_generated("notebooks")
+    executed = notebooks.run_notebook(notebooks.NOTEBOOK, folder=tmp_path)
+    assert "probunet-small" in executed.cells[-2].outputs[-1].data["text/plain"]
+    assert (tmp_path / "report" / "report.html").is_file()
 
 
 def test_the_worked_example_of_prediction_runs(workplace, capsys):

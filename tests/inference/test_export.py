@@ -15,7 +15,7 @@ from phiseg.core.errors import ConfigError, ModelError, OutputError
 from phiseg.inference import export as export_module
 from phiseg.inference.export import INTENDED_USE, OneSample, export_onnx
 from phiseg.models.noise import draw_noise, seeded_generator
-from phiseg.models.pretrained import save_calibration, save_model
+from phiseg.models.pretrained import load_model, save_calibration, save_model
 from phiseg.models.registry import MODELS, build_model
 from phiseg.models.temperatures import Calibration
 
@@ -67,7 +67,7 @@ def run_onnx(path, image, noise):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_exported_module_matches_sample(save, name):
-    model = phiseg.load(save(name))
+    model = load_model(save(name))
     image, noise, expected = drawn(model, 3)
     logits, probs = OneSample(model)(image, *noise)
     torch.testing.assert_close(logits, expected)
@@ -78,7 +78,7 @@ def test_exported_module_matches_sample(save, name):
 @pytest.mark.parametrize("name", MODELS)
 def test_onnxruntime_draws_what_sample_draws(save, name, tmp_path):
     folder, path = save(name), tmp_path / "model.onnx"
-    model = phiseg.load(folder)
+    model = load_model(folder)
     inputs = export_onnx(folder, path)
     assert inputs == ("image", *(f"noise_{level}" for level in range(len(model.noise_shapes(SIZE)))))
     for number in (1, 3):
@@ -91,7 +91,7 @@ def test_onnxruntime_draws_what_sample_draws(save, name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_torch_export_matches_sample(save, name):
-    model = phiseg.load(save(name))
+    model = load_model(save(name))
     exported = OneSample(model).export(SIZE).module()
     for number in (1, 3):
         image, noise, expected = drawn(model, number)
@@ -103,7 +103,7 @@ def test_command_exports_size_and_bundle_without_temperatures(save, cli, tmp_pat
     folder, path, bundle = save(channels=[3, 4]), tmp_path / "new" / "model.onnx", tmp_path / "bundle"
     done = cli("export", folder, "--onnx", path, "--size", 9, 7, "--uncalibrated", "--monai-bundle", bundle)
     assert (done.code, done.err) == (0, "")
-    model = phiseg.load(folder, calibrated=False)
+    model = load_model(folder, calibrated=False)
     for number in (1, 3):
         image, noise, expected = drawn(model, number, size=(9, 7))
         np.testing.assert_allclose(run_onnx(path, image, noise)[0], expected.numpy(), atol=1e-4)
@@ -177,10 +177,10 @@ def test_existing_file_is_not_overwritten(save, tmp_path):
 
 def test_copied_model_folder_draws_the_same(trained, tmp_path):
     run = trained()
-    original = phiseg.load(run)
+    original = load_model(run)
     moved = tmp_path / "elsewhere" / "with another name"
     shutil.copytree(run / "model", moved)
-    copied = phiseg.load(str(moved))
+    copied = load_model(moved)
     _, _, expected = drawn(original, 2, size=(16, 16))
     assert torch.equal(drawn(copied, 2, size=(16, 16))[2], expected)
     assert (copied.preprocessing, copied.provenance) == (original.preprocessing, original.provenance)

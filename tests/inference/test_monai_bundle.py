@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-import phiseg
 from phiseg.core.errors import DataError, ModelError, OutputError
 from phiseg.data.intensity import Intensity, normalise
 from phiseg.imaging.frame import Frame, cut
@@ -20,7 +19,7 @@ from phiseg.inference.monai_bundle import Evaluator, MeanPrediction, write_monai
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
 from phiseg.models.noise import seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
-from phiseg.models.pretrained import save_calibration, save_model
+from phiseg.models.pretrained import load_model, save_calibration, save_model
 from phiseg.models.registry import build_model
 from phiseg.models.temperatures import Calibration
 
@@ -130,7 +129,7 @@ def test_monai_command_matches_phiseg_on_scan_grid(save, images, tmp_path):
     )
     assert done.returncode == 0, done.stderr
 
-    model = phiseg.load(folder)
+    model = load_model(folder)
     assert model.calibration == calibration
     slices = to_slices(read_nifti(images / "scan.nii.gz"), "axial").values
     assert slices.shape == (4, 13, 11)
@@ -153,7 +152,7 @@ def test_arrays_without_plane_are_unchanged(kind, save, images, tmp_path):
     write_monai_bundle(folder, tmp_path / "bundle")
     written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=2)
     scored = (array - array.mean((1, 2), keepdims=True)) / array.std((1, 2), keepdims=True)
-    (expected,) = mean_of_samples(phiseg.load(folder), scored[None].astype(np.float32), 2)
+    (expected,) = mean_of_samples(load_model(folder), scored[None].astype(np.float32), 2)
     found = np.squeeze(written["case_mean.nii.gz"].get_fdata())
     np.testing.assert_allclose(found, np.moveaxis(expected, 0, 2), atol=1e-5)
     np.testing.assert_array_equal(written["case_labels.nii.gz"].get_fdata(), found.argmax(2))
@@ -171,7 +170,7 @@ def test_centred_model_predicts_only_the_centre(save, images, tmp_path):
     seen = np.full((10, 8), -0.5, dtype=np.float32)
     seen[2:8] = shown[:, 3:11]
     np.testing.assert_allclose(prepared(tmp_path / "bundle", images)[0, 0].numpy(), seen, atol=1e-6)
-    (expected,) = mean_of_samples(phiseg.load(folder), seen[None, None], 2)
+    (expected,) = mean_of_samples(load_model(folder), seen[None, None], 2)
     whole = np.zeros((3, 6, 15))
     whole[:, :, 3:11] = expected[:, 2:8]
     found = np.squeeze(written["flat_mean.nii.gz"].get_fdata())
@@ -186,7 +185,7 @@ def test_slices_have_individual_z_scores_as_in_training(centred_on, save, images
     volume.values[..., 1] += 5000
     write_nifti(images / "scan.nii.gz", volume)
     write_monai_bundle(folder, tmp_path / "bundle")
-    stack = PreparedStack.of(volume, Preprocessing.of(phiseg.load(folder)), name="scan")
+    stack = PreparedStack.of(volume, Preprocessing.of(load_model(folder)), name="scan")
     shown = prepared(tmp_path / "bundle", images)[0]
     frame = Frame.centred((7.5, 7), (10, 8)) if centred_on else Frame((0, 0), (1, 1), (16, 15))
     expected = stack.images(np.arange(3), frame)[:, 0]
@@ -228,7 +227,7 @@ def test_bundle_input_matches_predict(save, images, tmp_path):
     write_nifti(images / "noise.nii.gz", volume)
     write_monai_bundle(folder, tmp_path / "bundle")
     shown = prepared(tmp_path / "bundle", images)
-    stack = PreparedStack.of(volume, Preprocessing.of(phiseg.load(folder)), name="noise")
+    stack = PreparedStack.of(volume, Preprocessing.of(load_model(folder)), name="noise")
     to_slice = np.linalg.inv(stack.stack.affine) @ shown.affine.numpy()  # from the bundle's pixels
     np.testing.assert_allclose(np.diag(to_slice)[1:3], stack.step, atol=1e-6)
     frame = Frame(tuple(to_slice[1:3, 3]), stack.step, shown.shape[2:])
@@ -272,7 +271,7 @@ def test_monai_accepts_the_network_and_loads_its_weights(save, tmp_path, monkeyp
             "network_def", **files, device="cpu", **{"_meta_#network_data_format#outputs#pred#num_channels": 2}
         )
     loaded = load("bundle", bundle_dir=tmp_path, workflow_type="inference", device="cpu")
-    for name, weight in phiseg.load(bundle / "models" / "phiseg").state_dict().items():
+    for name, weight in load_model(bundle / "models" / "phiseg").state_dict().items():
         assert torch.equal(loaded.state_dict()[f"model.{name}"], weight)
 
 
@@ -327,8 +326,8 @@ def test_uncalibrated_bundle_omits_temperatures(save, tmp_path):
     (folder / "README.md").unlink()  # nobody needs it
     write_monai_bundle(folder, tmp_path / "with")
     write_monai_bundle(folder, tmp_path / "without", calibrated=False)
-    assert phiseg.load(tmp_path / "with" / "models" / "phiseg").calibration.logits == 3
-    assert phiseg.load(tmp_path / "without" / "models" / "phiseg").calibration.logits == 1
+    assert load_model(tmp_path / "with" / "models" / "phiseg").calibration.logits == 3
+    assert load_model(tmp_path / "without" / "models" / "phiseg").calibration.logits == 1
 
 
 def test_readme_describes_network_input(save, tmp_path):

@@ -90,7 +90,7 @@ def test_find_model_by_bundled_name(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "bundled_models", lambda: {"known": folder})
     monkeypatch.chdir(tmp_path)
     assert find_model(Path("known")) == folder
-    assert phiseg.load("known").config == load_model(folder).config
+    assert phiseg.load("known").network.config == load_model(folder).config
     (tmp_path / "known").mkdir()  # a local folder takes precedence
     assert "contains no model" in load_error(Path("known"))
     assert "bundled model (known)" in load_error(Path("unknown"))

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-import phiseg
 from phiseg.models import load_model, save_model
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.pretrained import weights_hash
@@ -46,7 +45,7 @@ def test_combine_samples_from_all_members(runs, cli, tmp_path):
     done = cli("combine", *runs, "--out", tmp_path / "both")
     assert (done.code, done.err) == (0, "")
     assert "2 members" in done.out
-    model = phiseg.load(tmp_path / "both")
+    model = load_model(tmp_path / "both")
     image = torch.randn(1, 1, *SIZE, generator=torch.Generator().manual_seed(0))
     drawn, picked = members_alone(runs, image)
     assert set(picked) == {0, 1}
@@ -65,7 +64,7 @@ def test_combine_half_reduces_size_and_keeps_samples(runs, cli, tmp_path):
     sizes = [(tmp_path / folder / "model.safetensors").stat().st_size for folder in ("whole", "half")]
     assert sizes[1] < 0.75 * sizes[0]
     image = torch.randn(1, 1, *SIZE, generator=torch.Generator().manual_seed(0))
-    whole, half = (phiseg.load(tmp_path / folder) for folder in ("whole", "half"))
+    whole, half = (load_model(tmp_path / folder) for folder in ("whole", "half"))
     assert {parameter.dtype for parameter in half.parameters()} == {torch.float32}
     expected = whole.sample(image, 6, generator=seeded_generator(0)).softmax(2)
     found = half.sample(image, 6, generator=seeded_generator(0)).softmax(2)

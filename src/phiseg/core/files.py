@@ -11,10 +11,14 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
 from typing import IO, Any
 
 from phiseg.core.errors import OutputError
+
+AnyPath = str | PathLike[str]
+"""A path as text or as an object."""
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, nearest
+from phiseg.core.files import AnyPath
 from phiseg.data.intensity import Intensity, normalise
 from phiseg.data.neighbours import MISSING_ROW, find_neighbours
 from phiseg.data.npy import NPY_ERRORS, hash_array
@@ -93,7 +94,7 @@ class DatasetInfo(StrictConfig):
         return self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """A prepared dataset, memory-mapped and read-only."""
 
@@ -105,15 +106,26 @@ class Dataset:
     """(N, A, H, W) class indices, `MISSING` where the annotation is missing."""
     valid: NDArray[np.bool_]
     """(N, A) false where the annotation is missing."""
-    cases: list[dict[str, str]] = field(repr=False)
+    cases: list[dict[str, str]]
     """Rows of cases.csv; all values are strings."""
-    splits: dict[str, list[str]] = field(repr=False)
+    splits: dict[str, list[str]]
     """Patients of each split."""
-    _found_neighbours: dict[int, NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
+    _found_neighbours: dict[int, NDArray[np.int64]] = field(default_factory=dict, init=False)
     """Neighbours by context, computed on first use."""
 
+    def __fspath__(self) -> str:
+        """Return the folder, so that a dataset can be passed wherever a path is expected."""
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        info = self.info
+        return (
+            f"Dataset('{self.path}': {self.num_cases} cases of {info.size[0]} x {info.size[1]} pixels, "
+            f"{info.num_annotators} annotators, classes {', '.join(info.classes)})"
+        )
+
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: AnyPath) -> Self:
         """Open a dataset and check everything except the pixels.
 
         Raises:

@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, ModelError
+from phiseg.core.files import AnyPath
 from phiseg.core.random import derive_seed
 from phiseg.data.store import Dataset
 from phiseg.evaluation.scores import warn_of_leak
@@ -69,8 +70,8 @@ class Fit(NamedTuple):
 
 
 def calibrate(
-    model_folder: Path,
-    data: Path,
+    model_folder: AnyPath,
+    data: AnyPath,
     *,
     split: str = "val",
     num_samples: int = 16,
@@ -88,6 +89,7 @@ def calibrate(
     Raises:
         ConfigError, DataError, ModelError, OutputError: an input is invalid, or the result cannot be written.
     """
+    model_folder = Path(model_folder)
     if not model_folder.is_dir():
         raise ModelError(
             f"{find_model(model_folder)} is part of phiseg and cannot be changed; calibrate a copy of this folder"

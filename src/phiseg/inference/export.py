@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from phiseg import __version__
 from phiseg.core.errors import ConfigError, ModelError
-from phiseg.core.files import atomic_file, check_new_file
+from phiseg.core.files import AnyPath, atomic_file, check_new_file
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import Segmenter, load_model
 
@@ -71,8 +71,8 @@ class OneSample(nn.Module):
 
 
 def export_onnx(
-    model_folder: Path,
-    path: Path,
+    model_folder: AnyPath,
+    path: AnyPath,
     *,
     size: tuple[int, int] | None = None,
     calibrated: bool = True,
@@ -103,6 +103,7 @@ def export_onnx(
         raise ConfigError(f"ONNX export requires {' and '.join(missing)}; run: pip install 'phiseg[onnx]'")
     from onnx.helper import set_model_props
 
+    model_folder, path = Path(model_folder), Path(path)
     check_new_file(path, overwrite=overwrite)
     model = load_model(model_folder, calibrated=calibrated)
     preprocessing = Preprocessing.of(model)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from phiseg import __version__
 from phiseg.core.errors import DataError, ModelError
-from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json, write_text
+from phiseg.core.files import AnyPath, atomic_file, atomic_folder, check_replaceable, write_json, write_text
 from phiseg.data.neighbours import neighbour_offsets, with_neighbours
 from phiseg.imaging.volume import PLANES
 from phiseg.inference.export import INTENDED_USE
@@ -121,7 +121,9 @@ class Evaluator:
             self.postprocessing(item | {"pred": pred})
 
 
-def write_monai_bundle(model_folder: Path, out: Path, *, calibrated: bool = True, overwrite: bool = False) -> None:
+def write_monai_bundle(
+    model_folder: AnyPath, out: AnyPath, *, calibrated: bool = True, overwrite: bool = False
+) -> None:
     """Write a trained model as a MONAI bundle.
 
     Args:
@@ -134,8 +136,9 @@ def write_monai_bundle(model_folder: Path, out: Path, *, calibrated: bool = True
         ModelError: the model folder cannot be read, or a bundle cannot apply its preprocessing.
         OutputError: the folder exists and `overwrite` is false, or it cannot be written.
     """
+    out = Path(out)
     check_replaceable(out, overwrite=overwrite, marker=MARKER)
-    source = find_model(model_folder)
+    source = find_model(Path(model_folder))
     model = load_model(source, calibrated=calibrated)
     preprocessing = Preprocessing.of(model)
     if preprocessing.plane == "auto":

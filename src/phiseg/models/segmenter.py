@@ -4,7 +4,7 @@ Shapes: B batch, S samples, K classes, C input channels, H W pixels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -93,9 +93,6 @@ class Segmenter(nn.Module, ABC):
     """Preprocessing of images, as stored in the model folder; empty for a new model."""
     provenance: dict[str, Any]
     """Origin of the weights, as stored in the model folder; empty for a new model."""
-    predict: Callable[..., Any]
-    """Samples of a volume, `phiseg.inference.volumes.predict_volume`; `phiseg.load` puts it here, because models
-    know nothing of volumes."""
     calibration: Calibration
     """Temperatures used by `sample`, as stored in the model folder; the default has no effect."""
 

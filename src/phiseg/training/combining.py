@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from phiseg.core.errors import ConfigError, ModelError
-from phiseg.core.files import check_replaceable
+from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import Segmenter, build_model, load_model, save_model
 from phiseg.models.phiseg import PHiSeg
@@ -13,7 +13,9 @@ from phiseg.models.phiseg_ensemble import PHiSegEnsemble, PHiSegEnsembleConfig
 from phiseg.models.pretrained import weights_hash
 
 
-def combine(folders: Sequence[Path], out: Path, *, half: bool = False, overwrite: bool = False) -> PHiSegEnsemble:
+def combine(
+    folders: Sequence[AnyPath], out: AnyPath, *, half: bool = False, overwrite: bool = False
+) -> PHiSegEnsemble:
     """Write an ensemble of several models as a model folder; each sample comes from one member, chosen uniformly.
 
     Fitted temperatures of the members are discarded; calibrate the ensemble with `phiseg calibrate`.
@@ -29,16 +31,17 @@ def combine(folders: Sequence[Path], out: Path, *, half: bool = False, overwrite
         ModelError: the models are not compatible.
         OutputError: the folder exists, or cannot be written.
     """
+    paths, out = [Path(folder) for folder in folders], Path(out)
     check_replaceable(out, overwrite=overwrite, marker="config.json")
-    if len(folders) < 2:
+    if len(paths) < 2:
         raise ConfigError("an ensemble needs at least two members; pass their model folders")
-    members = [load_model(folder, calibrated=False) for folder in folders]
-    hashes = [weights_hash(folder) for folder in folders]
-    for position, folder in enumerate(folders):
-        _check_member(members[position], members[0], folder, folders[0])
+    members = [load_model(folder, calibrated=False) for folder in paths]
+    hashes = [weights_hash(folder) for folder in paths]
+    for position, folder in enumerate(paths):
+        _check_member(members[position], members[0], folder, paths[0])
         if hashes[position] in hashes[:position]:
             raise ConfigError(
-                f"{folder} has the same weights as {folders[hashes.index(hashes[position])]}; pass it once"
+                f"{folder} has the same weights as {paths[hashes.index(hashes[position])]}; pass it once"
             )
     settings = members[0].config.model_dump(exclude={"name"})
     ensemble = build_model(PHiSegEnsembleConfig(**settings, members=len(members)))
@@ -50,7 +53,7 @@ def combine(folders: Sequence[Path], out: Path, *, half: bool = False, overwrite
             parameter.data = parameter.data.half()
     provenance = _provenance(members, hashes)
     save_model(
-        out, ensemble, preprocessing=members[0].preprocessing, provenance=provenance, card=_card(members, folders)
+        out, ensemble, preprocessing=members[0].preprocessing, provenance=provenance, card=_card(members, paths)
     )
     return ensemble.float().eval()
 

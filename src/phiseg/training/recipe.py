@@ -3,11 +3,11 @@
 Recipes of the package are loaded by name, other recipes by path.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from math import cos, pi
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -122,6 +122,46 @@ class Recipe(StrictConfig):
                 )
         return self.model_copy(update={"model": self.model.model_copy(update=found)})
 
+    def with_settings(self, settings: Mapping[str, Any] | None = None, /, **more: Any) -> "Recipe":
+        """Return the recipe with other values for some of its keys.
+
+        >>> recipe = load_recipe("phiseg-small").with_settings(steps=500, kl_weights="paper")
+        >>> recipe.train.steps, recipe.model.kl_weights
+        (500, 'paper')
+
+        Args:
+            settings: new values by key. `{"steps": 500}`, `{"train.steps": 500}` and `{"train": {"steps": 500}}`
+                mean the same.
+            more: the same as keyword arguments.
+
+        Raises:
+            ConfigError: a key does not exist, with the nearest one; or a value is invalid.
+        """
+        values = self.model_dump(mode="json", exclude_unset=True)
+        for key, value in {**(settings or {}), **more}.items():
+            *sections, last = self._full_key(key).split(".")
+            place = values
+            for section in sections:
+                place = place.setdefault(section, {})
+            if isinstance(value, Mapping) and isinstance(place.get(last), dict):
+                place[last] = {**place[last], **value}
+            else:
+                place[last] = value
+        return type(self).parse(values, where=self.name or "the recipe")
+
+    def _full_key(self, key: str) -> str:
+        """Return a key with its section: train.steps for steps."""
+        sections = {"train": self.train, "augment": self.augment, "model": self.model}
+        if key in type(self).model_fields or key.partition(".")[0] in sections:
+            return key
+        full = [f"{name}.{key}" for name, section in sections.items() if key in type(section).model_fields]
+        if not full:
+            known = {name for section in sections.values() for name in type(section).model_fields}
+            raise ConfigError(f"the recipe has no setting '{key}' ({nearest(key, known)})")
+        if len(full) > 1:
+            raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(map(repr, full))}")
+        return full[0]
+
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes in the package."""
@@ -129,20 +169,32 @@ def recipe_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Load a recipe of the package by name, or a file by path, and apply `--section.key value` overrides.
+def load_recipe(
+    name: str | Path, overrides: Sequence[str] = (), *, settings: Mapping[str, Any] | None = None, **more: Any
+) -> Recipe:
+    """Load a shipped recipe by name, or a recipe file by path, and change some of its keys.
+
+    >>> load_recipe("phiseg-small", steps=500).train.steps
+    500
+
+    Args:
+        name: the name of a shipped recipe, see `recipe_names`, or the path of a .yaml file.
+        overrides: changes as on the command line, such as `["--train.steps", "500"]`.
+        settings: changes by key, such as `{"train.steps": 500}`; see `Recipe.with_settings`.
+        more: the same as keyword arguments, such as `steps=500`.
 
     Raises:
-        ConfigError: the recipe does not exist or is invalid.
+        ConfigError: there is no such recipe, or a key or value is invalid.
     """
-    path = Path(name)
+    path, named = Path(name), str(name)
     if path.suffix not in {".yaml", ".yml"}:
-        if name not in recipe_names():
+        if named not in recipe_names():
             raise ConfigError(
-                f"there is no recipe '{name}' ({nearest(name, recipe_names())}); pass a name or a .yaml file"
+                f"there is no recipe '{named}' ({nearest(named, recipe_names())}); pass a name or a .yaml file"
             )
-        path = Path(str(files("phiseg.recipes") / f"{name}.yaml"))
+        path = Path(str(files("phiseg.recipes") / f"{named}.yaml"))
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a recipe: it must have a section 'model'")
-    return Recipe.parse({"name": path.stem, **apply_overrides(values, overrides)}, where=name)
+    recipe = Recipe.parse({"name": path.stem, **apply_overrides(values, overrides)}, where=named)
+    return recipe.with_settings(settings, **more) if settings or more else recipe

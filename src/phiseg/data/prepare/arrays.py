@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
-from phiseg.core.files import check_replaceable
+from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.data.prepare.arrays_npz import Npz
 from phiseg.data.prepare.fixed_size import FixedSizeOptions, Item, tell, text_of, write_fixed_size
 from phiseg.data.store import Dataset
@@ -39,8 +39,8 @@ _TABLE_KINDS = "biufSU"
 
 
 def prepare_arrays(
-    path: Path,
-    out: Path,
+    path: AnyPath,
+    out: AnyPath,
     options: FixedSizeOptions | None = None,
     *,
     overwrite: bool = False,
@@ -61,6 +61,7 @@ def prepare_arrays(
         DataError: the file is damaged, or the shapes of its arrays do not match.
         OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
+    path, out = Path(path), Path(out)
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     with Npz(path) as npz:
         return write_fixed_size(

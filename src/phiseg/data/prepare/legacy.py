@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from phiseg.core.errors import DataError
-from phiseg.core.files import check_replaceable
+from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.data.prepare import legacy_pickle
 from phiseg.data.prepare.arrays import sha256_of
 from phiseg.data.prepare.fixed_size import FixedSizeOptions, Item, Source, tell, text_of, write_fixed_size
@@ -43,8 +43,8 @@ _BEST_COMPRESSION = 1100
 
 
 def prepare_legacy(
-    path: Path,
-    out: Path,
+    path: AnyPath,
+    out: AnyPath,
     options: FixedSizeOptions,
     *,
     overwrite: bool = False,
@@ -65,6 +65,7 @@ def prepare_legacy(
         DataError: the source is damaged or has another format, or a patient is in two splits.
         OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
+    path, out = Path(path), Path(out)
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     kind, source = _open(path)
     provenance: dict[str, JsonValue] = {"kind": kind, "file": path.resolve().name}

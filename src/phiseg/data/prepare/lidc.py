@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from phiseg.core.errors import DataError
-from phiseg.core.files import atomic_file, check_replaceable, write_json
+from phiseg.core.files import AnyPath, atomic_file, check_replaceable, write_json
 from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.lidc_series import LidcOptions, crop_series
@@ -90,8 +90,8 @@ class _Job(NamedTuple):
 
 
 def prepare_lidc(
-    src: Path,
-    out: Path,
+    src: AnyPath,
+    out: AnyPath,
     *,
     options: LidcOptions | None = None,
     window: tuple[float, float] = (-1000, 400),
@@ -123,6 +123,7 @@ def prepare_lidc(
         DataError: `src` has no usable series.
         OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
+    src, out = Path(src), Path(out)
     options = options or LidcOptions()
     check_size(options.size)
     check_spacing(options.spacing_mm)

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError
-from phiseg.core.files import check_replaceable
+from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.nifti_layout import Scan, Source, find_scans, read_class_names
@@ -41,8 +41,8 @@ from phiseg.imaging.volume import Volume, to_slices
 
 
 def prepare_nifti(
-    source: Path,
-    out: Path,
+    source: AnyPath,
+    out: AnyPath,
     *,
     slicing: Slicing | None = None,
     merge: Mapping[int, int] | None = None,
@@ -80,6 +80,7 @@ def prepare_nifti(
         DataError: the source has no usable case, or its labels are not 0 to K-1.
         OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
+    source, out = Path(source), Path(out)
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     split_patients([], seed=seed, fractions=fractions)  # validate before reading
     slicing = slicing or Slicing()

@@ -15,6 +15,7 @@ from numpy.random import Generator
 from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, nearest
+from phiseg.core.files import AnyPath
 from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.phantom_scenes import Scene, draw_lesion, draw_zones
@@ -61,7 +62,7 @@ def draw_scene(kind: str, *, seed: int, index: int, size: int | None = None) -> 
 
 def prepare_phantom(
     kind: str,
-    out: Path,
+    out: AnyPath,
     *,
     seed: int = 0,
     size: int | None = None,
@@ -101,7 +102,7 @@ def prepare_phantom(
             yield _case(kind, phantom, seed, index, size)
 
     return write_dataset(
-        out,
+        Path(out),
         name=f"phantom-{kind}",
         classes=phantom.classes,
         num_annotators=phantom.num_annotators,

@@ -1,0 +1,277 @@
+"""A trained model, ready to use: prepare an image, draw samples, predict a scan.
+
+Shapes: B images, S samples, K classes, C image channels, H x W pixels.
+"""
+
+import warnings
+from collections.abc import Sequence
+from math import ceil, isfinite
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.imaging.frame import Frame
+from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
+from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.sampling import usable_device
+from phiseg.inference.scans import find_scans, read_scan
+from phiseg.inference.volumes import Prediction, Sampling, predict_volume
+from phiseg.models import Segmenter, load_model
+from phiseg.models.noise import Generators, seeded_generator
+from phiseg.models.pretrained import find_model
+
+WINDOW_MARGIN = 0.25
+"""How far values may lie outside of -0.5 to 0.5, the range of a windowed image, before an image counts as raw."""
+MAX_ZSCORE = 50.0
+"""Standard deviations from the mean beyond which a z-scored image counts as raw."""
+
+
+def load(model: str | PathLike[str], *, device: str = "cpu", calibrated: bool = True) -> "Model":
+    """Load a trained model.
+
+    Only JSON and safetensors files are read: nothing in the folder is executed.
+
+    Args:
+        model: a model folder, a run or its folder, or the name of a bundled model such as `lidc-nodule`.
+        device: the device to put it on, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
+        calibrated: whether to sample with the temperatures that `phiseg calibrate` fitted, if there are any.
+
+    Raises:
+        ModelError: the folder is missing, damaged or not a phiseg model.
+        ConfigError: there is no such device.
+    """
+    folder = find_model(Path(model))
+    network = load_model(folder, device=usable_device(device), calibrated=calibrated)
+    return Model(network, folder, calibrated=calibrated)
+
+
+class Model:
+    """A trained model with its preprocessing. `phiseg.load` and `Run.model` return one.
+
+    Attributes:
+        network: the PyTorch module, for work on encodings, latent levels and weights.
+        path: the model folder.
+        calibrated: whether `sample` uses fitted temperatures, if the folder has any.
+    """
+
+    def __init__(self, network: Segmenter, path: Path, *, calibrated: bool = True):
+        self.network, self.path, self.calibrated = network, path, calibrated
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        config = self.network.config
+        return f"Model('{self.path}': {config.name}, {config.num_classes} classes, on {self.device})"
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the network is on."""
+        return next(self.network.parameters()).device
+
+    def to(self, device: str) -> Self:
+        """Move the network to a device and return the model."""
+        self.network.to(usable_device(device))
+        return self
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What the training images had in common: size, spacing, intensity rule, classes.
+
+        Raises:
+            ModelError: the model folder does not state it.
+        """
+        return Preprocessing.of(self.network)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names, background first."""
+        return self.preprocessing.classes
+
+    def prepare(
+        self,
+        image: ArrayLike,
+        *,
+        spacing_mm: float | tuple[float, float] | None = None,
+        centre: tuple[float, float] | None = None,
+    ) -> Tensor:
+        """Turn a raw image into the network's input, as in training: resample, crop and normalise it.
+
+        Args:
+            image: (H, W), or (C, H, W) for several channels, in the unit of the training images (HU for CT).
+            spacing_mm: the pixel spacing of the image (vertical, horizontal), or one number for both. The image is
+                resampled to the spacing of the training images; by default it already has that spacing.
+            centre: (row, column) of the lesion, for a model of lesion-centred crops: the crop around it is
+                returned. By default the whole image is.
+
+        Returns:
+            (1, C, H', W') for `sample`.
+
+        Raises:
+            DataError: the image has the wrong shape, is constant or not finite, or the spacing is not positive.
+
+        Warns:
+            UserWarning: the values look as if they were in another unit.
+        """
+        preprocessing = self.preprocessing
+        stack = _as_stack(np.asarray(image), preprocessing, spacing_mm)
+        for warning in stack.warnings:
+            warnings.warn(f"the image is unusual for the model: {warning}", stacklevel=2)
+        if centre is None:
+            (height, width), (row, column) = stack.stack.grid[1:], stack.step
+            size = ceil(height / row - 1e-6), ceil(width / column - 1e-6)
+            frame = Frame.centred(((height - 1) / 2, (width - 1) / 2), size, stack.step)
+        else:
+            frame = Frame.centred(centre, preprocessing.size, stack.step)
+        return torch.from_numpy(stack.images(np.array([0]), frame)).to(self.device)
+
+    def sample(
+        self,
+        image: Tensor | ArrayLike,
+        num_samples: int = 16,
+        *,
+        seed: int = 0,
+        generator: Generators | None = None,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """Draw segmentations of images.
+
+        Args:
+            image: (B, C, H, W), the network's input: from `prepare`, or `Dataset.image(row)[None]`.
+            num_samples: S, the number of segmentations of each image.
+            seed: the same seed draws the same samples. The first samples stay the same if you draw more, and those
+                of an image do not depend on the images after it.
+            generator: draws the noise instead of `seed`: one generator, or one per image.
+            chunk_size: samples of each image decoded at once; affects memory use only, not results.
+
+        Returns:
+            Logits (B, S, K, H, W); `.argmax(2)` gives labels, `.softmax(2)` probabilities.
+
+        Raises:
+            DataError: the image is not prepared: its values are outside of the range of the network's input.
+            ModelError: the image has the wrong shape.
+        """
+        values = image if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
+        self.network.check_image(self.network.fill_context(values))
+        self._check_prepared(values)
+        if generator is None:
+            generator = [seeded_generator(seed, "sample", number) for number in range(len(values))]
+        return self.network.sample(
+            values.to(self.device, torch.float32), num_samples, generator=generator, chunk_size=chunk_size
+        )
+
+    def predict(
+        self,
+        scan: Volume | str | PathLike[str],
+        *,
+        point: Sequence[float] | None = None,
+        slices: range | None = None,
+        num_samples: int | None = None,
+        seed: int | None = None,
+        sampling: Sampling | None = None,
+        name: str | None = None,
+        progress: bool = False,
+        resample: bool = True,
+    ) -> Prediction:
+        """Draw segmentations of one scan, on its own grid.
+
+        Args:
+            scan: a NIfTI file, a PNG, a folder with a DICOM series, or a `Volume`.
+            point: (i, j, k), a voxel inside the lesion, counted from 0 along the axes of the file (DICOM: column,
+                row, slice). Models of lesion-centred crops need it.
+            slices: consecutive slices to predict, for a model of whole slices; by default all.
+            num_samples: the number of samples; 32 by default.
+            seed: the same seed draws the same samples; 0 by default.
+            sampling: further settings of the sampling.
+            name: the name of the scan in messages; by default that of the file.
+            progress: whether to show a progress bar.
+            resample: whether to resample a scan whose pixel spacing is outside of the range of the training images;
+                otherwise it is refused.
+
+        Raises:
+            DataError: the scan cannot be read or does not match the model, or the point lies outside of it.
+            ConfigError: a point is missing, or given to a model of whole slices.
+        """
+        if sampling is None:
+            usual = Sampling()
+            sampling = Sampling(
+                num_samples=usual.num_samples if num_samples is None else num_samples,
+                seed=usual.seed if seed is None else seed,
+            )
+        elif num_samples is not None or seed is not None:
+            raise ConfigError("give num_samples and seed either by name or in sampling, not both")
+        if not isinstance(scan, Volume):
+            name, scan = name or Path(scan).name, self._read(Path(scan))
+        return predict_volume(
+            self.network,
+            scan,
+            point=point,
+            slices=slices,
+            sampling=sampling,
+            name=name or "volume",
+            progress=progress,
+            resample=resample,
+        )
+
+    def _read(self, path: Path) -> Volume:
+        """Read the only scan that a path leads to."""
+        found, _ = find_scans([path])
+        if len(found) > 1:
+            raise DataError(f"{path} holds {len(found)} scans; give one of them, or use phiseg.predict for all")
+        preprocessing = self.preprocessing
+        plane = None if preprocessing.plane == "auto" else preprocessing.plane
+        spacing = preprocessing.network_spacing_mm((1.0, 1.0))
+        scan = read_scan(found[0], channels=preprocessing.image_channels, plane=plane, spacing_mm=spacing)
+        if scan.series is not None:
+            preprocessing.check_modality(scan.series.modality, name=path.name)
+        for warning in scan.warnings:
+            warnings.warn(warning, stacklevel=3)
+        return scan.volume
+
+    def _check_prepared(self, image: Tensor) -> None:
+        """Refuse an image whose values the preprocessing cannot have produced, such as 0 to 255."""
+        fix = "call model.prepare(image) first"
+        if not image.is_floating_point():
+            raise DataError(f"the image holds integers ({image.dtype}), the network takes prepared floats; {fix}")
+        low, high = float(image.min()), float(image.max())
+        if not (isfinite(low) and isfinite(high)):
+            raise DataError("the image has NaN or infinite pixels; repair it, or exclude it")
+        preprocessing = Preprocessing.find(self.network)
+        if preprocessing is None:
+            return
+        if preprocessing.intensity.kind == "window":
+            expected, limit = "-0.5 to 0.5", 0.5 + WINDOW_MARGIN
+        else:
+            expected, limit = "mean 0 and standard deviation 1", MAX_ZSCORE
+        if max(-low, high) > limit:
+            raise DataError(
+                f"the image has values from {low:g} to {high:g}, the network takes prepared images ({expected}); "
+                f"{fix}"
+            )
+
+
+def _as_stack(
+    image: NDArray[Any], preprocessing: Preprocessing, spacing_mm: float | tuple[float, float] | None
+) -> PreparedStack:
+    """Return an image as a stack of one slice."""
+    channels = preprocessing.image_channels
+    given = image[None] if image.ndim == 2 else image
+    if given.ndim != 3 or given.shape[0] != channels or not given.size:
+        shape = "(height, width)" if channels == 1 else f"({channels}, height, width)"
+        raise DataError(f"the image has shape {image.shape}, the model takes {shape}; give one image of that shape")
+    own = preprocessing.network_spacing_mm((1.0, 1.0)) if spacing_mm is None else spacing_mm
+    vertical, horizontal = np.broadcast_to(own, 2).tolist()
+    if not (0 < vertical < np.inf and 0 < horizontal < np.inf):
+        raise DataError(f"spacing_mm is {spacing_mm}; give millimetres per pixel, above 0")
+    plane: Plane = "axial"
+    if preprocessing.plane is not None and preprocessing.plane != "auto":
+        plane = preprocessing.plane
+    affine = affine_towards(PLANES[plane]) @ np.diag([1.0, vertical, horizontal, 1.0])
+    volume = Volume(np.moveaxis(given, 0, 2)[None], affine)  # (1, H, W, C)
+    return PreparedStack.of(volume, preprocessing, name="the image")
