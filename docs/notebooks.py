@@ -43,18 +43,19 @@ def run_notebook(path: Path, *, folder: Path) -> Any:
 
 
 def _tidied(outputs: list[Any]) -> list[Any]:
-    """Join what was printed piece by piece, with progress bars as they ended."""
+    """Join what was printed piece by piece, and leave out progress bars, which differ from run to run."""
     tidied: list[Any] = []
     for output in outputs:
         last = tidied[-1] if tidied else None
-        if last and output.output_type == "stream" == last.output_type and output.name == last.name:
-            last.text += output.text
+        if last and output["output_type"] == "stream" == last["output_type"] and output["name"] == last["name"]:
+            last["text"] += output["text"]
         else:
             tidied.append(output)
     for output in tidied:
-        if output.output_type == "stream":
-            output.text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in output.text.split("\n"))
-    return tidied
+        if output["output_type"] == "stream":
+            lines = re.split(r"[\r\n]+", COLOURS.sub("", output["text"]))
+            output["text"] = "".join(f"{line}\n" for line in lines if line.strip() and "%|" not in line)
+    return [output for output in tidied if output["output_type"] != "stream" or output["text"]]
 
 
 def as_page(path: Path) -> tuple[str, dict[str, bytes]]:
@@ -75,7 +76,7 @@ def as_page(path: Path) -> tuple[str, dict[str, bytes]]:
             elif "text/html" in data:
                 parts.append("".join(data["text/html"]))
             else:
-                text = COLOURS.sub("", "".join(output.get("text") or data.get("text/plain", "")))
+                text = "".join(output.get("text") or data.get("text/plain", ""))
                 parts.append(f"```text\n{text.rstrip()}\n```")
     return "\n\n".join(parts) + "\n", pictures
 

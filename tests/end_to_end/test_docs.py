@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import os
 import pickle
 import re
@@ -360,6 +361,21 @@ def test_the_python_of_the_reference_runs(workplace, capsys):
     assert names["worst"]["ged"] == max(names["scores"].cases["ged"])
     assert names["gamma"].shape == (16, 16)
     assert (workplace / "report" / "report.html").is_file()
+
+
+def test_the_notebook_shows_its_output():
+    notebooks = load_generated("notebooks")
+    text = notebooks.NOTEBOOK.read_text(encoding="utf-8")
+    assert len(text) < 400_000
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] for cell in cells)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert not re.search(r"/(home|root|tmp|work|usr)/|Traceback", text)
+    page, pictures = notebooks.as_page(notebooks.NOTEBOOK)
+    assert len(pictures) == page.count("![") == 3
+    assert all(data.startswith(b"\x89PNG") for data in pictures.values())
+    for link in re.findall(r"(?<!!)\[[^]]+\]\(([^)]+)\)", page):
+        assert (notebooks.NOTEBOOK.parent / link).is_file(), link
 
 
 @pytest.mark.slow

@@ -244,7 +244,7 @@ def test_stack_neighbours_shows_a_model_with_context_what_predict_shows_it(save,
     volume = random_volume((8, 10, 6, 2), affine)
     write_nifti(images / "scan.nii.gz", volume)
     write_monai_bundle(folder, tmp_path / "bundle")
-    stack = PreparedStack.of(volume, Preprocessing.of(phiseg.load(folder)), name="scan")
+    stack = PreparedStack.of(volume, Preprocessing.of(load_model(folder)), name="scan")
     expected = stack.images(np.arange(6), Frame((0, 0), (1, 1), (10, 8)), context=2)  # (6, 10, 10, 8)
     shown = prepared(tmp_path / "bundle", images).numpy()
     np.testing.assert_allclose(shown, expected.swapaxes(0, 1), atol=1e-5)
@@ -253,7 +253,7 @@ def test_stack_neighbours_shows_a_model_with_context_what_predict_shows_it(save,
     written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=2)
     found = written["scan_mean.nii.gz"]
     np.testing.assert_allclose(found.affine, affine, atol=1e-5)
-    means = mean_of_samples(phiseg.load(folder), expected, 2)  # (6, 3, 10, 8)
+    means = mean_of_samples(load_model(folder), expected, 2)  # (6, 3, 10, 8)
     np.testing.assert_allclose(found.get_fdata(), means.transpose(3, 2, 0, 1), atol=1e-5)
     assert "| neighbouring slices | 2 on each side" in (tmp_path / "bundle" / "docs" / "README.md").read_text()
 
