@@ -41,7 +41,7 @@ class Block(NamedTuple):
     labels: Mapping[str, str] = {}
     """Reason for showing each example case."""
     notes: Sequence[str] = ()
-    """Further lines below the table."""
+    """Additional lines below the table."""
     set_aside: Sequence[str] = ()
     """Methods that are not at a working setting."""
 

@@ -31,11 +31,11 @@ def best_scores(
     """Return for each evaluation the metrics in which it is better than all others at p < `SIGNIFICANCE`.
 
     Args:
-        evaluations: of the same cases; those where a metric is undefined have no say in it.
-        metrics: some of `tested_scores`.
-        test: what counts as independent.
-        tested: whether each evaluation takes part; by default all do. A row with temperatures is not better than
-            one without, whatever its scores (`same_calibration`).
+        evaluations: evaluations of the same cases; those without a metric are ignored for this metric.
+        metrics: names from `tested_scores`.
+        test: unit that is treated as independent.
+        tested: whether each evaluation is tested; None tests all. A row with temperatures is never marked as better
+            than one without (`same_calibration`).
     """
     tested = tested or [True] * len(evaluations)
     others = [other for other, takes_part in zip(evaluations, tested, strict=True) if takes_part]

@@ -180,7 +180,7 @@ def _cells(
 
 
 def show_cell(row: Row, column: Column) -> str:
-    """Print one value, with its standard deviation between trainings if there are several."""
+    """Return a value with its standard deviation between trainings, if there are several."""
     text = column.show(getattr(row, column.key))
     if not column.has_spread or column.key not in row.spread:
         return text

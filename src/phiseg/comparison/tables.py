@@ -34,7 +34,7 @@ class Row:
     """Standard deviation of each mean between trainings, if there are several."""
 
     def __getattr__(self, name: str) -> float | None:
-        """Return a score by its name; None where it is undefined."""
+        """Return a score by name; None if it is undefined."""
         if name not in SCORES:
             raise AttributeError(f"a row has no {name!r}")
         return self.scores.get(name)
@@ -51,18 +51,18 @@ class Table:
 def comparison_table(
     evaluations: Sequence[Evaluation], *, test: Test = "patients", set_aside: Sequence[str] = ()
 ) -> Table:
-    """Compare evaluations that were made on the same cases with the same number of samples.
+    """Compare evaluations on the same cases with the same number of samples.
 
     Dice is shown but not tested if it has different reference annotators.
 
     Args:
-        evaluations: one per method.
-        test: what the significance test takes as independent.
-        set_aside: methods that are not at a working setting: shown, but not tested.
+        evaluations: one evaluation per method.
+        test: unit that the significance test treats as independent.
+        set_aside: methods that are not at a working setting; they are shown but not tested.
 
     Raises:
-        ConfigError: a method to set aside is not there.
-        DataError: two of them cannot be compared; the message names both and the difference.
+        ConfigError: a method in `set_aside` does not exist.
+        DataError: two evaluations cannot be compared.
     """
     check_comparable(evaluations)
     names = method_names(evaluations)

@@ -45,11 +45,11 @@ CHANCE = 0.05
 MIN_PATIENTS = 5
 """Minimum number of patients to distinguish a gain from chance."""
 NUM_FOLDS = 5
-"""Of the patient-wise cross-validation."""
+"""Number of folds of the cross-validation over patients."""
 NUM_CASES = 200
-"""Cases to fit on by default."""
+"""Default number of cases to fit on."""
 FIRST_LOOK = 20
-"""Patients after which the search first gives up a noise temperature that does not help."""
+"""Number of patients after which the search may reject a noise temperature that does not help."""
 SHOWN = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice", "diversity", "diversity_annotators", "area_coverage")
 
 T = TypeVar("T")
@@ -65,8 +65,8 @@ class Fit(NamedTuple):
     before: dict[str, float]
     after: dict[str, float]
     held_out: dict[str, float]
-    """By how much temperatures fitted on the other folds lower `ged_unbiased` and `brier` on held-out patients; 0
-    where the fit to all patients changes nothing."""
+    """Decrease of `ged_unbiased` and `brier` on held-out patients with temperatures fitted on the other folds; 0 if
+    the fit to all patients changes nothing."""
 
 
 def calibrate(
@@ -83,8 +83,8 @@ def calibrate(
 ) -> Fit:
     """Fit temperatures for a model and store them in its folder, where later calls of `load` find them.
 
-    The scores of the answer are those of the cases that were fitted on. `class_map` gives the model's class for
-    classes of the dataset, by name (`match_classes`).
+    The returned scores are those of the fitted cases. `class_map` maps classes of the dataset to classes of the
+    model by name (`match_classes`).
 
     Raises:
         ConfigError, DataError, ModelError, OutputError: an input is invalid, or the result cannot be written.
@@ -136,22 +136,22 @@ def fit_calibration(
     samples would not be suitable: it is lower for smoother samples because S is finite, so its optimum depends on
     S.
 
-    The noise temperatures, and then the one on the logits, are kept only if they help in a cross-validation:
-    fitted to the patients of the other folds, they must lower the score of the held-out patients by more than
-    chance does. A step of the search for the noise temperatures must also be clear of chance by itself. With fewer
-    than `MIN_PATIENTS` patients nothing moves.
+    The noise temperatures, and then that of the logits, are kept only if they help in a cross-validation: fitted on
+    the patients of the other folds, they must lower the score of the held-out patients by more than chance. Each
+    step of the search for the noise temperatures must also be significant. With fewer than `MIN_PATIENTS` patients,
+    all temperatures stay 1.
 
-    All logit temperatures are scored on the same samples. Noise temperatures need new samples, so the search gives
-    one up after the first patients if it does not help there.
+    All logit temperatures are scored on the same samples. Noise temperatures need new samples, so the search
+    rejects one after the first patients if it does not help there.
 
     Args:
-        model: in evaluation mode; its own calibration is not used.
-        dataset: with several annotators a case.
-        split: the cases to fit on; not those of the training, nor those to be reported.
-        num_samples: S for each case.
-        seed: of the samples, the folds and the choice of cases.
-        num_cases: fit on at most so many cases, of as many patients as possible.
-        progress: show what is going on.
+        model: model in evaluation mode; its calibration is not used.
+        dataset: dataset with several annotators per case.
+        split: split to fit on, neither the training split nor the one to report.
+        num_samples: S, the number of samples per case.
+        seed: seed of the samples, the folds and the choice of cases.
+        num_cases: maximum number of cases, chosen from as many patients as possible.
+        progress: show a progress bar.
 
     Raises:
         ConfigError: no case has two annotators, or there are fewer than two samples.
@@ -167,7 +167,7 @@ def fit_calibration(
     bar: tqdm[Any] = tqdm(desc="calibrating", unit="case", disable=not progress, dynamic_ncols=True)
     cases = _Cases(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar)
     levels = [level for level, takes in enumerate(model.takes_temperature) if takes]
-    trials = 2 * (len(levels) + 1)  # every temperature, that of the logits as well, may go up or down
+    trials = 2 * (len(levels) + 1)  # every temperature, including that of the logits, may go up or down
     everyone, neutral = np.arange(cases.num_patients), cases.neutral
 
     def search(among: NDArray[np.int64]) -> tuple[float, ...]:
@@ -191,7 +191,7 @@ def fit_calibration(
 
 
 def _choose_cases(dataset: Dataset, rows: list[int], number: int, seed: int) -> list[int]:
-    """Return at most `number` rows in ascending order; no patient has a second one before all have their first."""
+    """Return at most `number` rows in ascending order, from as many patients as possible."""
     rng, taken = np.random.default_rng(derive_seed(seed, "calibration cases")), Counter[str]()
     places: list[tuple[int, int, int]] = []
     for row in rng.permutation(rows).tolist():
@@ -202,7 +202,7 @@ def _choose_cases(dataset: Dataset, rows: list[int], number: int, seed: int) -> 
 
 
 class _Cases:
-    """The cases to fit on: what they score with given temperatures, drawn with the same noise for all of them."""
+    """The cases to fit on, and their scores for given temperatures with the same noise for all temperatures."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class _Cases:
         return len(self.rows)
 
     def distances(self, noise: tuple[float, ...], patients: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the unbiased GED of some patients, given by their numbers; known ones are not drawn again."""
+        """Return the unbiased GED of the patients with the given numbers; known values are reused."""
         rows = list(self.rows.values())
         for patient in patients.tolist():
             if (noise, patient) not in self.known:
@@ -236,7 +236,7 @@ class _Cases:
         return np.array([self.known[noise, patient] for patient in patients.tolist()])
 
     def measure(self, calibration: Calibration) -> tuple[dict[str, float], NDArray[np.float64]]:
-        """Return the mean scores, and the Brier score by patient and temperature of `LOGITS`, all on one draw."""
+        """Return the mean scores, and the Brier score by patient and temperature of `LOGITS`."""
         self.model.calibration = Calibration(noise=calibration.noise)
         scores: list[dict[str, float | None]] = []
         losses, bins = [], torch.zeros(())
@@ -284,15 +284,15 @@ def _cross_validated(
     """Return the fit on all patients, or `neutral` if fits do not help on held-out patients, and the mean gain.
 
     Args:
-        fit: returns the best temperature on some patients, given by their numbers.
-        losses: returns the loss of some patients with a temperature.
-        neutral: the temperature that changes nothing.
-        patients: the numbers of all patients, 0 and up.
-        seed: of the folds.
+        fit: function that returns the best temperature on the patients with the given numbers.
+        losses: function that returns the losses of patients for a temperature.
+        neutral: temperature without effect.
+        patients: numbers of all patients, from 0.
+        seed: seed of the folds.
     """
     order = np.random.default_rng(derive_seed(seed, "calibration folds")).permutation(patients)
     best = fit(order)
-    if best == neutral:  # there is nothing to keep, whatever the folds say
+    if best == neutral:  # nothing to validate
         return neutral, 0.0
     gains = np.zeros(len(order))
     for number in range(NUM_FOLDS):
@@ -311,7 +311,7 @@ def _search(
     best: tuple[float, ...],
     num_errors: float,
 ) -> tuple[float, ...]:
-    """Walk from `best` to better noise temperatures, one of the levels after another, coarse to fine."""
+    """Search better noise temperatures by coordinate descent from `best`, coarse to fine levels."""
     for level in reversed(levels):
         for factor in (FACTOR, 1 / FACTOR):
             start = best

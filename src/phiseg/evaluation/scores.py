@@ -263,7 +263,7 @@ def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Sum
         return None
     same = before.cases["case"] == cases and all(getattr(before.summary, k) == v for k, v in provenance)
     scored = all(score.name in before.summary.scores for score in summary_scores())
-    complete = scored and before.reliability is not None and "patient" in before.cases  # an older phiseg wrote less
+    complete = scored and before.reliability is not None and "patient" in before.cases  # false for older versions
     return before.summary if same and complete else None
 
 

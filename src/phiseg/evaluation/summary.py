@@ -101,7 +101,7 @@ class Summary(Provenance):
         return {key: value for part in parts for key, value in part.items()}
 
     def __getattr__(self, name: str) -> float | None:
-        """Return a score by its name."""
+        """Return a score by name."""
         if name not in SCORES:
             raise AttributeError(f"a summary has no {name!r}")
         return self.scores.get(name)

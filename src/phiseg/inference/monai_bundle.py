@@ -217,7 +217,7 @@ def _metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
 
 
 def _inference(preprocessing: Preprocessing, context: int) -> dict[str, Any]:
-    """Return the configuration that `python -m monai.bundle run` runs."""
+    """Return the configuration for `python -m monai.bundle run`."""
     sliced = preprocessing.plane is not None
     return {
         "imports": ["$import glob"],

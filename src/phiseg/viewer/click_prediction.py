@@ -1,4 +1,4 @@
-"""What happens on a click: samples of the clicked slice at once, then the maps, then the whole lesion.
+"""Prediction for a click: first the samples of the clicked slice, then the maps, then the whole lesion.
 
 Every step is a call of `predict_prepared` with the same seed, so that Python gives the same samples as the page.
 
@@ -39,18 +39,18 @@ from phiseg.viewer.schema import (
 )
 
 FIRST = 4
-"""Samples that are shown before all others are drawn."""
+"""Number of samples shown first."""
 GROWTH = 4
-"""How many times as many samples there are after each further step."""
+"""Factor of the number of samples between steps."""
 MAX_VALUES = 1 << 28
-"""Probabilities that are held at once: 1 GiB."""
+"""Maximum number of probabilities in memory (1 GiB)."""
 MAX_LABELS = 1 << 25
-"""Labels of all samples up to which a scan is looked at as a whole."""
+"""Maximum number of labels over all samples for the prediction of a whole scan."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a click gave, for exports."""
+    """The prediction of a click, for exports."""
 
     scan: OpenScan
     request: PredictionRequest
@@ -60,18 +60,18 @@ class Drawn:
 
 
 def noise_names(model: Segmenter) -> tuple[str, ...]:
-    """Return the N parts of the noise that can be controlled one by one: first the levels, fine to coarse.
+    """Return the names of the N parts of the noise that can be controlled separately, levels first, fine to coarse.
 
-    None for a model without a hierarchy.
+    Empty for a model without a hierarchy.
     """
     return model.noise_names if model.num_levels else ()
 
 
 def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
-    """Return how `predict_prepared` has to sample, to draw what the page asks for.
+    """Return the sampling options for a request of the page.
 
     Raises:
-        DataError: settings for other parts of the noise than the model has, or a temperature of a choice.
+        DataError: the settings do not match the noise of the model, or a member has a temperature.
     """
     names = noise_names(model)
     if len(request.levels) not in (0, len(names)):
@@ -90,15 +90,15 @@ def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
 
 
 def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Generator[Message, None, Drawn]:
-    """Yield what the page shows of one click, as it comes.
+    """Yield the results of a click as they are computed.
 
     Args:
-        model: in evaluation mode.
-        scan: what was clicked on.
-        request: where, and how to sample.
+        model: model in evaluation mode.
+        scan: clicked scan.
+        request: point and sampling settings.
 
     Raises:
-        DataError, ConfigError: the point or the settings do not fit.
+        DataError, ConfigError: the point or the settings are invalid.
     """
     number, row, column = request.point
     depth, height, width = scan.stack.stack.grid
@@ -140,7 +140,7 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
 
 
 def _steps(num_samples: int) -> list[int]:
-    """Return after how many samples something is shown: a few, several times as many, and so on up to all.
+    """Return the numbers of samples after which results are shown, growing by a constant factor.
 
     >>> _steps(100), _steps(3)
     ([4, 16, 64, 100], [3])
@@ -154,10 +154,10 @@ def _steps(num_samples: int) -> list[int]:
 
 
 def _affordable(sampling: Sampling, scan: OpenScan, *, centred: bool) -> Sampling:
-    """Return how to sample within the memory there is: a lesion is followed through fewer slices if need be.
+    """Return sampling options within the memory limit; a lesion is followed through fewer slices if necessary.
 
     Raises:
-        DataError: a single slice would need more.
+        DataError: a single slice exceeds the limit.
     """
     stack, preprocessing = scan.stack.stack, scan.stack.preprocessing
     grid, spacing, step = stack.grid, stack.spacing_mm, scan.stack.step
@@ -179,7 +179,7 @@ def _affordable(sampling: Sampling, scan: OpenScan, *, centred: bool) -> Samplin
 
 
 def box_of(prediction: Prediction) -> Box:
-    """Return where a prediction lies in a slice."""
+    """Return the position of a prediction in a slice."""
     rows, columns = prediction.box[1:]
     return Box(
         row=rows.start, column=columns.start, height=rows.stop - rows.start, width=columns.stop - columns.start
@@ -241,7 +241,7 @@ def _lesion(prediction: Prediction) -> LesionSlices:
 
 
 def scores_of(prediction: Prediction, annotations: NDArray[np.uint8]) -> CaseScores:
-    """Compare the samples of a case with its annotators (A, H, W); outside of their box they are background."""
+    """Compare the samples of a case with its annotations (A, H, W); samples are background outside their box."""
     rows, columns = prediction.box[1:]
     labels = np.zeros((len(prediction.labels), *annotations.shape[1:]), np.uint8)
     labels[:, rows, columns] = prediction.labels[:, 0]

@@ -1,4 +1,4 @@
-"""The scans that a viewer shows: those it was started with, a dataset's cases, an example, and what was dropped."""
+"""The scans of the viewer: those given at the start, cases of a dataset, an example, and uploads."""
 
 import hashlib
 from collections import OrderedDict
@@ -24,12 +24,12 @@ from phiseg.viewer.uploads import Upload, check_affordable
 
 EXAMPLE = "example"
 MAX_CASES = 1000
-"""Cases of a dataset that are listed."""
+"""Maximum number of listed cases of a dataset."""
 
 
 @dataclass(frozen=True, eq=False)
 class OpenScan:
-    """A scan in memory, as slices in the model's plane."""
+    """A scan in memory, as slices in the plane of the model."""
 
     id: str
     name: str
@@ -38,9 +38,9 @@ class OpenScan:
     has_spacing: bool = True
     warnings: tuple[str, ...] = ()
     start: tuple[int, int, int] | None = None
-    """Slice, row and column to look at first; the middle if not given."""
+    """Slice, row and column to show first; None is the centre."""
     annotations: NDArray[np.uint8] | None = None
-    """(A, H, W), of the annotators who looked at this case of a dataset."""
+    """(A, H, W) annotations of a case of a dataset."""
     annotators: tuple[str, ...] = ()
 
     @property
@@ -50,7 +50,7 @@ class OpenScan:
 
     @cached_property
     def info(self) -> ScanInfo:
-        """What the page has to know of it."""
+        """Description of the scan for the page."""
         values = self.stack.stack.values[..., 0]
         rule = self.stack.preprocessing.intensity
         window = (rule.low, rule.high) if rule.low is not None and rule.high is not None else None
@@ -73,12 +73,12 @@ class OpenScan:
 
 
 class ScanCollection:
-    """Scans by id, read one at a time. Of too many in memory, the one that was looked at longest ago goes.
+    """Scans by id, read one at a time. The least recently used scan is dropped if there are too many in memory.
 
     Args:
-        preprocessing: of the model, which decides on plane and channels.
-        max_scans: that are kept in memory.
-        max_bytes: of voxels that are kept in memory, and that a dropped scan may have.
+        preprocessing: preprocessing of the model, which determines plane and channels.
+        max_scans: maximum number of scans in memory.
+        max_bytes: maximum size of voxels in memory, and of an uploaded scan, in bytes.
     """
 
     def __init__(self, preprocessing: Preprocessing, *, max_scans: int, max_bytes: int) -> None:
@@ -89,10 +89,10 @@ class ScanCollection:
         self._lock, self._reading = Lock(), Lock()
 
     def add(self, path: Path) -> list[str]:
-        """Take in a scan, a folder of scans or a prepared dataset; return a line for everything passed over.
+        """Add a scan, a folder of scans or a prepared dataset. Return a note for each skipped folder.
 
         Raises:
-            DataError: it is none of these, or a second dataset.
+            DataError: the path is not one of these, or is a second dataset.
         """
         if (path / "dataset.json").is_file():
             if self.dataset is not None:
@@ -107,7 +107,7 @@ class ScanCollection:
         return notes
 
     def names(self) -> dict[str, str]:
-        """Return what every scan is called, by id: first what the viewer was started with."""
+        """Return the name of each scan by id, starting with those given at the start."""
         cases = self.dataset.cases[:MAX_CASES] if self.dataset else []
         with self._lock:
             dropped = {scan_id: scan.name for scan_id, scan in self._open.items() if scan_id.startswith("drop-")}
@@ -119,15 +119,15 @@ class ScanCollection:
         }
 
     def holds(self, scan: OpenScan) -> bool:
-        """Tell whether a scan is still in memory."""
+        """Return whether a scan is still in memory."""
         with self._lock:
             return self._open.get(scan.id) is scan
 
     def get(self, scan_id: str) -> OpenScan:
-        """Return a scan, read if need be.
+        """Return a scan, reading it if necessary.
 
         Raises:
-            DataError: there is none of that id, or it cannot be read.
+            DataError: the id is unknown, or the scan cannot be read.
         """
         found = self._in_memory(scan_id)
         if found is not None:
@@ -136,13 +136,14 @@ class ScanCollection:
             return self._in_memory(scan_id) or self._keep(self._read(scan_id))
 
     def drop(self, uploads: Sequence[Upload]) -> OpenScan:
-        """Take in what was dropped on the page: one NIfTI file or PNG, or the files of a DICOM series.
+        """Add an uploaded scan: a NIfTI file, a PNG file, or the files of a DICOM series.
 
         Args:
-            uploads: files that lie alone in one folder. A DICOM SEG needs those of its series as long as the scan.
+            uploads: the only files in their folder. Files of a series are kept with the scan, for DICOM SEG
+                exports.
 
         Raises:
-            DataError: they are no scan, hold more than one, or more than can be kept in memory.
+            DataError: the files are not a scan, are several scans, or exceed the memory limit.
         """
         if not uploads:
             raise DataError("no files were dropped; drop a NIfTI file, a PNG file or the files of one DICOM series")
@@ -210,7 +211,7 @@ class ScanCollection:
         own = dataset.spacing_mm(row)
         vertical, horizontal = own or self.preprocessing.network_spacing_mm((1.0, 1.0))
         towards = PLANES[self._plane or "axial"]
-        thickness = max(vertical, horizontal)  # nothing tells; slices are at least as far apart as pixels
+        thickness = max(vertical, horizontal)  # unknown; at least the pixel spacing
         affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, thickness, 1])
         pixels = np.array(dataset.images[row])  # (C, H, W)
         volume = Volume(pixels.transpose(2, 1, 0)[:, :, None], affine)  # columns, rows, one slice, channels
@@ -228,10 +229,10 @@ class ScanCollection:
 
 
 def _renamed(text: str, uploads: Sequence[Upload], folder: Path) -> str:
-    """Return a message with the names that the user knows, in place of ours."""
+    """Return a message with the file names of the user instead of temporary ones."""
     for upload in uploads:
         text = text.replace(str(upload.path), upload.name).replace(upload.path.name, upload.name)
-    return text.replace(str(folder), "what was dropped")
+    return text.replace(str(folder), "the upload")
 
 
 def _hash_of(uploads: Sequence[Upload]) -> str:
