@@ -1,6 +1,6 @@
 /** The messages between page and server. Written by generate_types.py: do not edit. */
 
-/** Where an array lies in a slice. */
+/** Position of an array in a slice. */
 export interface Box {
   row: number;
   column: number;
@@ -8,7 +8,7 @@ export interface Box {
   width: number;
 }
 
-/** How the samples compare with the annotators of a case. */
+/** Scores of the samples against the annotations of a case. */
 export interface CaseScores {
   type: "scores";
   ged: number | null;
@@ -17,7 +17,7 @@ export interface CaseScores {
   dice: number | null;
 }
 
-/** What the samples say about one class. */
+/** Measurements of one class. */
 export interface ClassNumbers {
   /** Share of the samples that contain the class. */
   present: number;
@@ -31,20 +31,20 @@ export interface ClassNumbers {
   diameter_mm_if_present: Spread | null;
 }
 
-/** Everything was sent; `id` names the prediction for exports. */
+/** End of the answer; `id` identifies the prediction for exports. */
 export interface Done {
   type: "done";
   id: string;
 }
 
-/** Why nothing more comes. */
+/** Error that ends the answer. */
 export interface Failed {
   type: "error";
   message: string;
 }
 
-/** The samples through all slices of the lesion; of a model of whole slices through all of a small scan. In a large
- *  scan, such a model looks at the clicked slice alone. */
+/** The samples in all slices of the lesion or, for a model of whole slices, in all slices of a small scan. In a
+ *  large scan, such a model predicts only the clicked slice. */
 export interface LesionSlices {
   type: "volume";
   first_slice: number;
@@ -56,67 +56,67 @@ export interface LesionSlices {
   mean_probs: string;
 }
 
-/** What is done to one part of the noise: to a latent level, or to the choice of an ensemble's member. */
+/** Settings of one part of the noise: a latent level, or the choice of the member of an ensemble. */
 export interface LevelControl {
-  /** Another number redraws this part and no other. */
+  /** Seed of this part; another number redraws only this part. */
   seed: number;
-  /** All samples share the noise of the first one. */
+  /** Use the noise of the first sample for all samples. */
   hold: boolean;
   /** Factor on the noise of a level; 1 for a member. */
   temperature: number;
 }
 
-/** The model that draws. */
+/** The model of the viewer. */
 export interface ModelInfo {
   name: string;
-  /** The background first. */
+  /** Class names, background first. */
   classes: string[];
   /** Latent levels L; 0 for a model without a hierarchy. */
   num_levels: number;
-  /** The N parts of the noise, which can be held and redrawn one by one: the levels, fine to coarse, which have a
-   *  temperature as well, and then, for an ensemble, the member; none without a hierarchy. */
+  /** Names of the N parts of the noise that can be held and redrawn separately: the levels, fine to coarse, which
+   *  also have a temperature, and the member of an ensemble; empty without a hierarchy. */
   noise_names: string[];
-  /** What one has to click on; null for a model that takes a slice as a whole. */
+  /** Object to click on; null for a model of whole slices. */
   centred_on: string | null;
   size: [number, number];
-  /** Values that the model takes as its darkest and brightest; null where images are z-scored. */
+  /** Darkest and brightest value of the intensity window; null if images are z-scored. */
   window: [number, number] | null;
 }
 
-/** What the samples say about the whole lesion, or the whole scan. */
+/** Measurements of the whole lesion or scan. */
 export interface Numbers {
   type: "numbers";
   classes: Record<string, ClassNumbers>;
   mean_gamma: number;
   agreement: number;
-  /** Share of the samples that are cut off by the crop, by the reach or by the end of the scan: too small. */
+  /** Share of the samples that are cut off by the crop, the reach or the end of the scan and may be too small. */
   truncated: number;
-  /** The share of each of `ModelInfo.noise_names` in the uncertainty of the clicked slice. */
+  /** Share of each of `ModelInfo.noise_names` in the uncertainty of the clicked slice. */
   level_shares: Record<string, number> | null;
   /** Why the image around the point does not look like a training image; null if it does, or if the model does not
    *  state what its training images look like. */
   doubt: string | null;
 }
 
-/** The annotators' masks of a case. */
+/** The annotations of a case. */
 export interface PackedAnnotations {
   annotators: string[];
-  /** uint8 (A, height, width), of the only slice of a case; null for a scan. */
+  /** uint8 (A, height, width) for the single slice of a case; null for a scan. */
   labels: string | null;
 }
 
-/** Where to look and how to sample. */
+/** Point and sampling settings of a prediction. */
 export interface PredictionRequest {
   scan: string;
-  /** Slice, row, column. */
+  /** Slice, row and column of the point. */
   point: [number, number, number];
   num_samples: number;
   seed: number;
-  /** One for each of `ModelInfo.noise_names`; empty: all as they are. */
+  /** Settings for each of `ModelInfo.noise_names`; empty for no changes. */
   levels: LevelControl[];
 }
 
-/** How many others are served first. */
+/** Position in the queue. */
 export interface Queued {
   type: "queued";
   ahead: number;
@@ -128,61 +128,61 @@ export interface Samples {
   first: number;
   number: number;
   box: Box;
-  /** uint8 (number, h, w), class indices. */
+  /** uint8 (number, h, w) class indices. */
   labels: string;
 }
 
-/** A scan, or a case of a prepared dataset, as slices in the model's plane. */
+/** A scan, or a case of a prepared dataset, as slices in the plane of the model. */
 export interface ScanInfo {
   id: string;
   name: string;
   num_slices: number;
   height: number;
   width: number;
-  /** From slice to slice, row to row and column to column. */
+  /** Distances in mm between slices, rows and columns. */
   spacing_mm: [number, number, number];
   has_spacing: boolean;
   plane: string;
   value_range: [number, number];
-  /** To begin with. */
+  /** Initial intensity window. */
   window: [number, number];
-  /** Whose masks are known; none for a scan. */
+  /** Names of the annotators; empty for a scan. */
   annotators: string[];
-  /** Slice, row and column to look at first: the middle, or the lesion of the example. */
+  /** Slice, row and column to show first: the centre, or the lesion of the example. */
   start: [number, number, number];
-  /** What the user should know of the scan, one line each. */
+  /** Warnings about the scan, one line each. */
   warnings: string[];
 }
 
-/** What the page needs to begin. */
+/** Initial data of the page. */
 export interface SessionInfo {
   version: string;
   model: ModelInfo;
   /** The first scan, if there is one. */
   scans: ScanInfo[];
-  /** All of them: the name of each id. */
+  /** Names of all scans by id. */
   scan_names: Record<string, string>;
   max_samples: number;
   max_upload_bytes: number;
   max_scans: number;
 }
 
-/** All samples of the clicked slice together. */
+/** Summary of all samples of the clicked slice. */
 export interface SliceSummary {
   type: "slice";
   box: Box;
-  /** uint8 (K-1, h, w), 255 for a probability of 1. */
+  /** uint8 (K-1, h, w) mean probabilities; 255 is a probability of 1. */
   mean_probs: string;
-  /** uint8 (h, w), 255 for `gamma_max`. */
+  /** uint8 (h, w) gamma map; 255 is `gamma_max`. */
   gamma: string;
   gamma_max: number;
-  /** uint8 (N, h, w), the share of each of `ModelInfo.noise_names` in the uncertainty of a pixel, 255 for all. */
+  /** uint8 (N, h, w) share of each of `ModelInfo.noise_names` in the uncertainty of a pixel; 255 is 100 %. */
   level_shares: string | null;
-  /** uint8 (L, h, w), the probability of any foreground after each level of the first sample, fine to coarse. */
+  /** uint8 (L, h, w) foreground probability after each level of the first sample, fine to coarse. */
   level_outputs: string | null;
 }
 
-/** A quantity over the samples. */
+/** Distribution of a quantity over the samples. */
 export interface Spread {
   median: number;
   low: number;

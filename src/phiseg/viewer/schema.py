@@ -1,4 +1,4 @@
-"""What the page and the server say to each other. All arrays are little-endian, row by row, deflated, in base64.
+"""Messages between the page and the server. Arrays are little-endian, in row order, deflated and base64-encoded.
 
 Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels, and an ensemble's member),
 A annotators; a box has h x w pixels of a slice.
@@ -16,7 +16,7 @@ MAX_SAMPLES = 100
 
 
 class Message(BaseModel):
-    """A message between page and server; unknown keys are refused.
+    """A message between page and server; unknown keys are rejected.
 
     The types of the page, web/src/schema.ts, are generated from these classes and their docstrings.
     """
@@ -25,25 +25,25 @@ class Message(BaseModel):
 
 
 class ModelInfo(Message):
-    """The model that draws."""
+    """The model of the viewer."""
 
     name: str
     classes: list[str]
-    """The background first."""
+    """Class names, background first."""
     num_levels: int
     """Latent levels L; 0 for a model without a hierarchy."""
     noise_names: list[str]
-    """The N parts of the noise, which can be held and redrawn one by one: the levels, fine to coarse, which have a
-    temperature as well, and then, for an ensemble, the member; none without a hierarchy."""
+    """Names of the N parts of the noise that can be held and redrawn separately: the levels, fine to coarse, which
+    also have a temperature, and the member of an ensemble; empty without a hierarchy."""
     centred_on: str | None
-    """What one has to click on; None for a model that takes a slice as a whole."""
+    """Object to click on; None for a model of whole slices."""
     size: tuple[int, int]
     window: tuple[float, float] | None
-    """Values that the model takes as its darkest and brightest; None where images are z-scored."""
+    """Darkest and brightest value of the intensity window; None if images are z-scored."""
 
 
 class ScanInfo(Message):
-    """A scan, or a case of a prepared dataset, as slices in the model's plane."""
+    """A scan, or a case of a prepared dataset, as slices in the plane of the model."""
 
     id: str
     name: str
@@ -51,67 +51,67 @@ class ScanInfo(Message):
     height: int
     width: int
     spacing_mm: tuple[float, float, float]
-    """From slice to slice, row to row and column to column."""
+    """Distances in mm between slices, rows and columns."""
     has_spacing: bool
     plane: str
     value_range: tuple[float, float]
     window: tuple[float, float]
-    """To begin with."""
+    """Initial intensity window."""
     annotators: list[str]
-    """Whose masks are known; none for a scan."""
+    """Names of the annotators; empty for a scan."""
     start: tuple[int, int, int]
-    """Slice, row and column to look at first: the middle, or the lesion of the example."""
+    """Slice, row and column to show first: the centre, or the lesion of the example."""
     warnings: list[str]
-    """What the user should know of the scan, one line each."""
+    """Warnings about the scan, one line each."""
 
 
 class PackedAnnotations(Message):
-    """The annotators' masks of a case."""
+    """The annotations of a case."""
 
     annotators: list[str]
     labels: str | None
-    """uint8 (A, height, width), of the only slice of a case; None for a scan."""
+    """uint8 (A, height, width) for the single slice of a case; None for a scan."""
 
 
 class SessionInfo(Message):
-    """What the page needs to begin."""
+    """Initial data of the page."""
 
     version: str
     model: ModelInfo
     scans: list[ScanInfo]
     """The first scan, if there is one."""
     scan_names: dict[str, str]
-    """All of them: the name of each id."""
+    """Names of all scans by id."""
     max_samples: int = MAX_SAMPLES
     max_upload_bytes: int
     max_scans: int
 
 
 class LevelControl(Message):
-    """What is done to one part of the noise: to a latent level, or to the choice of an ensemble's member."""
+    """Settings of one part of the noise: a latent level, or the choice of the member of an ensemble."""
 
     seed: int = Field(default=0, ge=0, le=2**31)
-    """Another number redraws this part and no other."""
+    """Seed of this part; another number redraws only this part."""
     hold: bool = False
-    """All samples share the noise of the first one."""
+    """Use the noise of the first sample for all samples."""
     temperature: float = Field(default=1.0, ge=0, le=4)
     """Factor on the noise of a level; 1 for a member."""
 
 
 class PredictionRequest(Message):
-    """Where to look and how to sample."""
+    """Point and sampling settings of a prediction."""
 
     scan: str
     point: Annotated[list[int], Field(min_length=3, max_length=3)]
-    """Slice, row, column."""
+    """Slice, row and column of the point."""
     num_samples: int = Field(default=16, ge=1, le=MAX_SAMPLES)
     seed: int = Field(default=0, ge=0, le=2**31)
     levels: list[LevelControl] = Field(default_factory=list, max_length=32)
-    """One for each of `ModelInfo.noise_names`; empty: all as they are."""
+    """Settings for each of `ModelInfo.noise_names`; empty for no changes."""
 
 
 class Box(Message):
-    """Where an array lies in a slice."""
+    """Position of an array in a slice."""
 
     row: int
     column: int
@@ -120,7 +120,7 @@ class Box(Message):
 
 
 class Queued(Message):
-    """How many others are served first."""
+    """Position in the queue."""
 
     type: Literal["queued"] = "queued"
     ahead: int
@@ -134,27 +134,27 @@ class Samples(Message):
     number: int
     box: Box
     labels: str
-    """uint8 (number, h, w), class indices."""
+    """uint8 (number, h, w) class indices."""
 
 
 class SliceSummary(Message):
-    """All samples of the clicked slice together."""
+    """Summary of all samples of the clicked slice."""
 
     type: Literal["slice"] = "slice"
     box: Box
     mean_probs: str
-    """uint8 (K-1, h, w), 255 for a probability of 1."""
+    """uint8 (K-1, h, w) mean probabilities; 255 is a probability of 1."""
     gamma: str
-    """uint8 (h, w), 255 for `gamma_max`."""
+    """uint8 (h, w) gamma map; 255 is `gamma_max`."""
     gamma_max: float
     level_shares: str | None
-    """uint8 (N, h, w), the share of each of `ModelInfo.noise_names` in the uncertainty of a pixel, 255 for all."""
+    """uint8 (N, h, w) share of each of `ModelInfo.noise_names` in the uncertainty of a pixel; 255 is 100 %."""
     level_outputs: str | None
-    """uint8 (L, h, w), the probability of any foreground after each level of the first sample, fine to coarse."""
+    """uint8 (L, h, w) foreground probability after each level of the first sample, fine to coarse."""
 
 
 class Spread(Message):
-    """A quantity over the samples."""
+    """Distribution of a quantity over the samples."""
 
     median: float
     low: float
@@ -163,7 +163,7 @@ class Spread(Message):
 
 
 class ClassNumbers(Message):
-    """What the samples say about one class."""
+    """Measurements of one class."""
 
     present: float
     """Share of the samples that contain the class."""
@@ -178,25 +178,25 @@ class ClassNumbers(Message):
 
 
 class Numbers(Message):
-    """What the samples say about the whole lesion, or the whole scan."""
+    """Measurements of the whole lesion or scan."""
 
     type: Literal["numbers"] = "numbers"
     classes: dict[str, ClassNumbers]
     mean_gamma: float
     agreement: float
     truncated: float
-    """Share of the samples that are cut off by the crop, by the reach or by the end of the scan: too small."""
+    """Share of the samples that are cut off by the crop, the reach or the end of the scan and may be too small."""
     level_shares: dict[str, float] | None
-    """The share of each of `ModelInfo.noise_names` in the uncertainty of the clicked slice."""
+    """Share of each of `ModelInfo.noise_names` in the uncertainty of the clicked slice."""
     doubt: str | None
     """Why the image around the point does not look like a training image; None if it does, or if the model does not
     state what its training images look like."""
 
 
 class LesionSlices(Message):
-    """The samples through all slices of the lesion; of a model of whole slices through all of a small scan.
+    """The samples in all slices of the lesion or, for a model of whole slices, in all slices of a small scan.
 
-    In a large scan, such a model looks at the clicked slice alone.
+    In a large scan, such a model predicts only the clicked slice.
     """
 
     type: Literal["volume"] = "volume"
@@ -210,7 +210,7 @@ class LesionSlices(Message):
 
 
 class CaseScores(Message):
-    """How the samples compare with the annotators of a case."""
+    """Scores of the samples against the annotations of a case."""
 
     type: Literal["scores"] = "scores"
     ged: float | None
@@ -220,14 +220,14 @@ class CaseScores(Message):
 
 
 class Done(Message):
-    """Everything was sent; `id` names the prediction for exports."""
+    """End of the answer; `id` identifies the prediction for exports."""
 
     type: Literal["done"] = "done"
     id: str
 
 
 class Failed(Message):
-    """Why nothing more comes."""
+    """Error that ends the answer."""
 
     type: Literal["error"] = "error"
     message: str
@@ -245,12 +245,12 @@ class StreamedMessage(
 
 
 def packed(array: NDArray[Any]) -> str:
-    """Return an array's bytes, deflated, in base64."""
+    """Return the bytes of an array, deflated and base64-encoded."""
     contiguous = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return base64.b64encode(zlib.compress(contiguous.tobytes(), 1)).decode()
 
 
 def as_bytes(values: NDArray[np.floating[Any]], top: float = 1.0) -> NDArray[np.uint8]:
-    """Return values of 0 to `top` as 0 to 255."""
+    """Return values from 0 to `top` as 0 to 255."""
     scaled: NDArray[np.uint8] = np.rint(np.clip(values / top, 0, 1) * 255).astype(np.uint8)
     return scaled
