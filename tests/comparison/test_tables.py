@@ -88,7 +88,7 @@ def test_notes_state_units_of_the_test():
     assert "variance between seeds" not in several
     assert "over 5 patients and trainings" in several
     mixed = [clustered_methods(trainings=3)[0], clustered_methods()[1]]
-    assert "because b has only one training" in comparison_table(mixed).notes[0]
+    assert "because b/0 has only one training" in comparison_table(mixed).notes[0]
     old = comparison_table(clustered_methods(patients=False))
     assert "ged" in old.rows[0].best  # 40 cases that pass for as many patients
     assert "patients were not recorded, so each case counts as a patient" in old.notes[0]
