@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from phiseg.core.errors import ConfigError
 from phiseg.core.random import derive_seed
 from phiseg.data.augment import AugmentConfig
 from phiseg.data.loader import TrainingStream
@@ -15,6 +16,7 @@ from phiseg.models.noise import seeded_generator
 from phiseg.training.checkpoints import load_state
 from phiseg.training.loop import train
 from phiseg.training.normalisation import follow_sampling_path, recalibrate
+from phiseg.training.recipe import load_recipe
 
 SEED = 3
 
@@ -206,3 +208,30 @@ def test_norm_statistics_recalibrated_uses_images_without_augmentation(after_one
     recalibrate(model, [stream.batch(0), stream.batch(1)], seed=SEED)  # recalibration_batches is 2
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, weights[name], rtol=1e-6, atol=1e-7)
+
+
+def test_norm_statistics_training_averages_the_training_path(after_one_step, make_recipe, lesions):
+    weights = after_one_step("training")
+    model = build_model(make_recipe().model)
+    model.load_state_dict(weights)
+    stream = TrainingStream(Dataset.open(lesions), batch_size=4, seed=SEED, augment=AugmentConfig(enabled=False))
+    layer = model.likelihood.embed[0][0]  # convolution, batch norm, ReLU
+    seen = []
+    layer[0].register_forward_hook(lambda _module, _args, output: seen.append(output.double()))
+    model.train()
+    for number in (0, 1):  # recalibration_batches is 2
+        batch = stream.batch(number)
+        generators = [seeded_generator(SEED, "statistics", "posterior", number, int(row)) for row in batch.rows]
+        with torch.no_grad():
+            model(batch.image, batch.labels, generator=generators)
+    means = torch.stack([output.mean((0, 2, 3)) for output in seen])
+    stored = weights["likelihood.embed.0.0.1.running_mean"].double()
+    torch.testing.assert_close(stored, means.mean(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("statistics", ["recalibrated", "both"])
+def test_presence_refuses_statistics_of_the_sampling_path(statistics):
+    overrides = ["--model.presence", "true", "--train.norm_statistics", statistics]
+    with pytest.raises(ConfigError, match=r"use train.norm_statistics training"):
+        load_recipe("phiseg-small", overrides)
+    assert load_recipe("phiseg-small", [*overrides[:3], "training"]).train.norm_statistics == "training"

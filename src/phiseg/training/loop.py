@@ -287,11 +287,17 @@ class _Training:
     @record_function("validate")
     def _validate(self, bar: Any) -> None:
         self.validation_due = False
-        if self.settings.norm_statistics == "recalibrated":
+        statistics = self.settings.norm_statistics
+        if statistics in ("recalibrated", "training"):
             number = self.settings.recalibration_batches
             with self.fabric.autocast():
                 batches = (self.plain_stream.batch(i, self.fabric.device) for i in range(number))
-                recalibrate(self.average.model, batches, seed=self.settings.seed)
+                recalibrate(
+                    self.average.model,
+                    batches,
+                    seed=self.settings.seed,
+                    sampling_path=statistics == "recalibrated",
+                )
         values = validate(self.average.model, self.dataset, self.settings, self.fabric, progress=not bar.disable)
         self._track("val", values)
         criterion = self.settings.select_by

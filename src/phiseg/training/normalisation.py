@@ -6,9 +6,11 @@ averages of the training path describe activations that do not occur in sampling
 
 * `running`: use the running averages of the training path (the behaviour of a plain port).
 * `both`: after each step, also run the batch through the sampling path without gradients, so that the running
-averages mix both paths (the behaviour of the authors' TensorFlow graph). This costs one forward pass per step. *
-`recalibrated`: before each validation, recompute the statistics on a few batches of training images without
-augmentation: those of the posterior on the training path, all others on the sampling path.
+  averages mix both paths (the behaviour of the authors' TensorFlow graph). This costs one forward pass per step.
+* `recalibrated`: before each validation, recompute the statistics on a few batches of training images without
+  augmentation: those of the posterior on the training path, all others on the sampling path.
+* `training`: the same, but all of them on the training path. Models with `model.presence` need this: in training,
+  empty annotations are part of the batch that batch norm normalises; in sampling, the latents describe none.
 
 See docs/explanation/batch-norm.md for the measurement behind the default, `recalibrated`.
 """
@@ -31,11 +33,11 @@ def follow_sampling_path(model: Segmenter, batch: Batch, *, seed: int, step: int
 
 
 @torch.no_grad()
-def recalibrate(model: Segmenter, batches: Iterable[Batch], *, seed: int) -> None:
+def recalibrate(model: Segmenter, batches: Iterable[Batch], *, seed: int, sampling_path: bool = True) -> None:
     """Replace the running statistics by plain averages over `batches`; no effect without batch norm.
 
-    All layers are first averaged on the training path. Layers that occur in the sampling path are then reset and
-    averaged on the sampling path.
+    All layers are first averaged on the training path. With `sampling_path`, layers that occur in the sampling path
+    are then reset and averaged there.
     """
     layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
     if not layers:
@@ -58,7 +60,7 @@ def recalibrate(model: Segmenter, batches: Iterable[Batch], *, seed: int) -> Non
             layer.reset_running_stats()
 
     hooks = [layer.register_forward_pre_hook(reset_once) for layer in layers]
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(batches if sampling_path else []):
         follow_sampling_path(model, batch, seed=seed, step=number)
     for hook in hooks:
         hook.remove()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from math import cos, pi
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from phiseg.core.config import OneOf, StrictConfig, apply_overrides, read_yaml
 from phiseg.core.errors import ConfigError, nearest
@@ -71,7 +71,7 @@ class TrainConfig(StrictConfig):
     """The validation result that selects the best model: the loss (lowest, as in the paper), the elbo, or a score
     that has a direction. With few samples use the unbiased GED, because the GED prefers samples that are all alike.
     Loss and elbo use only the annotators that the model is trained on; the scores use all annotators."""
-    norm_statistics: Literal["recalibrated", "both", "running"] = "recalibrated"
+    norm_statistics: Literal["recalibrated", "training", "both", "running"] = "recalibrated"
     """Batch-norm statistics at sampling time; see `phiseg.training.normalisation`."""
     recalibration_batches: int = Field(default=100, ge=2)
     """Number of batches for recalibration. With few batches, the scores of a model vary."""
@@ -106,6 +106,16 @@ class Recipe(StrictConfig):
     model: ModelConfig
     augment: AugmentConfig = AugmentConfig()
     train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _check_norm_statistics(self) -> Self:
+        statistics = self.train.norm_statistics
+        if getattr(self.model, "presence", False) and statistics in ("recalibrated", "both"):
+            raise ValueError(
+                f"train.norm_statistics {statistics} makes samples too large with model.presence, because training "
+                "batches contain empty annotations; use train.norm_statistics training"
+            )
+        return self
 
     def for_dataset(self, dataset: Dataset) -> "Recipe":
         """Return the recipe with the image channels and classes of the dataset.
