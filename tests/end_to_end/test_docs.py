@@ -231,7 +231,7 @@ def test_the_reference_has_every_key_of_a_recipe_with_its_default():
             assert f"| `{key}` |" in text.split("## `model`")[1]
     assert "|  |" not in text, "a key without a docstring"
     assert text.count("| `free_nats` |") == 1, "what an ensemble has from PHiSeg is told once"
-    assert "| `batch_size` | whole number | `12` | Images a step, over all processes together. |" in text
+    assert "| `batch_size` | whole number | `12` | Images per step, in total over all processes. |" in text
     assert "| `kl_weights` | `paper`, `reference`, `unit` or list of numbers | `reference` |" in text
 
 
