@@ -82,7 +82,10 @@ def test_unknown_recipe_suggests_the_nearest(refuses, lesions, tmp_path):
         (["--train.batch_size", "0"], ["'train.batch_size' = 0"]),
         (["--train.annotator", "4"], ["annotator 4 does not exist", "use 0 to 3, or random"]),
         (["--train.annotator", "-1"], ["annotator -1 does not exist"]),
-        (["--model.num_classes", "3"], ["model.num_classes = 3", "has 2", "leave model.num_classes out"]),
+        (
+            ["--model.num_classes", "3"],
+            ["model.num_classes = 3", "has 2", "remove model.num_classes from the recipe"],
+        ),
         (["--model.image_channels", "2"], ["model.image_channels = 2", "has 1"]),
         (
             ["--train.batch_size", "1", "--model.channels", "[4, 4, 4, 4, 4]"],
@@ -474,7 +477,7 @@ def test_error_line_is_printable_for_any_file_content(cli, lesions, copy):
         result = cli("data", "check", data)
         assert result.code == 2
         (line,) = result.err.splitlines()
-        assert line.startswith(f"phiseg: error: {data}/splits.json: split 'val' names")
+        assert line.startswith(f"phiseg: error: {data}/splits.json: patient '")
         assert line.isprintable()
         assert len(line) < 2100
 
