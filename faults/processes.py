@@ -35,7 +35,7 @@ def import_all() -> None:
         "data.check",
         "experiment.experiment_report",
         "plotting.prediction_report",
-        "inference.batch_prediction",
+        "inference.prediction_folder",
         "inference.writers",
         "training.loop",
         "viewer.server",

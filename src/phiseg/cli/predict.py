@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -82,76 +83,43 @@ class Predict:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Predict, arguments, prog=prog)
-    from phiseg.inference.batch_prediction import (
-        find_vanished,
-        gather_failures,
-        list_prediction_jobs,
-        predict_scans,
-        share_jobs,
-        unfinished_predictions,
-    )
     from phiseg.inference.points import Point, read_points
-    from phiseg.inference.preprocessing import Preprocessing
-    from phiseg.inference.scans import find_scans
+    from phiseg.inference.prediction_folder import write_predictions
     from phiseg.inference.volumes import Sampling
-    from phiseg.models import load_model
-    from phiseg.models.pretrained import find_model, weights_hash
     from phiseg.plotting.prediction_report import case_picture, write_prediction_report
     from phiseg.training.recipe import TrainConfig
     from phiseg.training.setup import make_fabric
 
-    sampling = Sampling(
-        num_samples=command.num_samples,
-        seed=command.seed,
-        noise_length_mm=command.noise_length,
-        noise_shared=command.noise_shared,
-        level_draws=command.level_draws,
-        reach_mm=command.reach,
-        batch_size=command.batch_size,
-        chunk_size=command.chunk_size,
-    )
-    points = [Point.parse(text) for text in command.at]
-    by_case = read_points(command.points) if command.points else {}
-    found, notes = find_scans(command.inputs, results=command.out)
-    scans = [replace(scan, series_uid=command.series) for scan in found]
-    jobs = list_prediction_jobs(scans, points, by_case)
-    folder = find_model(Path(command.model))
-    model = load_model(folder, calibrated=not command.uncalibrated)
-    identity = {
-        "model": weights_hash(folder),
-        "calibration": model.calibration.model_dump(mode="json"),
-        "series": command.series,
-    }
-    waiting = unfinished_predictions(jobs, command.out, model, sampling=sampling, identity=identity)
     machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}
-    fabric = make_fabric(TrainConfig.parse(machine, where="phiseg predict"), timeout=timedelta(days=14))
-    fabric.launch()  # waits until all processes have the same list of cases
-    without = sorted({scan.name for scan in scans} - {job.scan.name for job in jobs})
-    if without:
-        notes.append(f"skipping scans without a point: {', '.join(without)}")
-    if points and len(scans) > 1:
-        notes.append(f"the point given with --at is used in all {len(scans)} scans")
-    if len(waiting) < len(jobs):
-        notes.append(f"{len(jobs) - len(waiting)} of {len(jobs)} cases are already finished")
-    for note in notes if fabric.is_global_zero else ():
-        print(f"phiseg: {note}", file=sys.stderr)
-    failed = predict_scans(
-        model.to(fabric.device),
-        share_jobs(waiting, fabric.global_rank, fabric.world_size),
+    devices = TrainConfig.parse(machine, where="phiseg predict")
+    written = write_predictions(
+        Path(command.model),
+        command.inputs,
         command.out,
-        sampling=sampling,
-        identity=identity,
         draw=case_picture,
-        progress=fabric.is_global_zero,
+        write_report=write_prediction_report,
+        points=[Point.parse(text) for text in command.at],
+        points_by_case=read_points(command.points) if command.points else None,
+        series=command.series,
+        sampling=Sampling(
+            num_samples=command.num_samples,
+            seed=command.seed,
+            noise_length_mm=command.noise_length,
+            noise_shared=command.noise_shared,
+            level_draws=command.level_draws,
+            reach_mm=command.reach,
+            batch_size=command.batch_size,
+            chunk_size=command.chunk_size,
+        ),
+        calibrated=not command.uncalibrated,
         strict_spacing=command.strict_spacing,
+        make_fabric=partial(make_fabric, devices, timeout=timedelta(days=14)),
+        notify=lambda note: print(f"phiseg: {note}", file=sys.stderr),
     )
-    failed = gather_failures(failed)
-    if fabric.is_global_zero:
-        failed |= find_vanished(jobs, command.out, failed)
-        done = [job.name for job in jobs if job.name not in failed]
-        check = Preprocessing.of(model).volume_check
-        page = write_prediction_report(command.out, done, failed, model=command.model, volume_check=check)
-        left_out = f" ({len(failed)} of {len(jobs)} cases failed, see failed.csv)" if failed else ""
-        print(f"written to {command.out}{left_out}; look at {page}")
-        if failed:
-            raise SystemExit(2)
+    if written is None:  # the first process reports
+        return
+    number = len(written.cases) + len(written.failed)
+    failures = f" ({len(written.failed)} of {number} cases failed, see failed.csv)" if written.failed else ""
+    print(f"written to {written.path}{failures}; look at {written.report}")
+    if written.failed:
+        raise SystemExit(2)

@@ -1,0 +1,148 @@
+"""Prediction of scans into a folder, from their files to the report: the work of `phiseg predict`.
+
+PRED/  CASE/ ...  cases.csv  report.html  [failed.csv]
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from lightning_fabric import Fabric
+
+from phiseg.inference.batch_prediction import (
+    DrawCase,
+    find_vanished,
+    gather_failures,
+    list_prediction_jobs,
+    predict_scans,
+    share_jobs,
+    unfinished_predictions,
+)
+from phiseg.inference.points import Point
+from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
+from phiseg.inference.scans import find_scans
+from phiseg.inference.slice_sampler import Sampling
+from phiseg.models import load_model
+from phiseg.models.pretrained import find_model, weights_hash
+
+
+class WriteReport(Protocol):
+    """Writes the tables and the page of a prediction folder, and returns the path of the page."""
+
+    def __call__(
+        self,
+        out: Path,
+        finished: Sequence[str],
+        failed: Mapping[str, str],
+        *,
+        model: str,
+        volume_check: VolumeCheck | None,
+    ) -> Path:
+        """Write cases.csv, report.html and, if a case failed, failed.csv."""
+
+
+@dataclass(frozen=True)
+class PredictionFolder:
+    """A folder of predictions."""
+
+    path: Path
+    report: Path
+    """The page with all cases."""
+    cases: tuple[str, ...]
+    """Names of the finished cases, including those that were finished before."""
+    failed: dict[str, str]
+    """The reason for each case that could not be predicted, by name."""
+
+
+def write_predictions(
+    model: Path,
+    inputs: Sequence[Path],
+    out: Path,
+    *,
+    draw: DrawCase,
+    write_report: WriteReport,
+    points: Sequence[Point] = (),
+    points_by_case: Mapping[str, Sequence[Point]] | None = None,
+    series: str | None = None,
+    sampling: Sampling | None = None,
+    calibrated: bool = True,
+    strict_spacing: bool = False,
+    device: torch.device | str = "cpu",
+    make_fabric: Callable[[], Fabric] | None = None,
+    progress: bool = True,
+    notify: Callable[[str], None] = print,
+) -> PredictionFolder | None:
+    """Predict scans and write the results of each case into a folder; finished cases are kept.
+
+    Args:
+        model: a model folder, the run folder around it, or the name of a bundled model.
+        inputs: NIfTI files, PNGs, folders with a DICOM series, or folders of any of these.
+        out: the folder for the results.
+        draw: draws the picture of a case, such as `phiseg.plotting.prediction_report.case_picture`.
+        write_report: writes the tables and the page, such as `write_prediction_report` of the same module.
+        points: points that are used in every scan.
+        points_by_case: points of the scans of that name.
+        series: the UID of the series, for a DICOM folder with several.
+        sampling: the sampling settings; by default those of `Sampling`.
+        calibrated: whether to use the temperatures that `phiseg calibrate` fitted, if there are any.
+        strict_spacing: whether to refuse scans whose pixel spacing is outside the range of the training images
+            instead of resampling them.
+        device: the device, such as `cpu` or `cuda:1`.
+        make_fabric: returns Lightning Fabric for one or several processes that share the cases, and chooses the
+            device. By default this process predicts all cases on `device`.
+        progress: whether to show progress bars.
+        notify: called with each remark, such as files that are skipped.
+
+    Returns:
+        The folder; None in all processes but the first.
+
+    Raises:
+        ConfigError, DataError, ModelError, OutputError: an argument, an input, the model or `out` is unsuitable. A
+            single scan that cannot be predicted is one of `failed` instead.
+    """
+    sampling = sampling or Sampling()
+    found, notes = find_scans(inputs, results=out)
+    scans = [replace(scan, series_uid=series) for scan in found]
+    jobs = list_prediction_jobs(scans, points, points_by_case or {})
+    folder = find_model(model)
+    network = load_model(folder, calibrated=calibrated)
+    identity = {
+        "model": weights_hash(folder),
+        "calibration": network.calibration.model_dump(mode="json"),
+        "series": series,
+    }
+    waiting = unfinished_predictions(jobs, out, network, sampling=sampling, identity=identity)
+    rank, num_processes = 0, 1
+    if make_fabric is not None:
+        fabric = make_fabric()
+        fabric.launch()  # waits until all processes have the same list of cases
+        device, rank, num_processes = fabric.device, fabric.global_rank, fabric.world_size
+    without = sorted({scan.name for scan in scans} - {job.scan.name for job in jobs})
+    if without:
+        notes.append(f"skipping scans without a point: {', '.join(without)}")
+    if points and len(scans) > 1:
+        notes.append(f"the point given with --at is used in all {len(scans)} scans")
+    if len(waiting) < len(jobs):
+        notes.append(f"{len(jobs) - len(waiting)} of {len(jobs)} cases are already finished")
+    for note in notes if rank == 0 else ():
+        notify(note)
+    failed = predict_scans(
+        network.to(device),
+        share_jobs(waiting, rank, num_processes),
+        out,
+        sampling=sampling,
+        identity=identity,
+        draw=draw,
+        progress=progress and rank == 0,
+        strict_spacing=strict_spacing,
+    )
+    failed = gather_failures(failed)
+    if rank != 0:
+        return None
+    failed |= find_vanished(jobs, out, failed)
+    done = [job.name for job in jobs if job.name not in failed]
+    check = Preprocessing.of(network).volume_check
+    page = write_report(out, done, failed, model=str(model), volume_check=check)
+    return PredictionFolder(out, page, tuple(done), failed)
