@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 SOURCES := pyproject.toml constraints.txt
-COMPUTING := $(addprefix tests/,benchmarks comparison contracts data/test_augment.py data/test_loader.py evaluation experiment golden \
+COMPUTING := $(addprefix tests/,benchmarks comparison compute contracts data/test_augment.py data/test_loader.py evaluation experiment golden \
 	inference metrics models plotting training viewer)
 
 # Pins what pip installs, and what it builds phiseg with: the first name is for pip before 25.3, the second from then on.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks import plain
 from benchmarks.measuring import Scale, resident
+from phiseg.compute.devices import make_fabric
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.inference.sampling import sample_cases
@@ -28,7 +29,7 @@ from phiseg.models import Segmenter, build_model
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
 from phiseg.training.recipe import TrainConfig, load_recipe
-from phiseg.training.setup import lay_out, make_fabric
+from phiseg.training.setup import lay_out
 
 Action = Callable[[], Any]
 

@@ -24,6 +24,7 @@ ROOMS = {
     "models": "Models",
     "metrics": "Metrics",
     "imaging": "Imaging",
+    "compute": "Devices and processes",
     "data": "Data",
     "inference": "Inference",
     "plotting": "Plotting",

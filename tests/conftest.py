@@ -71,8 +71,8 @@ class Result(NamedTuple):
 @pytest.fixture(scope="session")
 def make_recipe():
     """Return a function that makes a recipe which trains in less than a second."""
+    from phiseg.compute.devices import bf16_failure
     from phiseg.training.recipe import Recipe
-    from phiseg.training.setup import bf16_failure
 
     def make(model="phiseg", *, augment=None, settings=None, **changes):
         if changes.get("precision") == "bf16-mixed" and (reason := bf16_failure()):

@@ -15,11 +15,11 @@ from PIL import Image
 
 import phiseg as package
 from helpers.dicom_slices import OBLIQUE, write_scan
+from phiseg.compute import devices
 from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.volumes import Sampling
 from phiseg.plotting import prediction_report
-from phiseg.training import setup
 
 MAPS = ("samples", "mean", "labels", "gamma", "levels")
 QUICK = ("--num-samples", "3", "--level-draws", "2", "--accelerator", "cpu")
@@ -414,14 +414,14 @@ def test_invalid_model_folder_is_rejected(predict, tmp_path):
 
 
 def test_processes_have_a_timeout_of_days(predict, model, tmp_path, monkeypatch):
-    make, waits = setup.make_fabric, []
+    make, waits = devices.make_fabric, []
 
     def make_fabric(settings, **options):
         several = make(settings.model_copy(update={"devices": 2}), **options)
         waits.append(several.strategy._timeout)
         return make(settings, **options)
 
-    monkeypatch.setattr(setup, "make_fabric", make_fabric)
+    monkeypatch.setattr(devices, "make_fabric", make_fabric)
     assert predict(model(), nifti(tmp_path / "n.nii.gz")).code == 0
     assert waits[0] > timedelta(days=2)
 

@@ -1,12 +1,11 @@
 """Samples of a dataset: a case's samples are its own, however it is batched, chunked, ordered or accompanied."""
 
-import numpy as np
 import pytest
 import torch
 
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.data.store import Dataset
-from phiseg.inference.sampling import sample_cases, usable_device
+from phiseg.inference.sampling import sample_cases
 from phiseg.models import load_model
 from phiseg.models.noise import seeded_generator
 
@@ -120,13 +119,3 @@ def test_number_below_one_is_rejected_before_sampling(option, value, trained, da
 def test_dataset_with_other_classes_is_rejected_before_sampling(trained, zones):
     with pytest.raises(ModelError, match=r"the model has 2 classes, .* has 3"):
         sample_cases(load_model(trained()), Dataset.open(zones), [0], num_samples=2, seed=0)
-
-
-def test_usable_device_accepts_cpu_and_rejects_unknown():
-    assert usable_device("cpu") == torch.device("cpu")
-    missing = [] if torch.cuda.is_available() else ["cuda"]
-    for name in ["banana", "cpu:x", "meta", "", f"cuda:{np.iinfo(np.int8).max}", *missing]:
-        with pytest.raises(ConfigError, match=r"is not available .*; use cpu") as error:
-            usable_device(name)
-        assert len(str(error.value)) < 200
-        assert "\n" not in str(error.value)

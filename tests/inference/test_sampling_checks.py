@@ -1,13 +1,12 @@
-"""What is checked before anything is drawn: that model and dataset belong together, and the device."""
+"""What is checked before anything is drawn: that model and dataset belong together."""
 
 import pytest
-import torch
 
-from phiseg.core.errors import ConfigError, ModelError
+from phiseg.core.errors import ModelError
 from phiseg.data.intensity import Intensity
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.inference.sampling import check_fits, sample_cases, usable_device
+from phiseg.inference.sampling import check_fits, sample_cases
 from phiseg.models import load_model
 
 
@@ -54,14 +53,3 @@ def test_images_of_another_meaning_are_refused(changes, learned, found, trained,
     assert found in after
     model.preprocessing = {}  # of a model that says nothing
     check_fits(model, dataset)
-
-
-def test_auto_device_uses_gpu_if_available(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert usable_device("auto") == torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    if torch.cuda.device_count():
-        assert usable_device("auto").type == "cuda"
-    else:
-        with pytest.raises(ConfigError, match="device 'cuda' is not available"):
-            usable_device("auto")

@@ -1,44 +1,50 @@
-"""Fabric is made only for a precision in which the machine can compute."""
+"""How weights lie in memory is a matter of speed: a training may change it when it is resumed."""
+
+import json
 
 import pytest
 import torch
 
-from phiseg.core.errors import ConfigError
+from phiseg.models import build_model
 from phiseg.training import setup
-from phiseg.training.recipe import TrainConfig
-from phiseg.training.setup import bf16_failure, make_fabric
-
-BF16 = TrainConfig(accelerator="cpu", precision="bf16-mixed")
+from phiseg.training.loop import train
+from phiseg.training.setup import lay_out, lay_out_alike
 
 
-@pytest.fixture
-def probe(monkeypatch):
-    """Return a function that replaces the code of the bf16 probe; its cached result is cleared before and after."""
-    bf16_failure.cache_clear()
-    yield lambda code: monkeypatch.setattr(setup, "BF16_PROBE", code)
-    bf16_failure.cache_clear()
+def numbers(run):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines]
+
+
+def test_a_run_resumed_in_another_layout_goes_on_as_if_it_had_not_been(
+    make_recipe, lesions, trained, tmp_path, monkeypatch
+):
+    train(make_recipe(steps=3), lesions, tmp_path / "run", progress=False)
+    monkeypatch.setattr(setup, "WIDE", 1)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    train(make_recipe(), lesions, tmp_path / "run", resume=True, progress=False)
+    assert numbers(tmp_path / "run") == pytest.approx(numbers(trained()), rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "SIGILL"),
-        ("raise RuntimeError('no bf16 kernel')", "RuntimeError: no bf16 kernel"),
-        ("raise SystemExit(3)", "no message"),
-    ],
+    ("capability", "width", "first"), [("AVX2", 128, True), ("AVX2", 64, False), ("AVX512", 128, False)]
 )
-def test_make_fabric_rejects_bf16_where_the_probe_fails(code, reason, probe):
-    probe(code)
-    with pytest.raises(ConfigError, match=f"failed with {reason}; set .* ONEDNN_MAX_CPU_ISA .* or use .* 32-true"):
-        make_fabric(BF16)
+def test_channels_come_first_in_wide_networks_on_a_cpu_without_avx512(
+    capability, width, first, make_recipe, monkeypatch
+):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    model = build_model(make_recipe(settings={"channels": [4, width, 4]}).model)
+    lay_out(model, torch.device("cpu"))
+    assert model.likelihood.merge[0][0][0].weight.is_contiguous() == first
 
 
-def test_make_fabric_runs_the_bf16_probe_once_and_for_bf16_only(probe, tmp_path):
-    count = tmp_path / "count"
-    count.write_text("")
-    probe(f"open({str(count)!r}, 'a').write('x')")
-    make_fabric(BF16.model_copy(update={"precision": "32-true"}))
-    assert count.read_text() == ""
-    for _ in range(2):
-        assert make_fabric(BF16).device == torch.device("cpu")
-    assert count.read_text() == "x"
+def test_an_optimisers_state_follows_the_weights():
+    weight = torch.nn.Parameter(torch.randn(3, 4, 3, 3))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    values = torch.randn(3, 4, 3, 3)
+    optimizer.state[weight] = {"step": torch.tensor(1.0), "exp_avg": values.to(memory_format=torch.channels_last)}
+    lay_out_alike(optimizer)
+    state = optimizer.state[weight]
+    assert state["exp_avg"].stride() == weight.stride()
+    assert torch.equal(state["exp_avg"], values)
+    assert state["step"] == 1

@@ -73,11 +73,10 @@ class Evaluate:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Evaluate, arguments, prog=prog)
+    from phiseg.compute.devices import DeviceConfig, make_fabric
     from phiseg.evaluation.scores import evaluate
     from phiseg.inference.class_map import parse_class_map
     from phiseg.metrics.registry import summary_scores
-    from phiseg.training.recipe import TrainConfig
-    from phiseg.training.setup import make_fabric
 
     device, first = command.device, True
     if (command.devices, command.num_nodes) != (1, 1):
@@ -87,7 +86,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
                 f"--device {command.device} is a single device, but several processes run; use --device {kind}"
             )
         machine = {"accelerator": command.device, "devices": command.devices, "num_nodes": command.num_nodes}
-        fabric = make_fabric(TrainConfig.parse(machine, where="phiseg evaluate"), timeout=timedelta(days=14))
+        fabric = make_fabric(DeviceConfig.parse(machine, where="phiseg evaluate"), timeout=timedelta(days=14))
         fabric.launch()
         device, first = str(fabric.device), fabric.is_global_zero
     summary = evaluate(

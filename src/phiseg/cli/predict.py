@@ -83,15 +83,14 @@ class Predict:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Predict, arguments, prog=prog)
+    from phiseg.compute.devices import DeviceConfig, make_fabric
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.prediction_folder import write_predictions
     from phiseg.inference.volumes import Sampling
     from phiseg.plotting.prediction_report import case_picture, write_prediction_report
-    from phiseg.training.recipe import TrainConfig
-    from phiseg.training.setup import make_fabric
 
     machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}
-    devices = TrainConfig.parse(machine, where="phiseg predict")
+    devices = DeviceConfig.parse(machine, where="phiseg predict")
     written = write_predictions(
         Path(command.model),
         command.inputs,

@@ -53,10 +53,11 @@ class Sample:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Sample, arguments, prog=prog)
+    from phiseg.compute.devices import usable_device
     from phiseg.core.files import check_replaceable
     from phiseg.data.store import Dataset
     from phiseg.inference.class_map import match_classes, parse_class_map
-    from phiseg.inference.sampling import sample_cases, usable_device
+    from phiseg.inference.sampling import sample_cases
     from phiseg.inference.writers import MARKER, write_samples
     from phiseg.models import load_model
 

@@ -53,7 +53,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
     import uvicorn
 
-    from phiseg.inference.sampling import usable_device
+    from phiseg.compute.devices import usable_device
     from phiseg.models import load_model
     from phiseg.viewer.access import is_loopback
     from phiseg.viewer.server import Viewer, create_app

@@ -18,13 +18,14 @@ from scipy.stats import t as student
 from torch import Tensor
 from tqdm import tqdm
 
+from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import AnyPath
 from phiseg.core.random import derive_seed
 from phiseg.data.store import Dataset
 from phiseg.evaluation.scores import warn_of_leak
 from phiseg.inference.class_map import match_classes
-from phiseg.inference.sampling import check_fits, usable_device
+from phiseg.inference.sampling import check_fits
 from phiseg.inference.summary import SampleSummary, summarise_samples
 from phiseg.metrics import brier_score, energy_distance, expected_calibration_error, most_probable, reliability
 from phiseg.metrics.case import score_case

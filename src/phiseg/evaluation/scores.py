@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from phiseg.compute.devices import usable_device
+from phiseg.compute.ranks import gather, process_rank, share_batches
 from phiseg.core.errors import ConfigError, DataError, ModelError, PhisegError
 from phiseg.core.files import check_replaceable
 from phiseg.data.check import disagreement
@@ -18,8 +20,7 @@ from phiseg.evaluation.results import MARKER, Examples, read_evaluation, write_e
 from phiseg.evaluation.summary import TEXT_COLUMNS, ModelRef, Provenance, Summary
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.inference.ranks import gather, process_rank, share_batches
-from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
+from phiseg.inference.sampling import CaseSamples, sample_cases
 from phiseg.metrics import consensus
 from phiseg.metrics.registry import case_scores, pixel_scores, summary_scores
 from phiseg.metrics.sampled_case import SampledCase

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from phiseg.compute.ranks import gather
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json
 from phiseg.imaging.nifti import write_nifti, write_nifti_sequence
@@ -27,7 +28,6 @@ from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
-from phiseg.inference.ranks import gather
 from phiseg.inference.scans import SUMMARY, Scan, ScanFile, read_scan
 from phiseg.inference.volumes import Prediction, Sampling, check_point, predict_prepared
 from phiseg.models import Segmenter

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
@@ -91,23 +90,6 @@ def _draw(
         probs = torch.cat(kept, dim=1).float().softmax(2).cpu() if kept else [None] * len(batch)
         for row, summary, case_probs in zip(batch, summaries, probs, strict=True):
             yield CaseSamples(int(row), SampleSummary(*(tensor.cpu() for tensor in summary)), case_probs)
-
-
-def usable_device(name: str) -> torch.device:
-    """Return the device called `name`, such as cpu or cuda:1; `auto` is a GPU if available.
-
-    Raises:
-        ConfigError: the device is not available.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it supports the device
-        reason = shorten(str(error), 100, placeholder="...")
-        raise ConfigError(f"device '{name}' is not available ({reason}); use cpu") from None
-    return device
 
 
 def check_fits(model: Segmenter, dataset: Dataset) -> None:

@@ -4,12 +4,13 @@ from time import perf_counter, process_time
 
 import torch
 
+from phiseg.compute.devices import make_fabric
 from phiseg.data.loader import TrainingStream
 from phiseg.data.store import Dataset
 from phiseg.models import build_model
 from phiseg.models.noise import seeded_generator
 from phiseg.training.recipe import Recipe
-from phiseg.training.setup import lay_out, make_fabric
+from phiseg.training.setup import lay_out
 
 
 def seconds_per_step(recipe: Recipe, dataset: Dataset, *, num_steps: int = 8) -> float:

@@ -14,6 +14,7 @@ import torch
 from torch.profiler import record_function
 from tqdm import tqdm
 
+from phiseg.compute.devices import make_fabric
 from phiseg.core.errors import ConfigError, OutputError, TrainingError
 from phiseg.core.files import write_json, write_text
 from phiseg.core.random import derive_seed
@@ -37,7 +38,6 @@ from phiseg.training.setup import (
     describe_environment,
     lay_out,
     lay_out_alike,
-    make_fabric,
 )
 from phiseg.training.tracking import Tracker
 from phiseg.training.validation import validate

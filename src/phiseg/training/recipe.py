@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from phiseg.compute.devices import Accelerator, Precision
 from phiseg.core.config import OneOf, StrictConfig, apply_overrides, read_yaml
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.data.augment import AugmentConfig
@@ -77,12 +78,12 @@ class TrainConfig(StrictConfig):
     """Number of batches for recalibration. With few batches, the scores of a model vary."""
     max_skipped_steps: int = Field(default=20, ge=1)
     """Training stops after this number of consecutive steps with a non-finite loss or gradient."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    precision: Precision = "32-true"
     """Number format of the networks. The KL and the cross entropy are always float32."""
     checkpoint_activations: bool = False
     """Activation checkpointing: recompute most activations in the backward pass. It needs less memory and more
     time, and the weights are bitwise identical."""
-    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    accelerator: Accelerator = "auto"
     """What to run on."""
     devices: int = Field(default=1, ge=1)
     """Number of devices, one process each; they share the batch."""

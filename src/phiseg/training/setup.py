@@ -1,27 +1,21 @@
-"""What a run needs before its first step: a folder that may be used, Fabric, and a record of where it runs."""
+"""What a run needs before its first step: a usable folder, the memory layout, and a record of its environment."""
 
 import hashlib
 import json
 import platform
-import signal
 import subprocess
-import sys
-from datetime import timedelta
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies.ddp import DDPStrategy
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 import phiseg
 from phiseg.core.errors import ConfigError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.models import Segmenter
-from phiseg.training.recipe import Recipe, TrainConfig, load_recipe
+from phiseg.training.recipe import Recipe, load_recipe
 
 MAY_CHANGE_ON_RESUME = {
     "steps",
@@ -36,18 +30,6 @@ MAY_CHANGE_ON_RESUME = {
 
 WIDE = 128
 """Minimum width for which `lay_out` chooses contiguous memory."""
-
-BF16_PROBE = """
-import torch
-shapes = (2, 64, 32, 32), (64, 64, 3, 3)
-image, weight = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
-for layout in (torch.contiguous_format, torch.channels_last):
-    operands = (tensor.to(memory_format=layout) for tensor in (image, weight))
-    torch.nn.functional.conv2d(*operands, padding=1).sum().backward()
-matrix = torch.randn(64, 64, dtype=torch.bfloat16)
-matrix @ matrix
-"""
-"""Python code that needs the bf16 instructions of the CPU: convolutions in both layouts, and a matrix product."""
 
 
 def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
@@ -73,57 +55,6 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
                     f"{out} was started with {section}.{key} = {old!r}, but now it is {value!r}; "
                     "resume with the same recipe, or train into a new folder"
                 )
-
-
-def make_fabric(settings: TrainConfig, *, timeout: timedelta | None = None) -> Fabric:
-    """Return Lightning Fabric for the recipe's devices; further processes start with its `launch`.
-
-    Args:
-        settings: of the recipe.
-        timeout: how long processes wait for the slowest of them; by default what Fabric thinks right.
-
-    Raises:
-        ConfigError: this machine has no such devices, or cannot compute in this precision.
-    """
-    several = settings.devices * settings.num_nodes > 1
-    try:
-        fabric = Fabric(
-            accelerator=settings.accelerator,
-            devices=settings.devices,
-            num_nodes=settings.num_nodes,
-            precision=settings.precision,
-            strategy="auto" if not several else DDPStrategy(timeout=timeout) if timeout else "ddp",
-        )
-    except (MisconfigurationException, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split()).partition(". ")[0]
-        raise ConfigError(
-            f"cannot compute with accelerator {settings.accelerator}, devices {settings.devices} and precision "
-            f"{settings.precision} ({reason}); use what this machine has"
-        ) from None
-    if settings.precision == "16-mixed" and fabric.device.type == "cpu":
-        raise ConfigError("train.precision 16-mixed needs a GPU; use bf16-mixed or 32-true")
-    if settings.precision == "bf16-mixed" and fabric.device.type == "cpu" and (failure := bf16_failure()):
-        raise ConfigError(
-            "train.precision bf16-mixed does not work on this CPU: a small bf16 convolution failed with "
-            f"{failure}; set the environment variable ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 or AVX2, or use "
-            "train.precision 32-true"
-        )
-    return fabric
-
-
-@cache
-def bf16_failure() -> str | None:
-    """Return why this CPU cannot compute in bf16, or None if it can.
-
-    Some virtual machines report instructions that they cannot execute, for example AMX, and torch dies with SIGILL.
-    A child process runs `BF16_PROBE` to find out, once per process.
-    """
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-P", "-c", BF16_PROBE], capture_output=True, text=True, check=False
-    )
-    if done.returncode < 0:
-        return signal.Signals(-done.returncode).name
-    return (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode else None
 
 
 def lay_out(model: Segmenter, device: torch.device) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phiseg.inference import ranks
+from phiseg.compute import ranks
 
 
 @given(

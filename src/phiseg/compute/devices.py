@@ -1,0 +1,130 @@
+"""Choice of the device, and Lightning Fabric for one or several of them."""
+
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from functools import cache
+from textwrap import shorten
+from typing import Literal, Protocol
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pydantic import Field
+
+from phiseg.core.config import StrictConfig
+from phiseg.core.errors import ConfigError
+
+Accelerator = Literal["auto", "cpu", "gpu", "cuda", "mps"]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+
+BF16_PROBE = """
+import torch
+shapes = (2, 64, 32, 32), (64, 64, 3, 3)
+image, weight = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
+for layout in (torch.contiguous_format, torch.channels_last):
+    operands = (tensor.to(memory_format=layout) for tensor in (image, weight))
+    torch.nn.functional.conv2d(*operands, padding=1).sum().backward()
+matrix = torch.randn(64, 64, dtype=torch.bfloat16)
+matrix @ matrix
+"""
+"""Python code that needs the bf16 instructions of the CPU: convolutions in both layouts, and a matrix product."""
+
+
+class DeviceSettings(Protocol):
+    """Settings that `make_fabric` reads."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """Kind of device; `auto` is a GPU where there is one."""
+
+    @property
+    def devices(self) -> int:
+        """Number of processes on this machine."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines."""
+
+    @property
+    def precision(self) -> Precision:
+        """Number format of the networks."""
+
+
+class DeviceConfig(StrictConfig):
+    """Devices of a command that does not train."""
+
+    accelerator: Accelerator = "auto"
+    devices: int = Field(default=1, ge=1)
+    num_nodes: int = Field(default=1, ge=1)
+    precision: Precision = "32-true"
+
+
+def usable_device(name: str) -> torch.device:
+    """Return the device called `name`, such as cpu or cuda:1; `auto` is a GPU if available.
+
+    Raises:
+        ConfigError: the device is not available.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it supports the device
+        reason = shorten(str(error), 100, placeholder="...")
+        raise ConfigError(f"device '{name}' is not available ({reason}); use cpu") from None
+    return device
+
+
+def make_fabric(settings: DeviceSettings, *, timeout: timedelta | None = None) -> Fabric:
+    """Return Lightning Fabric for these devices; its `launch` starts further processes.
+
+    Args:
+        settings: a `DeviceConfig`, or the `train` section of a recipe.
+        timeout: how long processes wait for the slowest one; by default as long as Fabric does.
+
+    Raises:
+        ConfigError: this machine has no such devices, or cannot compute in this precision.
+    """
+    several = settings.devices * settings.num_nodes > 1
+    try:
+        fabric = Fabric(
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            num_nodes=settings.num_nodes,
+            precision=settings.precision,
+            strategy="auto" if not several else DDPStrategy(timeout=timeout) if timeout else "ddp",
+        )
+    except (MisconfigurationException, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise ConfigError(
+            f"cannot compute with accelerator {settings.accelerator}, devices {settings.devices} and precision "
+            f"{settings.precision} ({reason}); use what this machine has"
+        ) from None
+    if settings.precision == "16-mixed" and fabric.device.type == "cpu":
+        raise ConfigError("train.precision 16-mixed needs a GPU; use bf16-mixed or 32-true")
+    if settings.precision == "bf16-mixed" and fabric.device.type == "cpu" and (failure := bf16_failure()):
+        raise ConfigError(
+            "train.precision bf16-mixed does not work on this CPU: a small bf16 convolution failed with "
+            f"{failure}; set the environment variable ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 or AVX2, or use "
+            "train.precision 32-true"
+        )
+    return fabric
+
+
+@cache
+def bf16_failure() -> str | None:
+    """Return why this CPU cannot compute in bf16, or None if it can.
+
+    Some virtual machines report instructions that they cannot execute, for example AMX, and torch dies with SIGILL.
+    A child process runs `BF16_PROBE` to find out, once per process.
+    """
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-P", "-c", BF16_PROBE], capture_output=True, text=True, check=False
+    )
+    if done.returncode < 0:
+        return signal.Signals(-done.returncode).name
+    return (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode else None
