@@ -14,12 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks import plain
 from benchmarks.measuring import Scale, resident
 from phiseg.compute.devices import make_fabric
+from phiseg.data.loader import Batch
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.inference.sampling import sample_cases
@@ -30,6 +32,7 @@ from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
 from phiseg.training.recipe import TrainConfig, load_recipe
 from phiseg.training.setup import lay_out
+from phiseg.training.step import TrainingStep
 
 Action = Callable[[], Any]
 
@@ -64,26 +67,20 @@ def images(config: PHiSegConfig, batch_size: int, size: int) -> tuple[Tensor, Te
 
 
 class Training:
-    """phiseg's training step, as `phiseg.training.loop` takes it: Fabric, fused AdamW, the gradient's norm."""
+    """The training step of `phiseg train`, on given images."""
 
     def __init__(self, model: Segmenter, *, checkpointing: bool = False, channels_last: bool = False):
         settings = TrainConfig(accelerator="cpu", checkpoint_activations=checkpointing)
-        self.fabric = make_fabric(settings)
+        fabric = make_fabric(settings)
         if not channels_last:
-            lay_out(model, self.fabric.device)
-        model.checkpoint_activations(settings.checkpoint_activations)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
-        self.model, self.optimizer = self.fabric.setup(model.train(), optimizer)
+            lay_out(model, fabric.device)
+        self.training = TrainingStep(model, settings, fabric)
+        self.training.set_up()
 
     def step(self, image: Tensor, labels: Tensor) -> float:
         """Run a training step and return the loss."""
-        generators = [seeded_generator(0, "noise", 0, row) for row in range(len(image))]
-        self.optimizer.zero_grad()
-        loss = self.model(image, labels, generator=generators)
-        self.fabric.backward(loss.total)
-        self.fabric.clip_gradients(self.model, self.optimizer, max_norm=float("inf"), error_if_nonfinite=False)
-        self.optimizer.step()
-        return float(loss.total.detach())
+        batch = Batch(image, labels, np.arange(len(image)))
+        return float(self.training.take(batch, 0).values["loss"])
 
 
 def training_step(way: str, scale: Scale, config: PHiSegConfig | None = None) -> Action:

@@ -17,28 +17,24 @@ from tqdm import tqdm
 from phiseg.compute.devices import make_fabric
 from phiseg.core.errors import ConfigError, OutputError, TrainingError
 from phiseg.core.files import write_json, write_text
-from phiseg.core.random import derive_seed
-from phiseg.data.augment import AugmentConfig
 from phiseg.data.loader import Batch, TrainingStream, prefetch
 from phiseg.data.store import Dataset
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.metrics.registry import selectable_scores
-from phiseg.models import Segmenter, build_model, load_model, save_model
-from phiseg.models.noise import seeded_generator
+from phiseg.models import load_model, save_model
 from phiseg.models.pretrained import load_weights
-from phiseg.training.averaging import WeightAverage
 from phiseg.training.card import model_card, provenance
 from phiseg.training.checkpoints import TrainingState, load_state, save_state
-from phiseg.training.normalisation import follow_sampling_path, recalibrate
+from phiseg.training.normalisation import recalibrate
 from phiseg.training.profiling import profiled
 from phiseg.training.recipe import Recipe, criteria
 from phiseg.training.setup import (
     check_folder,
     dataset_identity,
     describe_environment,
-    lay_out,
     lay_out_alike,
 )
+from phiseg.training.step import TrainingStep, initial_model, training_stream
 from phiseg.training.tracking import Tracker
 from phiseg.training.validation import validate
 
@@ -111,21 +107,11 @@ class _Training:
         dataset.check_labels(rows)
         dataset.check_labels(dataset.rows("val"))
         dataset.verify()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.settings.seed, "weights"))
-            self.model: Segmenter = build_model(recipe.model)
+        model = initial_model(recipe, self.fabric.device)
         self.initial = load_model(Path(start)) if (start := self.settings.initial_weights) else None
         if self.initial is not None:
-            load_weights(self.model, self.initial.state_dict(), where=f"train.initial_weights {start}")
-        lay_out(self.model, self.fabric.device)
-        self.model.checkpoint_activations(self.settings.checkpoint_activations)
-        self.average = WeightAverage(self.model, self.settings.averaging)
-        self.optimizer: Any = torch.optim.AdamW(  # without decay it is Adam
-            self.model.parameters(),
-            lr=self.settings.learning_rate,
-            weight_decay=self.settings.weight_decay,
-            fused=True,
-        )
+            load_weights(model, self.initial.state_dict(), where=f"train.initial_weights {start}")
+        self.training = TrainingStep(model, self.settings, self.fabric)
         self.step, self.skipped, self.skipped_in_a_row = 0, 0, 0
         self.best: float | None = None
         self.validation_due = False
@@ -141,9 +127,7 @@ class _Training:
             torch.backends.cudnn.allow_tf32 = self.settings.precision != "32-true"
         self.stream = self._stream("train", rank=self.fabric.global_rank)
         self.plain_stream = self._stream("train", rank=self.fabric.global_rank, augmented=False)
-        self.parallel, self.optimizer = self.fabric.setup(self.model, self.optimizer)  # wrapped for its processes
-        self.optimizer.load_state_dict(self.optimizer.state_dict())  # what was restored follows to the device
-        self.average.model.to(self.fabric.device)
+        self.training.set_up()
         self._write(self._open_folder)
         bar = tqdm(
             total=self.settings.steps,
@@ -201,16 +185,9 @@ class _Training:
         )
 
     def _stream(self, split: str, *, rank: int = 0, augmented: bool = True) -> TrainingStream:
-        return TrainingStream(
-            self.dataset,
-            split,
-            batch_size=self.settings.batch_size,
-            seed=self.settings.seed,
-            annotator=self.settings.annotator,
-            augment=self.recipe.augment if augmented else AugmentConfig(enabled=False),
-            context=self.recipe.model.context,
-            rank=rank,
-            world_size=self.settings.devices * self.settings.num_nodes,
+        number = self.settings.devices * self.settings.num_nodes
+        return training_stream(
+            self.recipe, self.dataset, split, augmented=augmented, rank=rank, num_processes=number
         )
 
     def _check_batch(self) -> None:
@@ -238,44 +215,15 @@ class _Training:
             yield batch
 
     def _optimise(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Take one step, unless its loss or gradient is not finite; return what is logged."""
-        self.parallel.train()
-        statistics = [buffer.clone() for buffer in self.model.buffers()]
-        first = self.fabric.global_rank * len(batch.rows)
-        generators = [
-            seeded_generator(self.settings.seed, "noise", self.step, first + i) for i in range(len(batch.rows))
-        ]
-        self.optimizer.zero_grad()  # before the forward pass, which needs the memory of the old gradients
-        with record_function("forward"):
-            loss = self.parallel(batch.image, batch.labels, generator=generators)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate_at(self.step)
-        finite = self._everywhere(torch.isfinite(loss.total.detach()))
-        values = {"loss": loss.total.detach(), **loss.terms}
-        if finite:
-            with record_function("backward"):
-                self.fabric.backward(loss.total)
-            with record_function("optimise"):
-                norm: Any = self.fabric.clip_gradients(  # measures, undoes the scaling of fp16, and clips nothing
-                    self.parallel, self.optimizer, max_norm=float("inf"), error_if_nonfinite=False
-                )
-                values["gradient_norm"] = norm
-                finite = bool(torch.isfinite(norm))
-                if finite or self.settings.precision == "16-mixed":  # there the scaler skips, and lowers its scale
-                    self.optimizer.step()
-        if finite:
-            self.skipped_in_a_row = 0
-            self.average.update(self.model, self.step + 1)
-            if self.settings.norm_statistics == "both":
-                with self.fabric.autocast():
-                    follow_sampling_path(self.model, batch, seed=self.settings.seed, step=self.step)
-        else:
-            for buffer, kept in zip(self.model.buffers(), statistics, strict=True):
-                buffer.copy_(kept)
-            self._skip()
-        return values
+        """Take one step and return what is logged.
 
-    def _skip(self) -> None:
+        Raises:
+            TrainingError: too many steps in a row were skipped.
+        """
+        values, taken = self.training.take(batch, self.step)
+        if taken:
+            self.skipped_in_a_row = 0
+            return values
         self.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= self.settings.max_skipped_steps:
@@ -283,22 +231,19 @@ class _Training:
                 f"the loss or its gradient was not finite in {self.skipped_in_a_row} consecutive steps, up to step "
                 f"{self.step + 1}; {HINT}, and train into a new folder"
             )
+        return values
 
     @record_function("validate")
     def _validate(self, bar: Any) -> None:
         self.validation_due = False
+        model = self.training.average.model
         statistics = self.settings.norm_statistics
         if statistics in ("recalibrated", "training"):
             number = self.settings.recalibration_batches
             with self.fabric.autocast():
                 batches = (self.plain_stream.batch(i, self.fabric.device) for i in range(number))
-                recalibrate(
-                    self.average.model,
-                    batches,
-                    seed=self.settings.seed,
-                    sampling_path=statistics == "recalibrated",
-                )
-        values = validate(self.average.model, self.dataset, self.settings, self.fabric, progress=not bar.disable)
+                recalibrate(model, batches, seed=self.settings.seed, sampling_path=statistics == "recalibrated")
+        values = validate(model, self.dataset, self.settings, self.fabric, progress=not bar.disable)
         self._track("val", values)
         criterion = self.settings.select_by
         value = values.get(criterion)
@@ -307,7 +252,7 @@ class _Training:
             self._write(
                 lambda: save_model(
                     self.out / "model",
-                    self.average.model,
+                    model,
                     preprocessing=Preprocessing.of_dataset(self.dataset).to_json(),
                     provenance=provenance(self.recipe, self.dataset, self.step, initial=self.initial),
                     card=model_card(self.recipe, self.dataset, self.step, values),
@@ -324,12 +269,12 @@ class _Training:
     def _checkpoint(self) -> None:
         state = TrainingState(
             self.identity,
-            self.model.state_dict(),
-            self.optimizer.state_dict(),
+            self.training.model.state_dict(),
+            self.training.optimizer.state_dict(),
             self.step,
             self.best,
             self.skipped,
-            self.average.model.state_dict() if self.settings.averaging else {},
+            self.training.average.model.state_dict() if self.settings.averaging else {},
             self.fabric.strategy.precision.state_dict(),
             self.validation_due,
         )
@@ -359,11 +304,11 @@ class _Training:
                 "resume with the original dataset"
             )
         try:
-            load_weights(self.model, stored.weights, where=where)
+            load_weights(self.training.model, stored.weights, where=where)
             if self.settings.averaging:
-                load_weights(self.average.model, stored.average, where=where)
-            self.optimizer.load_state_dict(stored.optimizer)
-            lay_out_alike(self.optimizer)
+                load_weights(self.training.average.model, stored.average, where=where)
+            self.training.optimizer.load_state_dict(stored.optimizer)
+            lay_out_alike(self.training.optimizer)
             self.fabric.strategy.precision.load_state_dict(stored.scaler)
             self.step, self.best, self.skipped = int(stored.step), stored.best, stored.skipped
             self.validation_due = bool(stored.validation_due)
@@ -379,10 +324,6 @@ class _Training:
         """Return the mean over all processes, or None if it is not finite, which JSON cannot represent."""
         mean = float(self.fabric.all_reduce(value.clone(), reduce_op="mean"))  # type: ignore[arg-type]
         return mean if isfinite(mean) else None
-
-    def _everywhere(self, flag: torch.Tensor) -> bool:
-        """Return whether `flag` holds in every process."""
-        return bool(self.fabric.all_reduce(flag.float(), reduce_op="mean") == 1)
 
 
 def _is_lost_process(error: RuntimeError) -> bool:
