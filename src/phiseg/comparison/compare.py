@@ -16,6 +16,7 @@ from phiseg.comparison.charts import (
 )
 from phiseg.comparison.figures import level_panel, sample_panel
 from phiseg.comparison.marks import Test
+from phiseg.comparison.picture_names import PATTERN, PictureKind, picture_file
 from phiseg.comparison.report import Part, render_report
 from phiseg.comparison.table_formats import to_csv, to_latex, to_markdown
 from phiseg.comparison.tables import Table, comparison_table, excess_ged, method_names
@@ -25,10 +26,7 @@ from phiseg.evaluation.results import Evaluation, cases_to_csv, read_evaluation
 from phiseg.evaluation.summary import defined, patients_of
 from phiseg.plotting.primitives import to_png
 
-_OWN = re.compile(
-    r"table\.(csv|md|tex)|cases\.csv\.gz|report\.html"
-    r"|((all|one)-)?((samples|levels|scatter)(-\d+)?|curves|scores|terms|reliability)\.png"
-)
+_OWN = re.compile(rf"table\.(csv|md|tex)|cases\.csv\.gz|report\.html|{PATTERN}")
 
 
 class Block(NamedTuple):
@@ -151,23 +149,23 @@ def draw_pictures(evaluations: Sequence[Evaluation], labels: Mapping[str, str]) 
     shown = [evaluation.examples.cases.tolist() for evaluation in evaluations]
     cases = [case for case in shown[0] if all(case in others for others in shown)]
     figures = {
-        _numbered("samples", at): sample_panel(evaluations, case, reason=labels.get(case, ""))
+        picture_file(PictureKind.SAMPLES, at): sample_panel(evaluations, case, reason=labels.get(case, ""))
         for at, case in enumerate(cases)
     }
     layered = [evaluation for evaluation in evaluations if evaluation.examples.level_probs is not None]
     if cases:
         drawn = max(cases, key=lambda case: _annotated_area(evaluations[0], case))  # an empty case shows no levels
-        figures |= {_numbered("levels", at): level_panel(own, drawn) for at, own in enumerate(layered)}
-    figures["scores.png"] = score_distributions(evaluations)
+        figures |= {picture_file(PictureKind.LEVELS, at): level_panel(own, drawn) for at, own in enumerate(layered)}
+    figures[picture_file(PictureKind.SCORES)] = score_distributions(evaluations)
     num_scored = sum(bool(defined(excess_ged(evaluation))) for evaluation in evaluations)
     if num_scored:
-        figures["terms.png"] = ged_terms(evaluations)
+        figures[picture_file(PictureKind.TERMS)] = ged_terms(evaluations)
     if num_scored > 1:
-        figures["scatter.png"] = case_scatter(evaluations)
+        figures[picture_file(PictureKind.SCATTER)] = case_scatter(evaluations)
     if any(evaluation.reliability is not None for evaluation in evaluations):
-        figures["reliability.png"] = reliability_diagram(evaluations)
+        figures[picture_file(PictureKind.RELIABILITY)] = reliability_diagram(evaluations)
     if any(evaluation.training for evaluation in evaluations):
-        figures["curves.png"] = training_curves(evaluations)
+        figures[picture_file(PictureKind.CURVES)] = training_curves(evaluations)
     return {name: to_png(figure) for name, figure in figures.items()}
 
 
@@ -176,10 +174,6 @@ def _annotated_area(evaluation: Evaluation, case: str) -> int:
     examples = evaluation.examples
     at = examples.cases.tolist().index(case)
     return int((examples.annotations[at][examples.valid[at]] > 0).sum())
-
-
-def _numbered(kind: str, index: int) -> str:
-    return f"{kind}.png" if index == 0 else f"{kind}-{index + 1}.png"
 
 
 def _former(out: Path) -> list[Path]:

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
+from phiseg.comparison.picture_names import PictureKind
 from phiseg.comparison.table_formats import further_columns, further_note, has_further, main_columns, show_cell
 from phiseg.comparison.tables import Table
 from phiseg.evaluation.results import Evaluation
 from phiseg.metrics.registry import table_scores
 from phiseg.plotting.html_page import embedded_png, render_page
-
-_KINDS = ("samples", "levels", "scores", "terms", "scatter", "reliability", "curves")
 
 
 class Part(NamedTuple):
@@ -35,8 +34,8 @@ def render_report(parts: Sequence[Part], *, title: str) -> str:
     """
     shown = [
         {
-            kind: [embedded_png(data) for name, data in part.pictures.items() if name.startswith(kind)]
-            for kind in _KINDS
+            kind.value: [embedded_png(data) for name, data in part.pictures.items() if name.startswith(kind)]
+            for kind in PictureKind
         }
         for part in parts
     ]

@@ -6,7 +6,6 @@ A annotators, K classes, H x W pixels.
 """
 
 import hashlib
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from tqdm import tqdm
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import DataError
+from phiseg.data.spacing import case_spacing
 from phiseg.data.store import Dataset
 from phiseg.metrics.ged import ged_floor
 from phiseg.metrics.overlap import pairwise_iou
@@ -255,9 +255,8 @@ def _count_splits(dataset: Dataset, homes: dict[str, str]) -> dict[str, Count]:
 
 def _spacing_range(dataset: Dataset) -> tuple[float, float] | None:
     """Return the range of spacings in cases.csv, or otherwise in dataset.json."""
-    texts = " ".join(case.get("spacing_mm", "") for case in dataset.cases)
-    spacings = [float(number) for number in re.findall(r"\d+(?:\.\d*)?(?:e[-+]?\d+)?", texts)]
-    spacings = spacings or list(dataset.info.spacing_mm or ())
+    own = [spacing for spacing in map(case_spacing, dataset.cases) if spacing is not None]
+    spacings = [mm for spacing in own for mm in spacing] or list(dataset.info.spacing_mm or ())
     return (min(spacings), max(spacings)) if spacings else None
 
 

@@ -24,20 +24,16 @@ from tqdm import tqdm
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, nearest
 from phiseg.core.files import AnyPath
+from phiseg.core.formats import DATASET
 from phiseg.data.intensity import Intensity, normalise
 from phiseg.data.neighbours import MISSING_ROW, find_neighbours
 from phiseg.data.npy import NPY_ERRORS, hash_array
+from phiseg.data.spacing import case_spacing
 from phiseg.data.splits import check_splits, split_patients, write_splits
 
 MISSING = 255
 """Label value of missing annotations."""
 
-_SPACING_COLUMNS = (
-    ("spacing_mm", "spacing_mm"),
-    ("row_spacing_mm", "column_spacing_mm"),
-    ("spacing_mm_0", "spacing_mm_1"),
-)
-"""Columns of cases.csv with the vertical and horizontal spacing of a case, as named by the different sources."""
 _PREPARE_AGAIN = "prepare the dataset again with 'phiseg prepare'"
 
 
@@ -55,8 +51,8 @@ SlicePlane = Literal["axial", "coronal", "sagittal", "auto"]
 class DatasetInfo(StrictConfig):
     """The manifest, `dataset.json`."""
 
-    format: Literal["phiseg-dataset"] = "phiseg-dataset"
-    version: Literal[1] = 1
+    format: str = DATASET.name
+    version: int = DATASET.version
     name: str
     classes: tuple[str, ...] = Field(min_length=2, max_length=MISSING)
     """Class names, background first."""
@@ -253,15 +249,7 @@ class Dataset:
         """Return the pixel spacing (vertical, horizontal) of a case in mm, or None if it is unknown."""
         if self.info.spacing_mm is not None:
             return self.info.spacing_mm
-        case = self.cases[row]
-        for vertical, horizontal in _SPACING_COLUMNS:
-            try:
-                spacing = float(case[vertical]), float(case[horizontal])
-            except (KeyError, ValueError):
-                continue
-            if all(0 < mm < inf for mm in spacing):
-                return spacing
-        return None
+        return case_spacing(self.cases[row])
 
     def thickness_mm(self, row: int) -> float | None:
         """Return the slice thickness of a case in mm, or None if it is unknown."""
@@ -327,13 +315,15 @@ def check_classes(
 
 def _read_info(path: Path) -> DatasetInfo:
     values = _read_json(path)
-    if not isinstance(values, dict) or values.get("format") != "phiseg-dataset":
+    if not DATASET.marks(values):
         raise DataError(
             f"{path} is not the manifest of a phiseg dataset; give a folder written by 'phiseg prepare'"
         )
-    if values.get("version") != 1:
-        version = values.get("version")
-        raise DataError(f"{path} has format version {version}, but only version 1 is supported; {_PREPARE_AGAIN}")
+    if not DATASET.is_current(values):
+        version, supported = values.get("version"), DATASET.version
+        raise DataError(
+            f"{path} has format version {version}, but only version {supported} is supported; {_PREPARE_AGAIN}"
+        )
     try:
         return DatasetInfo.parse(values, where=str(path))
     except ConfigError as error:

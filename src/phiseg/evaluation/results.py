@@ -29,14 +29,13 @@ from numpy.typing import NDArray
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
+from phiseg.core.formats import EVALUATION
 from phiseg.data.npy import NPY_ERRORS
 from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Summary, defined
 from phiseg.metrics.calibration import bin_edges, expected_calibration_error
 from phiseg.metrics.registry import case_scores, summary_scores
 from phiseg.metrics.score import CaseScore
 
-FORMAT = "phiseg-evaluation"
-VERSION = 1
 MARKER = "summary.json"
 """The file that identifies the folder of an evaluation."""
 REQUIRED_COLUMNS = (
@@ -217,11 +216,12 @@ def _read_summary(path: Path) -> Summary:
         values = json.loads(_read_text(path))
     except (ValueError, RecursionError):
         raise _damaged(path, "it is not valid JSON") from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
+    if not EVALUATION.marks(values):
         raise DataError(f"{path} is not the summary of an evaluation; give a folder written by phiseg evaluate")
-    if values.get("version") != VERSION:
+    if not EVALUATION.is_current(values):
         raise DataError(
-            f"{path} has version {values.get('version')!r}, but only version {VERSION} is supported; evaluate again"
+            f"{path} has version {values.get('version')!r}, but only version {EVALUATION.version} is supported; "
+            "evaluate again"
         )
     try:
         return Summary.parse(values, where=str(path))

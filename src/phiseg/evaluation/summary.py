@@ -15,6 +15,7 @@ from pydantic import (
 
 from phiseg import __version__
 from phiseg.core.config import StrictConfig
+from phiseg.core.formats import EVALUATION
 from phiseg.metrics.correlation import correlated_excess
 from phiseg.metrics.registry import SCORES, summary_scores
 from phiseg.metrics.score import CaseScore
@@ -54,8 +55,8 @@ class ModelRef(StrictConfig):
 class Provenance(StrictConfig):
     """Model, data and settings of the evaluation: everything in `summary.json` that is known before scoring."""
 
-    format: Literal["phiseg-evaluation"] = "phiseg-evaluation"
-    version: Literal[1] = 1
+    format: str = EVALUATION.name
+    version: int = EVALUATION.version
     phiseg_version: Line = __version__
     method: Line
     num_parameters: int | None

@@ -22,17 +22,17 @@ from tqdm import tqdm
 from phiseg.compute.ranks import gather
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json
+from phiseg.core.formats import PREDICTION
 from phiseg.imaging.nifti import write_nifti, write_nifti_sequence
 from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
-from phiseg.inference.scans import SUMMARY, Scan, ScanFile, read_scan
+from phiseg.inference.scans import PICTURE, SUMMARY, Scan, ScanFile, read_scan
 from phiseg.inference.volumes import Prediction, Sampling, check_point, predict_prepared
 from phiseg.models import Segmenter
 
-FORMAT = "phiseg-prediction"
 DrawCase = Callable[[Prediction, Measures, str], bytes]
 """Function that draws the picture (PNG) of a case from its prediction, measurements and name."""
 
@@ -145,8 +145,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         raise OutputError(f"{path} is damaged (not JSON); remove {folder} and predict again") from None
-    ours = isinstance(summary, dict) and summary.get("format") == FORMAT
-    return summary if ours else None
+    return summary if PREDICTION.marks(summary) else None
 
 
 def predict_scans(
@@ -294,13 +293,12 @@ def _write_case(
                 _write_segs(new, scan.series, prediction.classes, labels, mean)
             except DataError as error:  # the header is not sufficient for DICOM SEG
                 warnings.append(f"no DICOM SEG: {error}")
-        with atomic_file(new / "picture.png") as file:
+        with atomic_file(new / PICTURE) as file:
             file.write(draw(prediction, measures, name))
         write_json(
             new / SUMMARY,
             {
-                "format": FORMAT,
-                "version": 1,
+                **PREDICTION.marker,
                 "case": name,
                 **to_json(measures),
                 "plane": prediction.stack.plane,

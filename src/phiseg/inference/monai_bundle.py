@@ -30,7 +30,7 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.summary import summarise_samples
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import seeded_generator
-from phiseg.models.pretrained import CALIBRATION, find_model
+from phiseg.models.pretrained import CALIBRATION_FILE, find_model
 
 MARKER = "models/phiseg/config.json"
 """The file that identifies a bundle written by phiseg."""
@@ -146,7 +146,13 @@ def write_monai_bundle(
             f"{source} was trained on the acquisition plane of each volume ('auto'), which the fixed transforms of "
             "a bundle do not support; use `phiseg predict`, or train on a fixed plane"
         )
-    names = ["config.json", "model.safetensors", "preprocessing.json", "README.md", *([CALIBRATION] * calibrated)]
+    names = [
+        "config.json",
+        "model.safetensors",
+        "preprocessing.json",
+        "README.md",
+        *([CALIBRATION_FILE] * calibrated),
+    ]
     with atomic_folder(out, overwrite=overwrite, marker=MARKER) as new:
         copied = new / "models" / "phiseg"
         copied.mkdir(parents=True)

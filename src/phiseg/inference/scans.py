@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from pydicom.misc import is_dicom
 
 from phiseg.core.errors import DataError
+from phiseg.core.formats import is_from_phiseg
 from phiseg.imaging.dicom import read_folder
 from phiseg.imaging.nifti import SUFFIXES, read_nifti
 from phiseg.imaging.series import DicomSeries, read_series
@@ -24,6 +25,8 @@ from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 
 SUMMARY = "summary.json"
 """The file that identifies a folder with results."""
+PICTURE = "picture.png"
+"""Figure in the folder of a predicted case."""
 NO_SCAN = {"DOC", "KO", "PR", "REG", "RTDOSE", "RTPLAN", "RTSTRUCT", "SEG", "SR"}
 """Modalities of DICOM files that are not scans: segmentations, reports and the like."""
 
@@ -164,7 +167,7 @@ def _is_ours(folder: Path) -> bool:
         summary = json.loads((folder / SUMMARY).read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(summary, dict) and str(summary.get("format")).startswith("phiseg-")
+    return is_from_phiseg(summary)
 
 
 def _modality(files: Sequence[Path]) -> str | None:

@@ -17,13 +17,12 @@ from safetensors.torch import save as dump_tensors
 
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
+from phiseg.core.formats import CALIBRATION, MODEL
 from phiseg.models.registry import build_model, model_class
 from phiseg.models.segmenter import Segmenter
 from phiseg.models.temperatures import Calibration
 
-FORMAT = "phiseg-model"
-VERSION = 1
-CALIBRATION = "calibration.json"
+CALIBRATION_FILE = "calibration.json"
 
 
 def save_model(
@@ -39,8 +38,7 @@ def save_model(
         card: text of README.md.
     """
     config = {
-        "format": FORMAT,
-        "version": VERSION,
+        **MODEL.marker,
         "model": model.config.model_dump(mode="json"),
         "provenance": provenance,
     }
@@ -61,8 +59,8 @@ def save_calibration(folder: Path, calibration: Calibration, *, fit: dict[str, A
         calibration: temperatures that `load_model` applies.
         fit: data they were fitted on, and their effect.
     """
-    values = {"format": "phiseg-calibration", "version": 1, **calibration.model_dump(mode="json"), "fit": fit}
-    write_json(find_model(folder) / CALIBRATION, values)
+    values = {**CALIBRATION.marker, **calibration.model_dump(mode="json"), "fit": fit}
+    write_json(find_model(folder) / CALIBRATION_FILE, values)
 
 
 def load_model(folder: Path, *, device: torch.device | str = "cpu", calibrated: bool = True) -> Segmenter:
@@ -78,13 +76,14 @@ def load_model(folder: Path, *, device: torch.device | str = "cpu", calibrated: 
     """
     folder = find_model(folder)
     stored = _read_json(folder / "config.json")
-    if stored.get("format") != FORMAT:
+    if not MODEL.marks(stored):
         raise ModelError(
             f"{folder / 'config.json'} is not the config of a phiseg model; pass a folder written by `phiseg train`"
         )
-    if stored.get("version") != VERSION:
+    if not MODEL.is_current(stored):
         raise ModelError(
-            f"{folder} has format version {stored.get('version')!r}, but this phiseg reads {VERSION}; update phiseg"
+            f"{folder} has format version {stored.get('version')!r}, but this phiseg reads {MODEL.version}; "
+            "update phiseg"
         )
     for section in ("model", "provenance"):
         if not isinstance(stored.get(section), dict):
@@ -96,8 +95,8 @@ def load_model(folder: Path, *, device: torch.device | str = "cpu", calibrated: 
     load_weights(model, _read_weights(folder / "model.safetensors"), where=str(folder))
     model.preprocessing = _read_json(folder / "preprocessing.json")
     model.provenance = stored["provenance"]
-    if calibrated and (folder / CALIBRATION).is_file():
-        model.calibration = _read_calibration(folder / CALIBRATION, model)
+    if calibrated and (folder / CALIBRATION_FILE).is_file():
+        model.calibration = _read_calibration(folder / CALIBRATION_FILE, model)
     return model.to(device).eval()
 
 
@@ -163,7 +162,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_calibration(path: Path, model: Segmenter) -> Calibration:
     stored = _read_json(path)
-    if stored.get("format") != "phiseg-calibration" or stored.get("version") != 1:
+    if not CALIBRATION.is_current(stored):
         raise ModelError(f"{path} is not a valid calibration file; run `phiseg calibrate` again")
     try:
         calibration = Calibration.parse(
@@ -191,7 +190,7 @@ def calibration_fit(folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: the calibration file is damaged.
     """
-    path = find_model(folder) / CALIBRATION
+    path = find_model(folder) / CALIBRATION_FILE
     fit = _read_json(path).get("fit") if path.is_file() else None
     return fit if isinstance(fit, dict) else {}
 

@@ -20,6 +20,7 @@ from phiseg.core.files import write_text
 from phiseg.inference.batch_prediction import read_summary
 from phiseg.inference.measures import Measures
 from phiseg.inference.preprocessing import VolumeCheck
+from phiseg.inference.scans import PICTURE
 from phiseg.inference.volumes import Prediction
 from phiseg.plotting.html_page import embedded_png, render_page
 from phiseg.plotting.primitives import (
@@ -140,9 +141,7 @@ def write_prediction_report(
     page = render_page(
         files("phiseg.plotting") / "prediction.html.j2",
         title="Prediction",
-        cases=[
-            {**case, "picture": embedded_png((out / case["case"] / "picture.png").read_bytes())} for case in cases
-        ],
+        cases=[{**case, "picture": embedded_png((out / case["case"] / PICTURE).read_bytes())} for case in cases],
         failed=sorted(failed.items()),
         unknown=[case["case"] for case in cases if not case["has_spacing"]],
         model=model,

@@ -14,8 +14,7 @@ import torch
 
 from phiseg.core.errors import TrainingError
 from phiseg.core.files import atomic_file
-
-FORMAT = "phiseg-state"
+from phiseg.core.formats import STATE
 
 
 @dataclass
@@ -42,7 +41,7 @@ class TrainingState:
 def save_state(path: Path, state: TrainingState) -> None:
     """Write the state atomically: the previous state is kept until the new one is complete."""
     buffer = io.BytesIO()
-    torch.save(_unshared({"format": FORMAT, **vars(state)}), buffer)
+    torch.save(_unshared({"format": STATE.name, **vars(state)}), buffer)
     with atomic_file(path) as file:
         file.write(buffer.getbuffer())
 
@@ -74,7 +73,7 @@ def load_state(path: Path) -> TrainingState:
             f"cannot read {path}: damaged or not a training state ({reason}); "
             "restore the file, or train into a new folder"
         ) from None
-    if not isinstance(stored, dict) or stored.pop("format", None) != FORMAT:
+    if not isinstance(stored, dict) or stored.pop("format", None) != STATE.name:
         raise TrainingError(f"{path} is not a phiseg training state; restore it, or train into a new folder")
     try:
         state = TrainingState(**stored)

@@ -27,14 +27,16 @@ from phiseg.core.errors import DataError
 from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.data.prepare.arrays_npz import Npz
 from phiseg.data.prepare.fixed_size import FixedSizeOptions, Item, tell, text_of, write_fixed_size
+from phiseg.data.spacing import AXES, SQUARE
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case
 
 MAX_COLUMNS = 16
 """Maximum M for which an array (N, M) becomes M columns."""
 
-_KNOWN = ("images", "masks", "valid", "case_ids", "split", "pixel_spacing_mm")
-_TAKEN = ("case", "patient", "spacing_mm")
+_SPACING = "pixel_spacing_mm"
+_KNOWN = ("images", "masks", "valid", "case_ids", "split", _SPACING)
+_TAKEN = ("case", "patient", SQUARE)
 _TABLE_KINDS = "biufSU"
 
 
@@ -167,18 +169,16 @@ class ArraysSource:
 
     def _read_spacing(self) -> NDArray[np.float64] | None:
         """Return the vertical and horizontal spacing (N, 2), or None if the file has none."""
-        if not self._has("pixel_spacing_mm"):
+        if not self._has(_SPACING):
             return None
-        header = self._npz.header("pixel_spacing_mm")
+        header = self._npz.header(_SPACING)
         shapes = ((), (1,), (self._num_rows,), (self._num_rows, 2))
-        self._check("pixel_spacing_mm", header.shape in shapes, f"({self._num_rows},) or ({self._num_rows}, 2)")
+        self._check(_SPACING, header.shape in shapes, f"({self._num_rows},) or ({self._num_rows}, 2)")
         if header.dtype.kind not in "iuf":
-            raise DataError(f"{self.path}: 'pixel_spacing_mm' has type {header.dtype}; save it as numbers")
-        spacing = self._npz.read("pixel_spacing_mm").astype(np.str_).astype(np.float64)  # 0.7 of float32 stays 0.7
+            raise DataError(f"{self.path}: '{_SPACING}' has type {header.dtype}; save it as numbers")
+        spacing = self._npz.read(_SPACING).astype(np.str_).astype(np.float64)  # 0.7 of float32 stays 0.7
         if not (np.isfinite(spacing) & (spacing > 0)).all():
-            raise DataError(
-                f"{self.path}: 'pixel_spacing_mm' must contain finite positive numbers; fix or remove it"
-            )
+            raise DataError(f"{self.path}: '{_SPACING}' must contain finite positive numbers; fix or remove it")
         if spacing.size == 1:
             spacing = spacing.reshape(1)
         return np.broadcast_to(spacing if spacing.ndim == 2 else spacing[:, None], (self._num_rows, 2))
@@ -192,8 +192,8 @@ class ArraysSource:
         if spacing is None:
             return {}
         if (spacing[:, 0] == spacing[:, 1]).all():
-            return {"spacing_mm": self._texts("pixel_spacing_mm", spacing[:, 0])}
-        return {f"spacing_mm_{axis}": self._texts("pixel_spacing_mm", spacing[:, axis]) for axis in (0, 1)}
+            return {SQUARE: self._texts(_SPACING, spacing[:, 0])}
+        return {name: self._texts(_SPACING, spacing[:, axis]) for axis, name in enumerate(AXES)}
 
     def _read_columns(self) -> dict[str, list[str]]:
         """Return the additional columns of the table, and report arrays that are ignored."""

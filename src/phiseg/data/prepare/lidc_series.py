@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phiseg.core.errors import ConfigError, DataError
+from phiseg.data.spacing import SQUARE
 from phiseg.imaging.dicom import Series, SliceHeader, read_values
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.lidc_xml import LidcReading, Outline
@@ -271,7 +272,7 @@ def _crop(
             "slice_z_mm": header.position[2],
             "origin_x": int(column) if frame.copies_pixels else column,
             "origin_y": int(row) if frame.copies_pixels else row,
-            "spacing_mm": wanted or rows_mm,
+            SQUARE: wanted or rows_mm,
             "slice_thickness_mm": header.thickness_mm or "",
             "readers": " ".join(reader or "-" for reader in nodule.readers),
             "sop_uid": header.sop_uid,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.nifti_layout import Scan
 from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
+from phiseg.data.spacing import HORIZONTAL, VERTICAL
 from phiseg.data.store import MISSING, check_classes
 from phiseg.data.writer import Case
 from phiseg.imaging.frame import Frame, cut
@@ -175,7 +176,7 @@ def _place(stack: Volume, index: int, frame: Frame) -> dict[str, float]:
     corner = stack.world(np.array([index, origin_row, origin_column]))
     directions = stack.affine[:3, :3] / stack.spacing_mm
     place = {"origin_row": origin_row, "origin_column": origin_column}
-    place |= {"row_spacing_mm": row_mm, "column_spacing_mm": column_mm}
+    place |= {VERTICAL: row_mm, HORIZONTAL: column_mm}
     place |= {f"{axis}_mm": corner[n] for n, axis in enumerate("xyz")}
     place |= {f"row_{axis}": directions[n, 1] for n, axis in enumerate("xyz")}
     place |= {f"column_{axis}": directions[n, 2] for n, axis in enumerate("xyz")}
