@@ -24,8 +24,8 @@ from phiseg.compute.devices import make_fabric
 from phiseg.data.loader import Batch
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
+from phiseg.inference.sample_summary import summarise_probs, summarise_samples
 from phiseg.inference.sampling import sample_cases
-from phiseg.inference.summary import summarise_probs, summarise_samples
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, build_model
 from phiseg.models.noise import draw_noise, seeded_generator

@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 from notebooks import NOTEBOOK, PAGE, as_page
 
 ROOT = Path(__file__).parents[1]
-ROOMS = {
+PACKAGES = {
     "api": "The Python interface",
     "core": "The core",
     "models": "Models",
@@ -52,9 +52,9 @@ LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the Python API, the notebook, and the pages that live outside of docs/."""
-    for room, title in ROOMS.items():
-        text = f"# {title}\n\n" + "\n\n".join(f"::: {module}" for module in modules(room))
-        files.append(File.generated(config, f"reference/api/{room}.md", content=text))
+    for package, title in PACKAGES.items():
+        text = f"# {title}\n\n" + "\n\n".join(f"::: {module}" for module in modules(package))
+        files.append(File.generated(config, f"reference/api/{package}.md", content=text))
     page, pictures = as_page(NOTEBOOK)
     files.append(File.generated(config, f"{PAGE}.md", content=page))
     for name, data in pictures.items():
@@ -100,10 +100,10 @@ def site_link(target: str, name: str) -> str | None:
     return None
 
 
-def modules(room: str) -> list[str]:
-    """List the modules of a room by their full names."""
-    package = import_module(f"phiseg.{room}")
-    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+def modules(package: str) -> list[str]:
+    """List the modules of a package by their full names."""
+    imported = import_module(f"phiseg.{package}")
+    found = pkgutil.walk_packages(imported.__path__, f"{imported.__name__}.")
     return [module.name for module in found if not module.ispkg]
 
 

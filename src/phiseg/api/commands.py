@@ -17,6 +17,7 @@ from phiseg.api.model import Model
 from phiseg.api.results import Comparison, Predictions, Run, Samples, Scores
 from phiseg.comparison import compare as comparison
 from phiseg.comparison.table_formats import to_text
+from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.core.records import Records
@@ -31,7 +32,7 @@ from phiseg.inference.batch_prediction import (
 )
 from phiseg.inference.points import Point, read_points
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.inference.sampling import CaseSamples, sample_cases, usable_device
+from phiseg.inference.sampling import CaseSamples, sample_cases
 from phiseg.inference.scans import find_scans
 from phiseg.inference.volumes import Sampling
 from phiseg.inference.writers import MARKER, write_samples

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
-from phiseg.inference.sampling import usable_device
 from phiseg.inference.scans import find_scans, read_scan
 from phiseg.inference.volumes import Prediction, Sampling, predict_volume
 from phiseg.models import Segmenter, load_model

@@ -25,8 +25,8 @@ from phiseg.core.random import derive_seed
 from phiseg.data.store import Dataset
 from phiseg.evaluation.scores import warn_of_leak
 from phiseg.inference.class_map import match_classes
+from phiseg.inference.sample_summary import SampleSummary, summarise_samples
 from phiseg.inference.sampling import check_fits
-from phiseg.inference.summary import SampleSummary, summarise_samples
 from phiseg.metrics import brier_score, energy_distance, expected_calibration_error, most_probable, reliability
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration

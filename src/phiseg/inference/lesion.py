@@ -16,8 +16,8 @@ from scipy import ndimage
 from tqdm import tqdm
 
 from phiseg.inference.prediction import Limit, Prediction
+from phiseg.inference.sample_summary import summarise_probs
 from phiseg.inference.slice_sampler import SliceSampler, pixels_of
-from phiseg.inference.summary import summarise_probs
 
 POINT_TOLERANCE_MM = 5.0
 """Maximum distance of a lesion from the point, in the slice of the point or an adjacent one."""

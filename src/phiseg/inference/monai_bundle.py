@@ -27,7 +27,7 @@ from phiseg.data.neighbours import neighbour_offsets, with_neighbours
 from phiseg.imaging.volume import PLANES
 from phiseg.inference.export import INTENDED_USE
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.inference.summary import summarise_samples
+from phiseg.inference.sample_summary import summarise_samples
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import seeded_generator
 from phiseg.models.pretrained import CALIBRATION_FILE, find_model

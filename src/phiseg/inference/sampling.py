@@ -13,7 +13,7 @@ from phiseg.core.errors import ConfigError, ModelError
 from phiseg.data.store import Dataset
 from phiseg.inference.class_map import check_classes_match
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.inference.summary import SampleSummary, summarise_samples
+from phiseg.inference.sample_summary import SampleSummary, summarise_samples
 from phiseg.models import Segmenter
 from phiseg.models.noise import seeded_generator
 

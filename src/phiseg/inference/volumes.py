@@ -22,8 +22,8 @@ from phiseg.imaging.volume import Volume
 from phiseg.inference.lesion import predict_lesion
 from phiseg.inference.prediction import Prediction
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.sample_summary import summarise_probs
 from phiseg.inference.slice_sampler import Sampling, SliceSampler, pixels_of, tiles
-from phiseg.inference.summary import summarise_probs
 from phiseg.models import Segmenter
 
 __all__ = [

@@ -20,10 +20,10 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
-from phiseg.data.prepare.nifti_layout import Scan, Source, find_scans, read_class_names
+from phiseg.data.prepare.nifti_layout import AnnotatedScan, NiftiSource, find_annotated_scans, read_class_names
 from phiseg.data.prepare.nifti_slices import (
-    Plan,
     Slicing,
+    SlicingPlan,
     Window,
     cases_of_scan,
     frame_of,
@@ -85,7 +85,7 @@ def prepare_nifti(
     split_patients([], seed=seed, fractions=fractions)  # validate before reading
     slicing = slicing or Slicing()
     skipped = SkippedCases(strict)
-    found = find_scans(source, skipped)
+    found = find_annotated_scans(source, skipped)
     scans, plan = _survey(source, found, slicing, dict(merge or {}), classes, skipped, progress)
 
     def cases() -> Iterator[Case]:
@@ -127,13 +127,13 @@ def prepare_nifti(
 
 def _survey(
     folder: Path,
-    found: Source,
+    found: NiftiSource,
     slicing: Slicing,
     merge: dict[int, int],
     classes: Sequence[str] | None,
     skipped: SkippedCases,
     progress: bool,
-) -> tuple[list[Scan], Plan]:
+) -> tuple[list[AnnotatedScan], SlicingPlan]:
     """Determine the properties that all cases share from headers; read labels only if no class names are given."""
     names = tuple(classes) if classes else _merged_names(read_class_names(folder), merge)
     if names and not 2 <= len(names) <= MISSING:
@@ -143,7 +143,7 @@ def _survey(
     if names and len(set(names)) < len(names):
         raise ConfigError(f"two of the classes {', '.join(names)} have the same name; set --classes")
     read_labels = read_nifti_header if names else partial(read_merged, merge=merge)
-    scans: list[Scan] = []
+    scans: list[AnnotatedScan] = []
     stacks: list[Volume] = []
     labels, types, channels = {0}, set[np.dtype[Any]](), Counter[int]()
     for scan in tqdm(found.scans, desc="reading headers", unit="volume", disable=not progress):
@@ -159,7 +159,7 @@ def _survey(
         raise DataError(f"{folder} has no usable case; see the messages above")
     frames = [frame_of(stack, slicing, size=None) for stack in stacks]
     height, width = (max(frame.size[axis] for frame in frames) for axis in (0, 1))
-    return scans, Plan(
+    return scans, SlicingPlan(
         slicing=slicing,
         size=slicing.size or (height, width),
         channels=channels.most_common(1)[0][0],

@@ -31,7 +31,7 @@ _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 
 
 @dataclass(frozen=True)
-class Scan:
+class AnnotatedScan:
     """The files of one case."""
 
     case: str
@@ -43,11 +43,11 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Source:
+class NiftiSource:
     """Cases and raters of a folder."""
 
     layout: str
-    scans: list[Scan]
+    scans: list[AnnotatedScan]
     num_cases: int
     """Number of cases found, including incomplete ones."""
     raters: list[str]
@@ -62,7 +62,7 @@ class _Files:
     labels: list[tuple[str, Path]]
 
 
-def find_scans(folder: Path, skipped: SkippedCases) -> Source:
+def find_annotated_scans(folder: Path, skipped: SkippedCases) -> NiftiSource:
     """List the cases of a folder; incomplete cases are skipped.
 
     Raises:
@@ -84,8 +84,8 @@ def find_scans(folder: Path, skipped: SkippedCases) -> Source:
     for case, files in sorted(found.items()):
         with skipped.unless_good(case):
             _check(files, where=folder / ("imagesTr" if nnunet else case), channel_files=nnunet)
-            scans.append(Scan(case, patients.get(case, case), tuple(files.images), dict(files.labels)))
-    return Source(
+            scans.append(AnnotatedScan(case, patients.get(case, case), tuple(files.images), dict(files.labels)))
+    return NiftiSource(
         layout="nnU-Net" if nnunet else "case folders",
         scans=scans,
         num_cases=len(found),

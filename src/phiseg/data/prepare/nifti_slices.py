@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phiseg.core.errors import ConfigError, DataError
-from phiseg.data.prepare.nifti_layout import Scan
+from phiseg.data.prepare.nifti_layout import AnnotatedScan
 from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
 from phiseg.data.spacing import HORIZONTAL, VERTICAL
 from phiseg.data.store import MISSING, check_classes
@@ -51,7 +51,7 @@ class Slicing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SlicingPlan:
     """Properties of the dataset, determined before the volumes are read."""
 
     slicing: Slicing
@@ -64,7 +64,7 @@ class Plan:
     raters: tuple[str, ...]
 
 
-def cases_of_scan(scan: Scan, plan: Plan) -> list[Case]:
+def cases_of_scan(scan: AnnotatedScan, plan: SlicingPlan) -> list[Case]:
     """Read one scan and return its slices."""
     images, drawn = on_one_grid(scan, partial(read_nifti, channels=True), partial(_read_classes, plan=plan))
     plane = plane_of(plan.slicing, images[0])
@@ -105,7 +105,7 @@ def cases_of_scan(scan: Scan, plan: Plan) -> list[Case]:
 
 
 def on_one_grid(
-    scan: Scan, read_image: Callable[[Path], Volume], read_labels: Callable[[Path], Volume]
+    scan: AnnotatedScan, read_image: Callable[[Path], Volume], read_labels: Callable[[Path], Volume]
 ) -> tuple[list[Volume], dict[str, Volume]]:
     """Read the files of a scan, with the axes in the order of the first image.
 
@@ -139,7 +139,7 @@ def read_merged(path: Path, *, merge: Mapping[int, int]) -> Volume:
     return Volume(labels, volume.affine)
 
 
-def _read_classes(path: Path, *, plan: Plan) -> Volume:
+def _read_classes(path: Path, *, plan: SlicingPlan) -> Volume:
     volume = read_merged(path, merge=plan.merge)
     check_classes(volume.values, plan.classes, where=str(path), fix="use --merge, as in --merge 3:0")
     return Volume(volume.values.astype(np.uint8), volume.affine)
@@ -189,7 +189,7 @@ def _outside(window: Window | None, dtype: np.dtype[Any]) -> float:
     return math.floor(low) if dtype.kind == "i" else low
 
 
-def _stored_values(pixels: NDArray[Any], path: Path, plan: Plan) -> NDArray[Any]:
+def _stored_values(pixels: NDArray[Any], path: Path, plan: SlicingPlan) -> NDArray[Any]:
     """Return the values to store (N, H, W, C): unchanged with a window, otherwise each channel z-scored."""
     with np.errstate(all="ignore"):
         if plan.slicing.window is None:

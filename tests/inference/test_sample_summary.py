@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from phiseg.inference.summary import summarise_samples
+from phiseg.inference.sample_summary import summarise_samples
 from phiseg.metrics import gamma_map, mean_log_probs
 
 B, S, K, H, W = 2, 7, 3, 4, 5
