@@ -8,8 +8,8 @@ import torch
 from pydantic import TypeAdapter
 
 from phiseg.core.errors import ConfigError
+from phiseg.core.formats import MODEL
 from phiseg.models.phiseg import PHiSegConfig
-from phiseg.models.pretrained import VERSION
 from phiseg.models.registry import MODELS, ModelConfig, build_model, model_class
 from phiseg.models.segmenter import SegmenterConfig
 
@@ -73,11 +73,11 @@ DIGESTS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_state_dict_names_and_shapes_are_stable(name):
-    """A new digest means that existing model folders no longer load: increase `pretrained.VERSION`."""
+    """A new digest means that existing model folders no longer load: increase `formats.MODEL.version`."""
     with torch.device("meta"):
         model = build_model(MODELS[name].Config())
     lines = [f"{key} {tuple(tensor.shape)}" for key, tensor in sorted(model.state_dict().items())]
-    assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == DIGESTS[VERSION, name]
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == DIGESTS[MODEL.version, name]
 
 
 @pytest.mark.parametrize("settings", [{"channels": (4, 5000)}, {"heads": 10**9}, {"channels": (4,) * 17}], ids=str)
