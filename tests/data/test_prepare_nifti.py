@@ -462,7 +462,7 @@ def test_unknown_label_skips_the_case_with_given_classes(source):
 
 def test_labels_with_gaps_error_suggests_merge(source):
     write(source / "p2" / "rater-bo.nii.gz", (some_labels() > 0).astype(np.uint8) * 255)
-    with pytest.raises(DataError, match=r"labels are 0, 1, 2, 255; they must be 0 to K-1.*--merge 255:3"):
+    with pytest.raises(DataError, match=r"labels are 0, 1, 2, 255, but they must be 0 to K-1.*--merge 255:3"):
         prepare(source)
     assert prepare(source, merge={255: 1}).info.classes == ("background", "class 1", "class 2")
 
