@@ -31,7 +31,7 @@ from phiseg.models import Segmenter, build_model
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
 from phiseg.training.recipe import TrainConfig, load_recipe
-from phiseg.training.setup import lay_out
+from phiseg.training.setup import set_memory_format
 from phiseg.training.step import TrainingStep
 
 Action = Callable[[], Any]
@@ -73,7 +73,7 @@ class Training:
         settings = TrainConfig(accelerator="cpu", checkpoint_activations=checkpointing)
         fabric = make_fabric(settings)
         if not channels_last:
-            lay_out(model, fabric.device)
+            set_memory_format(model, fabric.device)
         self.training = TrainingStep(model, settings, fabric)
         self.training.set_up()
 

@@ -109,7 +109,7 @@ def layout(request, monkeypatch):
 
     capability = "AVX2" if request.param == "channels_first" else "AVX512"
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(setup, "WIDE", 1)
+    monkeypatch.setattr(setup, "MIN_WIDTH", 1)
     return request.param
 
 

@@ -1,4 +1,4 @@
-"""How weights lie in memory is a matter of speed: a training may change it when it is resumed."""
+"""Memory format of the weights: it may change on resume without changing results."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 from phiseg.models import build_model
 from phiseg.training import setup
 from phiseg.training.loop import train
-from phiseg.training.setup import lay_out, lay_out_alike
+from phiseg.training.setup import match_memory_format, set_memory_format
 
 
 def numbers(run):
@@ -16,11 +16,9 @@ def numbers(run):
     return [line["loss"] for line in lines]
 
 
-def test_a_run_resumed_in_another_layout_goes_on_as_if_it_had_not_been(
-    make_recipe, lesions, trained, tmp_path, monkeypatch
-):
+def test_resume_with_other_memory_format_gives_same_results(make_recipe, lesions, trained, tmp_path, monkeypatch):
     train(make_recipe(steps=3), lesions, tmp_path / "run", progress=False)
-    monkeypatch.setattr(setup, "WIDE", 1)
+    monkeypatch.setattr(setup, "MIN_WIDTH", 1)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     train(make_recipe(), lesions, tmp_path / "run", resume=True, progress=False)
     assert numbers(tmp_path / "run") == pytest.approx(numbers(trained()), rel=1e-3)
@@ -29,21 +27,19 @@ def test_a_run_resumed_in_another_layout_goes_on_as_if_it_had_not_been(
 @pytest.mark.parametrize(
     ("capability", "width", "first"), [("AVX2", 128, True), ("AVX2", 64, False), ("AVX512", 128, False)]
 )
-def test_channels_come_first_in_wide_networks_on_a_cpu_without_avx512(
-    capability, width, first, make_recipe, monkeypatch
-):
+def test_set_memory_format_on_cpu_without_avx512(capability, width, first, make_recipe, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     model = build_model(make_recipe(settings={"channels": [4, width, 4]}).model)
-    lay_out(model, torch.device("cpu"))
+    set_memory_format(model, torch.device("cpu"))
     assert model.likelihood.merge[0][0][0].weight.is_contiguous() == first
 
 
-def test_an_optimisers_state_follows_the_weights():
+def test_match_memory_format_of_optimizer_state():
     weight = torch.nn.Parameter(torch.randn(3, 4, 3, 3))
     optimizer = torch.optim.AdamW([weight], fused=True)
     values = torch.randn(3, 4, 3, 3)
     optimizer.state[weight] = {"step": torch.tensor(1.0), "exp_avg": values.to(memory_format=torch.channels_last)}
-    lay_out_alike(optimizer)
+    match_memory_format(optimizer)
     state = optimizer.state[weight]
     assert state["exp_avg"].stride() == weight.stride()
     assert torch.equal(state["exp_avg"], values)

@@ -84,7 +84,7 @@ def make_fabric(settings: DeviceSettings, *, timeout: timedelta | None = None) -
 
     Args:
         settings: a `DeviceConfig`, or the `train` section of a recipe.
-        timeout: how long processes wait for the slowest one; by default as long as Fabric does.
+        timeout: maximum time that processes wait for the slowest one; default: that of Fabric.
 
     Raises:
         ConfigError: this machine has no such devices, or cannot compute in this precision.
@@ -102,7 +102,7 @@ def make_fabric(settings: DeviceSettings, *, timeout: timedelta | None = None) -
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise ConfigError(
             f"cannot compute with accelerator {settings.accelerator}, devices {settings.devices} and precision "
-            f"{settings.precision} ({reason}); use what this machine has"
+            f"{settings.precision} ({reason}); choose settings that this machine supports"
         ) from None
     if settings.precision == "16-mixed" and fabric.device.type == "cpu":
         raise ConfigError("train.precision 16-mixed needs a GPU; use bf16-mixed or 32-true")

@@ -1,4 +1,4 @@
-"""How long a training step takes, to give every method the same time."""
+"""Time per training step, for giving all methods the same training time."""
 
 from time import perf_counter, process_time
 
@@ -11,23 +11,23 @@ from phiseg.training.step import TrainingStep, initial_model, training_stream
 
 
 def seconds_per_step(recipe: Recipe, dataset: Dataset, *, num_steps: int = 8) -> float:
-    """Measure the median time of a training step, loading included.
+    """Return the median time in seconds of a training step, including data loading.
 
-    On a CPU with one thread it is the time that this process computes, so that other programs on the machine do not
-    change a row's budget. Elsewhere it is the time that passes.
+    On a CPU with one thread, it is the CPU time of this process, so that other programs do not affect the result.
+    Otherwise it is the wall-clock time.
 
     Args:
-        recipe: what to train; on one device.
-        dataset: what to train on.
-        num_steps: steps that are timed, after two that are not.
+        recipe: recipe for one device.
+        dataset: training data.
+        num_steps: number of timed steps, after two warm-up steps.
     """
     recipe = recipe.for_dataset(dataset)
     fabric = make_fabric(recipe.train)
     stream = training_stream(recipe, dataset)
     training = TrainingStep(initial_model(recipe, fabric.device), recipe.train, fabric)
     training.set_up()
-    alone = fabric.device.type == "cpu" and torch.get_num_threads() == 1
-    clock = process_time if alone else perf_counter
+    single_thread = fabric.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = process_time if single_thread else perf_counter
     times = []
     for step in range(2 + num_steps):
         start = clock()

@@ -32,7 +32,7 @@ from phiseg.training.setup import (
     check_folder,
     dataset_identity,
     describe_environment,
-    lay_out_alike,
+    match_memory_format,
 )
 from phiseg.training.step import TrainingStep, initial_model, training_stream
 from phiseg.training.tracking import Tracker
@@ -150,7 +150,7 @@ class _Training:
                 if self.step % self.settings.log_every == 0 or last:
                     means = {name: self._mean(value) for name, value in values.items()}
                     self._track("train", {**means, "skipped": self.skipped})
-                    bar.set_postfix(_in_short(means))
+                    bar.set_postfix(_progress_values(means))
                 self.validation_due = self.step % self.settings.validate_every == 0 or last
                 due = self.validation_due or self.step % self.settings.checkpoint_every == 0
                 good = last or not self.skipped_in_a_row  # do not save a state without finite steps
@@ -215,10 +215,10 @@ class _Training:
             yield batch
 
     def _optimise(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Take one step and return what is logged.
+        """Run one step and return the values to log.
 
         Raises:
-            TrainingError: too many steps in a row were skipped.
+            TrainingError: too many consecutive steps were skipped.
         """
         values, taken = self.training.take(batch, self.step)
         if taken:
@@ -308,7 +308,7 @@ class _Training:
             if self.settings.averaging:
                 load_weights(self.training.average.model, stored.average, where=where)
             self.training.optimizer.load_state_dict(stored.optimizer)
-            lay_out_alike(self.training.optimizer)
+            match_memory_format(self.training.optimizer)
             self.fabric.strategy.precision.load_state_dict(stored.scaler)
             self.step, self.best, self.skipped = int(stored.step), stored.best, stored.skipped
             self.validation_due = bool(stored.validation_due)
@@ -331,7 +331,7 @@ def _is_lost_process(error: RuntimeError) -> bool:
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
 
 
-def _in_short(values: dict[str, float | None]) -> dict[str, str]:
+def _progress_values(values: dict[str, float | None]) -> dict[str, str]:
     """Return the values for the progress bar: loss, cross-entropies and KLs, fine to coarse."""
 
     def join(prefix: str) -> str:

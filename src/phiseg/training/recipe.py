@@ -79,12 +79,12 @@ class TrainConfig(StrictConfig):
     max_skipped_steps: int = Field(default=20, ge=1)
     """Training stops after this number of consecutive steps with a non-finite loss or gradient."""
     precision: Precision = "32-true"
-    """Number format of the networks. The KL and the cross entropy are always float32."""
+    """Floating-point precision of the networks. The KL and the cross-entropy are always float32."""
     checkpoint_activations: bool = False
     """Activation checkpointing: recompute most activations in the backward pass. It needs less memory and more
     time, and the weights are bitwise identical."""
     accelerator: Accelerator = "auto"
-    """What to run on."""
+    """Device type."""
     devices: int = Field(default=1, ge=1)
     """Number of devices, one process each; they share the batch."""
     num_nodes: int = Field(default=1, ge=1)

@@ -1,4 +1,4 @@
-"""What a run needs before its first step: a usable folder, the memory layout, and a record of its environment."""
+"""Checks and records before the first step: run folder, memory format and environment."""
 
 import hashlib
 import json
@@ -28,8 +28,8 @@ MAY_CHANGE_ON_RESUME = {
 }
 """Settings that do not affect single steps; with a cosine schedule, `steps` does."""
 
-WIDE = 128
-"""Minimum width for which `lay_out` chooses contiguous memory."""
+MIN_WIDTH = 128
+"""Minimum width for which `set_memory_format` chooses contiguous memory."""
 
 
 def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
@@ -57,18 +57,18 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
                 )
 
 
-def lay_out(model: Segmenter, device: torch.device) -> None:
+def set_memory_format(model: Segmenter, device: torch.device) -> None:
     """Choose the memory format of weights and activations for training; it affects speed only, not results.
 
     `build_model` uses channels last, the fastest format for sampling. On a CPU without AVX-512, it makes the weight
     gradient of wide convolutions up to three times slower, so these models are trained with channels first.
     """
     narrow_vectors = not torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    if device.type == "cpu" and narrow_vectors and max(model.config.channels) >= WIDE:
+    if device.type == "cpu" and narrow_vectors and max(model.config.channels) >= MIN_WIDTH:
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
-def lay_out_alike(optimizer: torch.optim.Optimizer) -> None:
+def match_memory_format(optimizer: torch.optim.Optimizer) -> None:
     """Give the restored state of an optimiser the memory format of its weights, as fused optimisers require."""
     for weight, state in optimizer.state.items():
         for name, value in state.items():

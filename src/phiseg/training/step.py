@@ -16,7 +16,7 @@ from phiseg.models.noise import seeded_generator
 from phiseg.training.averaging import WeightAverage
 from phiseg.training.normalisation import follow_sampling_path
 from phiseg.training.recipe import Recipe, TrainConfig
-from phiseg.training.setup import lay_out
+from phiseg.training.setup import set_memory_format
 
 
 class StepResult(NamedTuple):
@@ -29,9 +29,9 @@ class StepResult(NamedTuple):
 
 
 class TrainingStep:
-    """A model with its optimiser and its weight average.
+    """Training step of a model with its optimiser and weight average.
 
-    Call `set_up` before the first step, after the state of a previous run has been restored.
+    Call `set_up` before the first step, after restoring the state of a previous run.
 
     Args:
         model: model to train.
@@ -43,7 +43,7 @@ class TrainingStep:
         self.model, self.settings, self.fabric = model, settings, fabric
         self.model.checkpoint_activations(settings.checkpoint_activations)
         self.average = WeightAverage(model, settings.averaging)
-        self.optimizer: Any = torch.optim.AdamW(  # without decay it is Adam
+        self.optimizer: Any = torch.optim.AdamW(  # equals Adam without weight decay
             model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self.parallel: Any = None
@@ -55,30 +55,30 @@ class TrainingStep:
         self.average.model.to(self.fabric.device)
 
     def take(self, batch: Batch, step: int) -> StepResult:
-        """Run step number `step`, counted from 0, unless its loss or gradient is not finite."""
+        """Run step `step`, starting at 0, unless its loss or gradient is not finite."""
         self.parallel.train()
         statistics = [buffer.clone() for buffer in self.model.buffers()]
         first = self.fabric.global_rank * len(batch.rows)
         generators = [
             seeded_generator(self.settings.seed, "noise", step, first + i) for i in range(len(batch.rows))
         ]
-        self.optimizer.zero_grad()  # before the forward pass, which needs the memory of the old gradients
+        self.optimizer.zero_grad()  # free their memory before the forward pass
         with record_function("forward"):
             loss = self.parallel(batch.image, batch.labels, generator=generators)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate_at(step)
-        finite = self._everywhere(torch.isfinite(loss.total.detach()))
+        finite = self._in_all_processes(torch.isfinite(loss.total.detach()))
         values = {"loss": loss.total.detach(), **loss.terms}
         if finite:
             with record_function("backward"):
                 self.fabric.backward(loss.total)
             with record_function("optimise"):
-                norm: Any = self.fabric.clip_gradients(  # measures, undoes the scaling of fp16, and clips nothing
+                norm: Any = self.fabric.clip_gradients(  # measures the norm and unscales fp16; no clipping
                     self.parallel, self.optimizer, max_norm=float("inf"), error_if_nonfinite=False
                 )
                 values["gradient_norm"] = norm
                 finite = bool(torch.isfinite(norm))
-                if finite or self.settings.precision == "16-mixed":  # there the scaler skips, and lowers its scale
+                if finite or self.settings.precision == "16-mixed":  # the scaler skips this step
                     self.optimizer.step()
         if finite:
             self.average.update(self.model, step + 1)
@@ -86,21 +86,21 @@ class TrainingStep:
                 with self.fabric.autocast():
                     follow_sampling_path(self.model, batch, seed=self.settings.seed, step=step)
         else:
-            for buffer, kept in zip(self.model.buffers(), statistics, strict=True):
-                buffer.copy_(kept)
+            for buffer, previous in zip(self.model.buffers(), statistics, strict=True):
+                buffer.copy_(previous)
         return StepResult(values, finite)
 
-    def _everywhere(self, flag: Tensor) -> bool:
-        """Return whether `flag` holds in every process."""
+    def _in_all_processes(self, flag: Tensor) -> bool:
+        """Return whether `flag` is true in all processes."""
         return bool(self.fabric.all_reduce(flag.float(), reduce_op="mean") == 1)
 
 
 def initial_model(recipe: Recipe, device: torch.device) -> Segmenter:
-    """Return the recipe's model with the weights that its seed gives, in the memory layout for training."""
+    """Return the model of the recipe with seeded random weights, in the memory format for training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(recipe.train.seed, "weights"))
         model = build_model(recipe.model)
-    lay_out(model, device)
+    set_memory_format(model, device)
     return model
 
 
@@ -113,7 +113,7 @@ def training_stream(
     rank: int = 0,
     num_processes: int = 1,
 ) -> TrainingStream:
-    """Return the batches of one process, as the recipe describes them."""
+    """Return the stream of training batches of one process."""
     settings = recipe.train
     return TrainingStream(
         dataset,
