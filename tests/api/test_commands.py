@@ -204,7 +204,7 @@ def test_predict_returns_a_row_per_case_and_the_failures(scans, trained):
         (("scans", "scans"), {}, DataError, "folder for the results"),
         (("scans", "pred"), {"num_sample": 3}, ConfigError, "'num_sample' .did you mean 'num_samples'"),
         (("scans/a.nii.gz", "pred"), {"at": (1, 2, 3)}, ConfigError, "takes no point"),
-        ((["scans/a.nii.gz"], "pred"), {"at": ["1,2"]}, ConfigError, "'1,2' is no point"),
+        ((["scans/a.nii.gz"], "pred"), {"at": ["1,2"]}, ConfigError, "'1,2' is not a point"),
     ],
 )
 def test_predict_names_the_mistake(scans, trained, arguments, settings, error, message):

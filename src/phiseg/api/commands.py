@@ -24,20 +24,12 @@ from phiseg.core.records import Records
 from phiseg.data.store import Dataset
 from phiseg.evaluation import scores as scoring
 from phiseg.evaluation.results import read_evaluation
-from phiseg.inference.batch_prediction import (
-    find_vanished,
-    list_prediction_jobs,
-    predict_scans,
-    unfinished_predictions,
-)
 from phiseg.inference.points import Point, read_points
-from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.prediction_folder import write_predictions
 from phiseg.inference.sampling import CaseSamples, sample_cases
-from phiseg.inference.scans import find_scans
 from phiseg.inference.volumes import Sampling
 from phiseg.inference.writers import MARKER, write_samples
 from phiseg.models import load_model
-from phiseg.models.pretrained import find_model, weights_hash
 from phiseg.plotting.prediction_report import case_picture, write_prediction_report
 from phiseg.training import loop
 from phiseg.training.recipe import Recipe, load_recipe
@@ -298,35 +290,26 @@ def predict(
             scan that cannot be predicted is reported in `Predictions.failed` instead.
     """
     inputs = [Path(one) for one in ([scans] if isinstance(scans, str | PathLike) else scans)]
-    settings, folder, place = _sampling(sampling, more), find_model(Path(model)), Path(out)
-    found, notes = find_scans(inputs, results=place)
-    by_case = read_points(Path(points)) if points is not None else {}
-    jobs = list_prediction_jobs([replace(scan, series_uid=series) for scan in found], _points(at), by_case)
-    network = load_model(folder, device=usable_device(device), calibrated=_uses_calibration(model, calibrated))
-    identity = {
-        "model": weights_hash(folder),
-        "calibration": network.calibration.model_dump(mode="json"),
-        "series": series,
-    }
-    waiting = unfinished_predictions(jobs, place, network, sampling=settings, identity=identity)
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
-    failed = predict_scans(
-        network,
-        waiting,
+    place = Path(out)
+    written = write_predictions(
+        Path(model),
+        inputs,
         place,
-        sampling=settings,
-        identity=identity,
         draw=case_picture,
-        progress=progress,
+        write_report=write_prediction_report,
+        points=_points(at),
+        points_by_case=read_points(Path(points)) if points is not None else None,
+        series=series,
+        sampling=_sampling(sampling, more),
+        calibrated=_uses_calibration(model, calibrated),
         strict_spacing=strict_spacing,
+        device=usable_device(device),
+        progress=progress,
+        notify=lambda note: warnings.warn(note, stacklevel=3),
     )
-    failed |= find_vanished(jobs, place, failed)
-    done = [job.name for job in jobs if job.name not in failed]
-    check = Preprocessing.of(network).volume_check
-    write_prediction_report(place, done, failed, model=str(folder.name), volume_check=check)
+    assert written is not None  # there is one process
     rows = Records.from_csv((place / "cases.csv").read_text(encoding="utf-8"), text_columns=["case"])
-    return Predictions(rows, path=place, failed=failed)
+    return Predictions(rows, path=place, failed=written.failed)
 
 
 def _sampling(sampling: Sampling | None, more: Mapping[str, Any]) -> Sampling:
