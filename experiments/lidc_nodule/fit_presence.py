@@ -6,6 +6,9 @@ The classifier shares no weights with the rest of the network, so it can be trai
 shares of all readers as targets, and weight decay. MODEL is a run or model folder, DATA the dataset of
 `with_margins.py`, and OUT the new model folder. Of several copies of a nodule, the first is used. The weights with
 the lowest loss on the val split are kept.
+
+Some samples stay empty although the classifier wants a nodule. A shift of its logits makes up for them: with it, as
+many samples as readers of the val split outline anything.
 """
 
 import argparse
@@ -24,7 +27,8 @@ from phiseg.data.augment import AugmentConfig, apply_augmentation, draw_augmenta
 from phiseg.data.store import Dataset
 from phiseg.models import build_model, save_model
 from phiseg.models.blocks import BatchNorm
-from phiseg.models.phiseg import PHiSegConfig
+from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.phiseg import PHiSeg, PHiSegConfig
 from phiseg.models.presence import is_present
 from phiseg.models.pretrained import find_model
 
@@ -50,7 +54,10 @@ def main() -> None:
         model = build_model(PHiSegConfig(**stored["model"]))
     weights = load_file(folder / "model.safetensors")
     model.load_state_dict({k: v for k, v in weights.items() if not k.startswith("presence.")}, strict=False)
-    fit(model.presence, Dataset.open(options.data), options)
+    dataset = Dataset.open(options.data)
+    fit(model.presence, dataset, options)
+    shift = match_shares(model.eval(), dataset)
+    print(f"logits shifted by {shift:.3f}")
     save_model(
         options.out,
         model.eval(),
@@ -90,6 +97,30 @@ def fit(network: torch.nn.Module, dataset: Dataset, options: argparse.Namespace)
             if value < best[0]:
                 best = (value, copy.deepcopy(network.state_dict()))
     network.load_state_dict(best[1])
+
+
+@torch.no_grad()
+def match_shares(model: PHiSeg, dataset: Dataset, *, num_cases: int = 300, num_samples: int = 8) -> float:
+    """Shift the logits of the classifier so that as many samples as readers are not empty; return the shift."""
+    rows = [int(row) for row in dataset.rows("val") if first_copy(dataset.cases[row]["nodule"])]
+    logits, outlined, shares = [], [], []
+    for row in rows[:: max(1, len(rows) // num_cases)]:
+        image = torch.from_numpy(dataset.image(row, context=model.config.context))[None]
+        encoding = model.encode(image)
+        noise = draw_noise(model.noise_shapes(encoding.size), 1, num_samples, seeded_generator(0, "presence", row))
+        noise[-1].fill_(-10.0)  # present in every sample
+        samples = model.decode_samples(encoding, noise, num_samples)[0].argmax(1)
+        logits.append(encoding.features[-1])
+        outlined.append(is_present(samples).mean())
+        shares.append(is_present(torch.from_numpy(dataset.annotations(row))).mean())
+    found, target = torch.stack(outlined), torch.stack(shares).mean()
+    low, high = -5.0, 5.0
+    for _ in range(40):
+        shift = (low + high) / 2
+        too_few = ((torch.cat(logits) + shift).sigmoid() * found).mean() < target
+        low, high = (shift, high) if too_few else (low, shift)
+    model.presence.output.bias += shift
+    return shift
 
 
 def load(dataset: Dataset, split: str) -> tuple[torch.Tensor, torch.Tensor]:
