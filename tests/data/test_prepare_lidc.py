@@ -629,7 +629,7 @@ def test_existing_folder_is_not_overwritten(lidc_source, good, prepare, tmp_path
         ({"options": LidcOptions(spacing_mm=-1)}, ConfigError, "spacing -1"),
         ({"options": LidcOptions(spacing_mm=float("nan"))}, ConfigError, "spacing nan"),
         ({"window": (400, -1000)}, ConfigError, "window"),
-        ({"workers": 0}, ConfigError, "workers 0"),
+        ({"workers": 0}, ConfigError, "workers = 0"),
         ({"fractions": (0.5, 0.2, 0.2)}, ConfigError, "fractions"),
     ],
 )
