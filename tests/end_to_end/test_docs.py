@@ -20,6 +20,7 @@ import torch
 import yaml
 from PIL import Image
 
+from phiseg.api.model import Model
 from phiseg.cli.main import COMMANDS, main
 from phiseg.cli.train import split_overrides
 from phiseg.data.store import Dataset
@@ -215,8 +216,9 @@ def test_commands_keys_and_recipes_named_in_the_text_exist(page):
         }.items()
     }
     sections["model"] |= {"noise_scale", "safetensors"}  # the key of an example, and a file
+    attributes = {*dir(Model), "network", *dir(Segmenter), *Segmenter.__annotations__}
     for option, section, key in re.findall(r"`(--)?(train|augment|model)\.(\w+)", text):
-        assert key in sections[section] or (not option and key in {*dir(Segmenter), *Segmenter.__annotations__})
+        assert key in sections[section] or (not option and key in attributes)
     for recipe in re.findall(r"`((?:phiseg|probunet|unet)-[a-z0-9-]+)`", text):
         assert recipe in {*recipe_names(), *MODELS}
 

@@ -109,3 +109,34 @@ def test_recipe_yaml_contains_all_keys():
     written = yaml.safe_load(load_recipe("phiseg-small").to_yaml())
     assert written.keys() == Recipe.model_fields.keys()
     assert written["train"].keys() == TrainConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize("settings", [{"steps": 7}, {"train.steps": 7}, {"train": {"steps": 7}}])
+def test_with_settings_takes_a_key_with_or_without_its_section(settings):
+    recipe = load_recipe("phiseg-small")
+    changed = recipe.with_settings(settings)
+    assert changed.train == recipe.train.model_copy(update={"steps": 7})
+    assert (changed.model, changed.augment, changed.name) == (recipe.model, recipe.augment, recipe.name)
+    assert load_recipe("phiseg-small", settings=settings) == changed
+
+
+def test_with_settings_keeps_what_the_dataset_decides(lesions):
+    """A key that nobody set stays open, so that a training takes it from the dataset."""
+    recipe = load_recipe("phiseg-small").with_settings(num_levels=3)
+    assert "num_classes" not in recipe.model.model_fields_set
+    assert recipe.for_dataset(Dataset.open(lesions)).model.num_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stpes": 7}, "no setting 'stpes' .did you mean 'steps'"),
+        ({"train.stpes": 7}, "'train.stpes' .did you mean 'steps'"),
+        ({"model": {"levels": 7}}, "unknown key 'model.levels'"),
+        ({"train": 7}, "'train' = 7"),
+        ({"steps": 0}, "'train.steps' = 0"),
+    ],
+)
+def test_with_settings_names_the_wrong_key(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe("phiseg-small").with_settings(settings)

@@ -89,7 +89,7 @@ tags: [medical-image-segmentation, uncertainty]
 # {recipe.name} trained on {dataset.info.name}
 
 This model samples plausible segmentations of an image:
-`phiseg.load(FOLDER).sample(image, num_samples, generator=...)`.
+`phiseg.load(FOLDER).sample(image, num_samples, seed=0)`.
 
 | | |
 |---|---|

@@ -113,7 +113,7 @@ tags: [medical-image-segmentation, uncertainty]
 # Ensemble of {len(members)} PHiSeg models
 
 This model samples plausible segmentations of an image:
-`phiseg.load(FOLDER).sample(image, num_samples, generator=...)`. Each sample comes from one member, chosen at
+`phiseg.load(FOLDER).sample(image, num_samples, seed=0)`. Each sample comes from one member, chosen at
 random.
 
 | member | recipe | weights of step |
