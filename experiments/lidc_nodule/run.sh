@@ -20,11 +20,10 @@ if [ ! -d margins ]; then
   "$python" "$root/experiments/lidc_nodule/splits.py" slices margins everyone
 fi
 
-# 2. Choose and report: train on a part of the patients, then fit the classifier for presence alone.
+# 2. Train on a part of the patients, and score.
 train="--resume --model.context 1 --model.presence true --train.norm_statistics training --train.validation_samples 8"
 "$phiseg" train phiseg --data margins --out chosen --train.steps 10000 --train.validate_every 10000 $train
-"$python" "$root/experiments/lidc_nodule/fit_presence.py" chosen margins chosen-model
-"$phiseg" evaluate chosen-model --data slices --split test --num-samples 100 --out chosen-eval --overwrite
+"$phiseg" evaluate chosen --data slices --split test --num-samples 100 --out chosen-eval --overwrite
 "$python" "$root/experiments/lidc_volumes/score.py" chosen-model "$volumes" --noise-length 5 --noise-shared 0 0.2 0.5
 
 # 3. Ship: continue on all patients but five, and fit the classifier to them.

@@ -115,15 +115,3 @@ def test_levels_are_redrawn_held_and_tempered_separately(length):
 def test_wrong_number_of_levels_is_rejected():
     with pytest.raises(ConfigError, match="settings of 1 levels, but the model has 2"):
         SliceNoise([(3,), (2,)], 4, seed=0, keys=("case",), levels=[Level()])
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_single_numbers_are_constant_along_depth(length):
-    noise = source(length, shapes=((2, 3), (), ()))
-    field, first, second = noise.at(0)
-    for depth in DEPTHS[1:]:
-        _, *numbers = noise.at(depth)
-        assert equal(numbers, [first, second])
-    assert first.shape == (1, 4)
-    assert not torch.equal(first, second)
-    assert torch.equal(field, noise.at(30)[0]) == (length == inf)

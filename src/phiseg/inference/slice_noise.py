@@ -34,9 +34,6 @@ class SliceNoise:
     In addition, the share `shared` of the variance is the same at every depth: an annotator who draws generously in
     one slice does so in all slices. The correlation of two depths is then between `shared` and 1.
 
-    Noise of shape () is a decision about the whole sample: which member of an ensemble draws it, or how likely a
-    lesion must be to be drawn. It is the same at every depth, whatever the length.
-
     Args:
         shapes: noise shapes of one sample, from `Segmenter.noise_shapes`.
         num_samples: S.
@@ -73,11 +70,11 @@ class SliceNoise:
         """Return the noise of all samples at a depth, one tensor (1, S, *shape) per shape."""
         if self.length_mm == inf or self.shared == 1:
             return self._everywhere
-        levels = zip(self.shapes, self._everywhere, self._changing(depth_mm), strict=True)
-        return [
-            sqrt(self.shared) * common + sqrt(1 - self.shared) * own if shape else common
-            for shape, common, own in levels
-        ]
+        local = self._changing(depth_mm)
+        if not self.shared:
+            return local
+        pairs = zip(self._everywhere, local, strict=True)
+        return [sqrt(self.shared) * common + sqrt(1 - self.shared) * own for common, own in pairs]
 
     def _changing(self, depth_mm: float) -> list[Tensor]:
         if self.length_mm == 0:

@@ -111,7 +111,7 @@ class PHiSeg(Segmenter):
             upsampling=config.upsampling,
         )
         self.presence = (
-            PresenceNetwork(config.image_channels, config.channels, norm=config.norm) if config.presence else None
+            PresenceNetwork(config.input_channels, config.channels, norm=config.norm) if config.presence else None
         )
         self.kl_weights = kl_weights(config.kl_weights, config.num_levels)
 
@@ -125,7 +125,8 @@ class PHiSeg(Segmenter):
         size = (image.shape[-2], image.shape[-1])
         noise = [fold_samples(level) for level in draw_noise(self._latent_shapes(size), len(image), 1, generator)]
         x = self.pad(with_labels(image, labels, self.config.num_classes))
-        image_features = self.prior.encode(x[:, : self.config.input_channels])
+        padded_image = x[:, : self.config.input_channels]
+        image_features = self.prior.encode(padded_image)
         posteriors, latents = self.posterior.draw(self._encode_labels(x, image_features), noise)
         priors, _ = self.prior.draw(image_features, None, given=dict(enumerate(latents)))
         level_logits = [crop(logits, size) for logits in self.likelihood(latents)]
@@ -141,7 +142,7 @@ class PHiSeg(Segmenter):
         )
         if self.presence is None or present is None:
             return loss
-        classified = presence_loss(self.presence(x[:, : self.config.image_channels]), present)
+        classified = presence_loss(self.presence(padded_image), present)
         terms = {**loss.terms, "presence": classified.detach(), "elbo": loss.terms["elbo"] - classified.detach()}
         return Loss(loss.total + classified, terms)
 
@@ -161,7 +162,7 @@ class PHiSeg(Segmenter):
         padded = self.pad(image)
         features = self.prior.encode(padded)
         if self.presence is not None:
-            features = (*features, self.presence(padded[:, : self.config.image_channels]))
+            features = (*features, self.presence(padded))
         return Encoding(features, (image.shape[-2], image.shape[-1]))
 
     @property

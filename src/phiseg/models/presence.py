@@ -19,10 +19,7 @@ ABSENT_LOGIT = 5.0
 
 
 class PresenceNetwork(nn.Module):
-    """A small classifier for p(v = 1 | x): one block per resolution, the mean over pixels, and a linear layer.
-
-    It sees the slice alone. In a dataset of outlined slices, a missing neighbour would tell it that a lesion ends.
-    """
+    """A small classifier for p(v = 1 | x): one block per resolution, the mean over pixels, and a linear layer."""
 
     def __init__(self, in_channels: int, channels: Sequence[int], *, norm: Norm):
         super().__init__()
