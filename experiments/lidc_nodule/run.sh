@@ -24,9 +24,8 @@ fi
 train="--resume --model.context 1 --model.presence true --train.norm_statistics training --train.validation_samples 8"
 "$phiseg" train phiseg --data margins --out chosen --train.steps 10000 --train.validate_every 10000 $train
 "$phiseg" evaluate chosen --data slices --split test --num-samples 100 --out chosen-eval --overwrite
-"$python" "$root/experiments/lidc_volumes/score.py" chosen-model "$volumes" --noise-length 5 --noise-shared 0 0.2 0.5
+"$python" "$root/experiments/lidc_volumes/score.py" chosen "$volumes" --noise-length 5 --noise-shared 0 0.2
 
-# 3. Ship: continue on all patients but five, and fit the classifier to them.
-"$phiseg" train phiseg --data everyone --out shipped --train.initial_weights chosen-model --train.learning_rate 0.001 \
-  --train.steps 3000 --train.validate_every 3000 $train
-"$python" "$root/experiments/lidc_nodule/fit_presence.py" shipped everyone shipped-model
+# 3. Ship: continue on all patients but five.
+"$phiseg" train phiseg --data everyone --out shipped --train.initial_weights chosen --train.learning_rate 0.001 \
+  --train.steps 2000 --train.validate_every 2000 $train
