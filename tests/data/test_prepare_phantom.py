@@ -184,7 +184,7 @@ def test_invalid_settings_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'lesion'"):
         prepare_phantom("lesions", tmp_path / "data")
     for size in (-1, 0, 8):
-        with pytest.raises(ConfigError, match="16 or more"):
+        with pytest.raises(ConfigError, match="at least 16"):
             prepare_phantom("lesion", tmp_path / "data", size=size)
     for number in (-1, 0, 1, 2):
         with pytest.raises(ConfigError, match=f"num_cases {number} is too small; use 3 or more"):

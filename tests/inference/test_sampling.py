@@ -117,5 +117,5 @@ def test_number_below_one_is_rejected_before_sampling(option, value, trained, da
 
 
 def test_dataset_with_other_classes_is_rejected_before_sampling(trained, zones):
-    with pytest.raises(ModelError, match=r"the model has 2 classes, .* has 3"):
+    with pytest.raises(ModelError, match=r"the model has 2 classes .* has 3"):
         sample_cases(load_model(trained()), Dataset.open(zones), [0], num_samples=2, seed=0)

@@ -127,7 +127,7 @@ def case_scatter(evaluations: Sequence[Evaluation], *, max_rivals: int = 4) -> F
             axes.yaxis.set_major_locator(MaxNLocator(5))
             axes.grid(color="#eeeeee", linewidth=0.5)
             axes.set_axisbelow(True)
-        figure.suptitle("GED above its floor, one dot per case (lower is better)", fontsize=8)
+        figure.suptitle("GED above its floor per case (lower is better)", fontsize=8)
     return figure
 
 
