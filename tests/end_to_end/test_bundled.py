@@ -1,7 +1,6 @@
 """The models that come with phiseg: found by name, small, safe, documented, and as good as their cards say."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,8 +71,11 @@ def test_info_describes_bundled_model(cli):
 
 
 def test_bundled_model_is_not_calibrated_in_place(tmp_path):
-    with pytest.raises(ModelError, match="calibrate a copy"):
-        calibrate(Path("lidc-nodule"), tmp_path)
+    folder = bundled_models()["lidc-nodule"]
+    (tmp_path / "link").symlink_to(folder, target_is_directory=True)
+    for model in ("lidc-nodule", folder, tmp_path / "link", phiseg.load("lidc-nodule")):
+        with pytest.raises(ModelError, match="calibrate a copy"):
+            calibrate(model, tmp_path)
 
 
 def test_bundled_phantom_model_samples_unseen_phantoms_well(tmp_path):

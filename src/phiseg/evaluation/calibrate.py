@@ -31,7 +31,7 @@ from phiseg.metrics import brier_score, energy_distance, expected_calibration_er
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration
 from phiseg.models.noise import seeded_generator
-from phiseg.models.pretrained import find_model
+from phiseg.models.pretrained import bundled_models, find_model
 from phiseg.models.temperatures import Calibration
 from phiseg.training.card import patient_tokens
 
@@ -91,10 +91,9 @@ def calibrate(
         ConfigError, DataError, ModelError, OutputError: an input is invalid, or the result cannot be written.
     """
     model_folder = Path(model_folder)
-    if not model_folder.is_dir():
-        raise ModelError(
-            f"{find_model(model_folder)} is part of phiseg and cannot be changed; calibrate a copy of this folder"
-        )
+    found = find_model(model_folder)
+    if found.resolve() in [bundled.resolve() for bundled in bundled_models().values()]:
+        raise ModelError(f"{found} is part of phiseg and cannot be changed; calibrate a copy of this folder")
     model = load_model(model_folder, device=usable_device(device), calibrated=False)
     dataset = match_classes(model, Dataset.open(data), class_map)
     warn_of_leak(model, dataset, split)
