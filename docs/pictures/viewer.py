@@ -17,7 +17,7 @@ from threading import Thread
 import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
-import phiseg
+from phiseg.models import load_model
 from phiseg.viewer.server import Viewer, create_app
 
 MODEL = "lidc-nodule"
@@ -51,7 +51,7 @@ def main(series: Path, dataset: Path) -> None:
 @contextmanager
 def serving(*paths: Path) -> Iterator[str]:
     """Run the viewer and return its address."""
-    viewer = Viewer.of(phiseg.load(MODEL), MODEL)
+    viewer = Viewer.of(load_model(Path(MODEL)), MODEL)
     viewer.add(paths)
     server = uvicorn.Server(uvicorn.Config(create_app(viewer), host="127.0.0.1", port=0, log_level="error"))
     thread = Thread(target=server.run)
