@@ -40,6 +40,13 @@ def test_a_calibrated_row_is_not_marked_against_uncalibrated_ones():
     assert not any("like with like" in note for note in both.notes)
 
 
+def test_rows_of_the_same_calibration_are_marked_in_a_mixed_table():
+    rows = [row("plain", 0.1), row("rival", 0.0), row("tempered", 0.2, temperature=2.0)]
+    assert marked(comparison_table(rows)) == ["plain"]
+    rows.append(row("tempered rival", 0.3, temperature=1.5))
+    assert marked(comparison_table(rows)) == ["plain", "tempered rival"]
+
+
 def test_the_same_weights_are_tested_with_and_without_temperatures():
     table = comparison_table([row("tempered", 0.1, temperature=2.0, weights="w"), row("plain", 0.0, weights="w")])
     assert marked(table) == ["tempered"]

@@ -62,7 +62,8 @@ def condition_notes(
     if 0 < len(calibrated) < len(rows):
         notes.append(
             f"Not like with like: {', '.join(calibrated)} sampled with fitted temperatures, other rows without. "
-            "Such rows are not tested against each other, unless their weights are the same."
+            "Such rows are not tested against each other, unless their weights are the same: a marked score is "
+            "better than those of all rows it is tested against."
         )
     lengths = {name: length for name, own in rows if (length := training_length(own)) is not None}
     if len(set(lengths.values())) > 1:

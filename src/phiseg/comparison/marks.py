@@ -28,14 +28,15 @@ def best_scores(
     test: Test = "patients",
     tested: Sequence[bool] | None = None,
 ) -> list[frozenset[str]]:
-    """Return for each evaluation the metrics in which it is better than all others at p < `SIGNIFICANCE`.
+    """Return for each evaluation the metrics in which it is better than all its rivals at p < `SIGNIFICANCE`.
+
+    The rivals are all other evaluations that can be compared with it (`same_calibration`).
 
     Args:
         evaluations: evaluations of the same cases; those without a metric are ignored for this metric.
         metrics: names from `tested_scores`.
         test: unit that is treated as independent.
-        tested: whether each evaluation is tested; None tests all. A row with temperatures is never marked as better
-            than one without (`same_calibration`).
+        tested: whether each evaluation is tested; None tests all.
     """
     tested = tested or [True] * len(evaluations)
     others = [other for other, takes_part in zip(evaluations, tested, strict=True) if takes_part]
@@ -43,12 +44,20 @@ def best_scores(
         frozenset(
             metric
             for metric in metrics
-            if (rivals := [other for other in others if other is not own and defined(other.cases[metric])])
-            and all(same_calibration(own, rival) and _beats(own, rival, metric, test) for rival in rivals)
+            if (rivals := _rivals(own, others, metric))
+            and all(_beats(own, rival, metric, test) for rival in rivals)
         )
         if takes_part
         else frozenset()
         for own, takes_part in zip(evaluations, tested, strict=True)
+    ]
+
+
+def _rivals(own: Evaluation, others: Sequence[Evaluation], metric: str) -> list[Evaluation]:
+    return [
+        other
+        for other in others
+        if other is not own and same_calibration(own, other) and defined(other.cases[metric])
     ]
 
 
