@@ -17,7 +17,7 @@ from phiseg import __version__
 from phiseg.core.config import StrictConfig
 from phiseg.core.formats import EVALUATION
 from phiseg.metrics.correlation import correlated_excess
-from phiseg.metrics.registry import SCORES, summary_scores
+from phiseg.metrics.registry import summary_scores
 from phiseg.metrics.score import CaseScore
 from phiseg.metrics.significance import patient_interval
 from phiseg.models.temperatures import Calibration
@@ -102,8 +102,8 @@ class Summary(Provenance):
         return {key: value for part in parts for key, value in part.items()}
 
     def __getattr__(self, name: str) -> float | None:
-        """Return a score by name."""
-        if name not in SCORES:
+        """Return a score by name; None if it is undefined, or missing in an older file."""
+        if name not in (score.name for score in summary_scores()):
             raise AttributeError(f"a summary has no {name!r}")
         return self.scores.get(name)
 
