@@ -70,8 +70,9 @@ def _check_member(model: Segmenter, first: Segmenter, folder: Path, first_folder
         )
     if model.provenance.get("patient_salt") != first.provenance.get("patient_salt"):
         raise ModelError(
-            f"{folder} and {first_folder} record their patients in different ways, because one of them was trained "
-            "with an older phiseg; combine models trained with the same version"
+            f"{folder} and {first_folder} record their patients in different ways: one of them was trained with an "
+            "older phiseg, or on other data, or fine-tuned from a model of other data; combine models that were "
+            "trained on the same data with this version"
         )
     if Preprocessing.find(model) != Preprocessing.find(first):
         raise ModelError(
