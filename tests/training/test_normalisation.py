@@ -235,3 +235,5 @@ def test_presence_refuses_statistics_of_the_sampling_path(statistics):
     with pytest.raises(ConfigError, match=r"use train.norm_statistics training"):
         load_recipe("phiseg-small", overrides)
     assert load_recipe("phiseg-small", [*overrides[:3], "training"]).train.norm_statistics == "training"
+    group = load_recipe("phiseg-small", [*overrides, "--model.norm", "group"])
+    assert group.train.norm_statistics == statistics, "there are no batch statistics"

@@ -1,5 +1,7 @@
 """Recipes: the recipes of the package are valid, and errors are reported."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -120,6 +122,11 @@ def test_with_settings_takes_a_key_with_or_without_its_section(settings):
     assert load_recipe("phiseg-small", settings=settings) == changed
 
 
+@pytest.mark.parametrize("settings", [{"initial_weights": Path("a")}, {"train": {"initial_weights": Path("a")}}])
+def test_with_settings_takes_paths(settings):
+    assert load_recipe("phiseg-small", settings=settings).train.initial_weights == "a"
+
+
 def test_with_settings_keeps_what_the_dataset_decides(lesions):
     """A key that nobody set stays open, so that a training takes it from the dataset."""
     recipe = load_recipe("phiseg-small").with_settings(num_levels=3)
@@ -135,6 +142,8 @@ def test_with_settings_keeps_what_the_dataset_decides(lesions):
         ({"model": {"levels": 7}}, "unknown key 'model.levels'"),
         ({"train": 7}, "'train' = 7"),
         ({"steps": 0}, "'train.steps' = 0"),
+        ({"train.steps.x": 7}, "'steps' is a value, not a section"),
+        ({"model.kl_weights": "unit", "model.kl_weights.x": 1}, "'kl_weights' is a value, not a section"),
     ],
 )
 def test_with_settings_names_the_wrong_key(settings, message):

@@ -3,6 +3,7 @@
 Recipes of the package are loaded by name, other recipes by path.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from math import cos, pi
@@ -111,7 +112,8 @@ class Recipe(StrictConfig):
     @model_validator(mode="after")
     def _check_norm_statistics(self) -> Self:
         statistics = self.train.norm_statistics
-        if getattr(self.model, "presence", False) and statistics in ("recalibrated", "both"):
+        presence = getattr(self.model, "presence", False) and self.model.norm == "batch"
+        if presence and statistics in ("recalibrated", "both"):
             raise ValueError(
                 f"train.norm_statistics {statistics} makes samples too large with model.presence, because training "
                 "batches contain empty annotations; use train.norm_statistics training"
@@ -154,10 +156,13 @@ class Recipe(StrictConfig):
             place = values
             for section in sections:
                 place = place.setdefault(section, {})
-            if isinstance(value, Mapping) and isinstance(place.get(last), dict):
-                place[last] = {**place[last], **value}
+                if not isinstance(place, dict):
+                    raise ConfigError(f"'{key}': '{section}' is a value, not a section")
+            new = _plain(value)
+            if isinstance(new, dict) and isinstance(place.get(last), dict):
+                place[last] = {**place[last], **new}
             else:
-                place[last] = value
+                place[last] = new
         return type(self).parse(values, where=self.name or "the recipe")
 
     def _full_key(self, key: str) -> str:
@@ -172,6 +177,13 @@ class Recipe(StrictConfig):
         if len(full) > 1:
             raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(map(repr, full))}")
         return full[0]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a setting with dicts for mappings and text for paths."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def recipe_names() -> list[str]:
