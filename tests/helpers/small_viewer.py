@@ -22,7 +22,14 @@ AFFINE = np.array([[-0.8, 0, 0, 10], [0, 0.9, 0, -20], [0, 0, 2.0, 5], [0, 0, 0,
 
 
 def make_model(
-    *, members=None, centred_on="lesion", classes=("background", "lesion"), low=0, high=1, **preprocessing
+    *,
+    members=None,
+    presence=False,
+    centred_on="lesion",
+    classes=("background", "lesion"),
+    low=0,
+    high=1,
+    **preprocessing,
 ):
     """An untrained PHiSeg, or an ensemble of them, whose samples differ."""
     settings = {
@@ -31,6 +38,7 @@ def make_model(
         "blocks_per_level": 1,
         "num_classes": len(classes),
         "head_init": 1.0,
+        "presence": presence,
     }
     with torch.random.fork_rng():
         torch.manual_seed(3)

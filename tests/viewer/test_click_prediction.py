@@ -154,9 +154,12 @@ def test_a_held_member_draws_all_samples(scan):
     assert members_of(seed=1) != free
 
 
-def test_a_member_has_no_temperature(serve):
-    (failed,) = serve(make_model(members=3)).click(levels=[{}, {"temperature": 2}, {"temperature": 0.5}])
-    assert failed["message"] == "the member of an ensemble has no temperature; hold or redraw it"
+@pytest.mark.parametrize(
+    ("settings", "name"), [({"members": 3}, "the member of an ensemble"), ({"presence": True}, "the presence")]
+)
+def test_only_levels_have_a_temperature(serve, settings, name):
+    (failed,) = serve(make_model(**settings)).click(levels=[{}, {"temperature": 2}, {"temperature": 0.5}])
+    assert failed["message"] == f"{name} has no temperature; hold or redraw it"
 
 
 def test_samples_without_any_noise_are_all_the_same(scan):

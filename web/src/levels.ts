@@ -1,5 +1,5 @@
-/** The causes of differences between samples: the member of an ensemble, and the latent levels, coarse to fine. Each has one
- *  row with a description, its output, and its controls. */
+/** The causes of differences between samples: the member of an ensemble, the presence of a lesion if the model draws it
+ *  separately, and the latent levels, coarse to fine. Each has one row with a description, its output, and its controls. */
 
 import type { App } from "./app";
 import type { LevelControl, ModelInfo } from "./api";
@@ -11,6 +11,32 @@ import { AS_IT_IS, isAsItIs } from "./state";
 
 const WORDS = ["presence and size", "overall shape", "larger details", "smaller details", "border pixels"];
 const THUMBNAIL = 48;
+
+/** The texts for a part of the noise that is not a latent level. */
+interface Choice {
+  words: string;
+  hold: string;
+  redraw: string;
+}
+
+/** By name in `noise_names`. */
+const CHOICES: Record<string, Choice> = {
+  member: {
+    words: "which network is used",
+    hold: "Use one network for all samples",
+    redraw: "Choose new networks and keep the rest of the noise",
+  },
+  presence: {
+    words: "whether anything is outlined",
+    hold: "Use the same noise for the presence in all samples",
+    redraw: "Draw new noise for the presence only",
+  },
+};
+const OTHER_CHOICE: Choice = { words: "", hold: "Use the same noise for all samples", redraw: "Draw new noise for this part only" };
+
+function choiceOf(model: ModelInfo, cause: number): Choice | null {
+  return cause < model.num_levels ? null : (CHOICES[model.noise_names[cause]!] ?? OTHER_CHOICE);
+}
 
 interface Row {
   /** Its index in `noise_names`. */
@@ -24,7 +50,7 @@ interface Row {
   value: HTMLOutputElement;
 }
 
-/** Return the indices in `noise_names` in sampling order: the member, then the levels, coarse to fine. */
+/** Return the indices in `noise_names` in order of display: the member, the presence, then the levels, coarse to fine. */
 export function coarseToFine(model: ModelInfo): number[] {
   return model.noise_names.map((_, cause) => cause).reverse();
 }
@@ -32,7 +58,8 @@ export function coarseToFine(model: ModelInfo): number[] {
 /** Describe what a part of the noise determines. */
 export function causeName(model: ModelInfo, cause: number, withWords = true): string {
   const [name, number] = [model.noise_names[cause]!, model.num_levels];
-  if (cause >= number) return withWords ? `${name}: which network is used` : name;
+  const choice = choiceOf(model, cause);
+  if (choice) return withWords && choice.words ? `${name}: ${choice.words}` : name;
   const place = number > 1 ? (number - 1 - cause) / (number - 1) : 0;
   const size = place === 0 ? "coarse" : place === 1 ? "fine" : "";
   const words = [size, WORDS[Math.round(place * (WORDS.length - 1))]].filter(Boolean).join(": ");
@@ -96,25 +123,25 @@ export class LevelPanel {
 
   private row(cause: number): Row {
     const { model } = this.app;
-    const isLevel = cause < model.num_levels;
+    const choice = choiceOf(model, cause);
     const name = causeName(model, cause);
     const change = (changes: Partial<LevelControl>): void => {
       const levels = this.app.state.levels.map((control, n) => (n === cause ? { ...control, ...changes } : control));
       this.app.redraw({ levels });
     };
     const control = (): LevelControl => this.app.state.levels[cause] ?? AS_IT_IS;
-    const shown = isLevel ? `First sample after ${name}` : "The image, before any level";
+    const shown = choice ? "The image, before any level" : `First sample after ${name}`;
     const picture = make("canvas", { class: "thumbnail", role: "img", title: shown, "aria-label": shown });
     const bar = make("meter", { min: 0, max: 1, value: 0, "aria-label": `Share of the uncertainty: ${name}` });
     const share = make("span", { class: "share" });
     const hold = make(
       "button",
-      { type: "button", title: isLevel ? "Use the same noise for all samples at this level" : "Use one network for all samples", "aria-label": `Hold ${name}`, click: () => change({ hold: !control().hold }) },
+      { type: "button", title: choice?.hold ?? "Use the same noise for all samples at this level", "aria-label": `Hold ${name}`, click: () => change({ hold: !control().hold }) },
       "Hold",
     );
     const redraw = make(
       "button",
-      { type: "button", title: isLevel ? "Draw new noise for this level only" : "Choose new networks and keep the noise of all levels", "aria-label": `Redraw ${name}`, click: () => change({ seed: control().seed + 1 }) },
+      { type: "button", title: choice?.redraw ?? "Draw new noise for this level only", "aria-label": `Redraw ${name}`, click: () => change({ seed: control().seed + 1 }) },
       "Redraw",
     );
     const temperature = make("input", {
@@ -131,7 +158,7 @@ export class LevelPanel {
       "li",
       { class: "level" },
       picture,
-      make("div", { class: "about" }, title, make("div", { class: "line" }, bar, share), make("div", { class: "line" }, hold, redraw, ...(isLevel ? [temperature, value] : []))),
+      make("div", { class: "about" }, title, make("div", { class: "line" }, bar, share), make("div", { class: "line" }, hold, redraw, ...(choice ? [] : [temperature, value]))),
     );
     return { cause, element, picture, bar, share, hold, temperature, value };
   }

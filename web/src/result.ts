@@ -140,7 +140,7 @@ export class Result {
     return slice === this.slice && this.summary ? { box: this.summary.box, values: this.summary.gamma } : null;
   }
 
-  /** Return the probability of any foreground after a level of the first sample; null for a member, which has no image. */
+  /** Return the probability of any foreground after a level of the first sample; null for other parts of the noise, which have no image. */
   outputOf(level: number): Patch | null {
     return this.summary?.outputs ? this.summaryPatch(this.summary.outputs, level) : null;
   }

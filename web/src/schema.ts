@@ -56,13 +56,13 @@ export interface LesionSlices {
   mean_probs: string;
 }
 
-/** Settings of one part of the noise: a latent level, or the choice of the member of an ensemble. */
+/** Settings of one part of the noise: a latent level, the presence, or the member of an ensemble. */
 export interface LevelControl {
   /** Seed of this part; another number redraws only this part. */
   seed: number;
   /** Use the noise of the first sample for all samples. */
   hold: boolean;
-  /** Factor on the noise of a level; 1 for a member. */
+  /** Factor on the noise of a level; 1 for other parts. */
   temperature: number;
 }
 
@@ -74,7 +74,7 @@ export interface ModelInfo {
   /** Latent levels L; 0 for a model without a hierarchy. */
   num_levels: number;
   /** Names of the N parts of the noise that can be held and redrawn separately: the levels, fine to coarse, which
-   *  also have a temperature, and the member of an ensemble; empty without a hierarchy. */
+   *  also have a temperature, then `presence` and `member` (of an ensemble), if any; empty without a hierarchy. */
   noise_names: string[];
   /** Object to click on; null for a model of whole slices. */
   centred_on: string | null;

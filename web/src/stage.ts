@@ -191,7 +191,7 @@ export class Stage {
     return [...theirs, ...ours];
   }
 
-  /** The first sample after each level, coarse to fine, and below it the uncertainty caused by the level or the member. */
+  /** The first sample after each level, coarse to fine, and below it the uncertainty caused by each part of the noise. */
   private levelTiles(): Tile[] {
     const { result, model } = this.app;
     const tile = (title: string, cause: number, patch: Patch | null, ramp: Ramp): Tile => {

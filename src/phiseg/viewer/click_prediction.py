@@ -2,8 +2,8 @@
 
 Every step is a call of `predict_prepared` with the same seed, so that Python gives the same samples as the page.
 
-Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels, and an ensemble's member),
-A annotators; n slices of h x w pixels in a box.
+Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels; also the presence and an
+ensemble's member, if the model has them), A annotators; n slices of h x w pixels in a box.
 """
 
 from collections.abc import Generator
@@ -46,6 +46,8 @@ MAX_VALUES = 1 << 28
 """Maximum number of probabilities in memory (1 GiB)."""
 MAX_LABELS = 1 << 25
 """Maximum number of labels over all samples for the prediction of a whole scan."""
+CHOICES = {"member": "the member of an ensemble", "presence": "the presence"}
+"""Parts of the noise other than levels, as messages name them."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,15 @@ def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
     """Return the sampling options for a request of the page.
 
     Raises:
-        DataError: the settings do not match the noise of the model, or a member has a temperature.
+        DataError: the settings do not match the noise of the model, or a part other than a level has a temperature.
     """
     names = noise_names(model)
     if len(request.levels) not in (0, len(names)):
         wanted = ", ".join(names) or "no levels"
         raise DataError(f"the model has settings for {wanted}, not {len(request.levels)}; reload the page")
-    if any(choice.temperature != 1 for choice in request.levels[model.num_levels :]):
-        raise DataError("the member of an ensemble has no temperature; hold or redraw it")
+    for name, choice in list(zip(names, request.levels, strict=False))[model.num_levels :]:
+        if choice.temperature != 1:
+            raise DataError(f"{CHOICES.get(name, name)} has no temperature; hold or redraw it")
     levels = tuple(Level(level.seed, level.hold, level.temperature) for level in request.levels)
     return Sampling(
         num_samples=request.num_samples,

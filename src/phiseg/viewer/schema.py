@@ -1,7 +1,7 @@
 """Messages between the page and the server. Arrays are little-endian, in row order, deflated and base64-encoded.
 
-Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels, and an ensemble's member),
-A annotators; a box has h x w pixels of a slice.
+Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels; also the presence and an
+ensemble's member, if the model has them), A annotators; a box has h x w pixels of a slice.
 """
 
 import base64
@@ -34,7 +34,7 @@ class ModelInfo(Message):
     """Latent levels L; 0 for a model without a hierarchy."""
     noise_names: list[str]
     """Names of the N parts of the noise that can be held and redrawn separately: the levels, fine to coarse, which
-    also have a temperature, and the member of an ensemble; empty without a hierarchy."""
+    also have a temperature, then `presence` and `member` (of an ensemble), if any; empty without a hierarchy."""
     centred_on: str | None
     """Object to click on; None for a model of whole slices."""
     size: tuple[int, int]
@@ -88,14 +88,14 @@ class SessionInfo(Message):
 
 
 class LevelControl(Message):
-    """Settings of one part of the noise: a latent level, or the choice of the member of an ensemble."""
+    """Settings of one part of the noise: a latent level, the presence, or the member of an ensemble."""
 
     seed: int = Field(default=0, ge=0, le=2**31)
     """Seed of this part; another number redraws only this part."""
     hold: bool = False
     """Use the noise of the first sample for all samples."""
     temperature: float = Field(default=1.0, ge=0, le=4)
-    """Factor on the noise of a level; 1 for a member."""
+    """Factor on the noise of a level; 1 for other parts."""
 
 
 class PredictionRequest(Message):
