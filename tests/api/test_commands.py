@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 import phiseg
+from phiseg.api.commands import _points
 from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
+from phiseg.inference.points import Point
 from phiseg.inference.volumes import Sampling
 from phiseg.models import load_model
 from phiseg.models.pretrained import save_calibration
@@ -211,3 +213,33 @@ def test_predict_names_the_mistake(scans, trained, arguments, settings, error, m
     with pytest.raises(error, match=message):
         phiseg.predict(trained(), *arguments, **settings)
     assert not (scans.parent / "pred").exists()
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        ((), []),
+        (np.empty((0, 3)), []),
+        ("1,2,3", ["1,2,3"]),
+        ((1, 2.5, 3), ["1,2.5,3"]),
+        (np.array([1, 2, 3]), ["1,2,3"]),
+        (tuple(np.array([1, 2, 3])), ["1,2,3"]),
+        (np.array([[1.5, 2, 3], [4, 5, 6]], np.float32), ["1.5,2,3", "4,5,6"]),
+        ([np.array([1, 2, 3]), "mm:4,5,6"], ["1,2,3", "mm:4,5,6"]),
+    ],
+)
+def test_predict_accepts_points_of_numpy(at, expected):
+    assert _points(at) == [Point.parse(text) for text in expected]
+
+
+def test_predict_reads_names_as_text_and_warns_at_the_line_of_the_caller(scans, trained):
+    (scans / "a.nii.gz").rename(scans / "7.nii.gz")
+    (scans / "b.nii.gz").unlink()
+    settings = {"num_samples": 2, "level_draws": 0, "progress": False}
+    found = phiseg.predict(trained(), "scans", "pred", **settings)
+    with pytest.warns(UserWarning, match="1 of 2 cases are already finished") as warned:
+        again = phiseg.predict(trained(), "scans", "pred", **settings)
+    assert (found["case"], again["case"]) == (["7"], ["7"])
+    assert {warning.filename for warning in warned} == {__file__}
+    failed = phiseg.predict(trained(), "scans/empty.nii.gz", "none", **settings)
+    assert (list(failed.failed), failed["case"], failed["look"]) == (["empty"], [], [])

@@ -41,4 +41,14 @@ def test_records_from_csv_converts_whole_columns_only():
     table = Records.from_csv("method,n,ged,best,note\n1,4,0.5,true,7\n2,,,false,x\n", text_columns=["method"])
     assert table[0] == {"method": "1", "n": 4, "ged": 0.5, "best": True, "note": "7"}
     assert table[1] == {"method": "2", "n": None, "ged": None, "best": False, "note": "x"}
-    assert Records.from_csv("method,n\n").columns == []
+
+
+def test_records_without_rows_keeps_its_columns():
+    table = Records.from_csv("method,n\n")
+    assert (table.columns, len(table), table["n"], str(table)) == (["method", "n"], 0, [], "method  n")
+    assert Records(table).columns == ["method", "n"]
+    assert Records(ROWS)[:0]["ged"] == []
+
+
+def test_records_from_csv_has_no_empty_text():
+    assert Records.from_csv("case,note\n7,\n8,9\n", text_columns=["case", "note"])["note"] == [None, "9"]

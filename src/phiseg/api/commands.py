@@ -6,11 +6,13 @@ Paths may be text, `Path`s or objects that stand for their folder: a `Run`, `Mod
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from phiseg.api.model import Model
@@ -33,6 +35,9 @@ from phiseg.models import load_model
 from phiseg.plotting.prediction_report import case_picture, write_prediction_report
 from phiseg.training import loop
 from phiseg.training.recipe import Recipe, load_recipe
+
+Points = str | Sequence[float] | Sequence[str | Sequence[float] | NDArray[Any]] | NDArray[Any]
+"""One point or several; each is text or three voxel indices."""
 
 
 def train(
@@ -253,7 +258,7 @@ def predict(
     scans: AnyPath | Sequence[AnyPath],
     out: AnyPath,
     *,
-    at: str | Sequence[float] | Sequence[str | Sequence[float]] = (),
+    at: Points = (),
     points: AnyPath | None = None,
     series: str | None = None,
     sampling: Sampling | None = None,
@@ -305,10 +310,11 @@ def predict(
         strict_spacing=strict_spacing,
         device=usable_device(device),
         progress=progress,
-        notify=lambda note: warnings.warn(note, stacklevel=3),
+        notify=lambda note: warnings.warn(note, stacklevel=4),  # the line that calls predict
     )
     assert written is not None  # there is one process
-    rows = Records.from_csv((place / "cases.csv").read_text(encoding="utf-8"), text_columns=["case"])
+    table = (place / "cases.csv").read_text(encoding="utf-8")
+    rows = Records.from_csv(table, text_columns=["case", "class", "look"])
     return Predictions(rows, path=place, failed=written.failed)
 
 
@@ -321,9 +327,15 @@ def _sampling(sampling: Sampling | None, more: Mapping[str, Any]) -> Sampling:
     return replace(sampling or Sampling(), **more)
 
 
-def _points(at: str | Sequence[float] | Sequence[str | Sequence[float]]) -> list[Point]:
-    """Return one point or several, each as text or as three voxel indices."""
-    given: Sequence[Any] = [at] if isinstance(at, str) or (at and isinstance(at[0], int | float)) else at
+def _points(at: Points) -> list[Point]:
+    """Return one point or several, each as text or as three voxel indices.
+
+    >>> _points(np.array([1, 2, 3]))
+    [Point(x=1.0, y=2.0, z=3.0, unit='voxel')]
+    """
+    given: list[Any] = [at] if isinstance(at, str) else list(at)
+    if given and isinstance(given[0], Real):
+        given = [given]
     return [Point.parse(one if isinstance(one, str) else ",".join(map(str, one))) for one in given]
 
 

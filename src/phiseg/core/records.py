@@ -25,16 +25,18 @@ class Records(Sequence[dict[str, Any]]):
     b        -
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]]):
+    def __init__(self, rows: Iterable[Mapping[str, Any]], *, columns: Iterable[str] = ()):
         given = [dict(row) for row in rows]
-        self.columns: list[str] = list(dict.fromkeys(name for row in given for name in row))
+        first = rows.columns if isinstance(rows, Records) else columns  # a table without rows has columns, too
+        self.columns: list[str] = list(dict.fromkeys([*first, *(name for row in given for name in row)]))
         """The names of the columns."""
         self._rows = [{name: row.get(name) for name in self.columns} for row in given]
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> "Records":
         """Return a table from its columns, all of one length."""
-        return Records(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        return Records(rows, columns=columns)
 
     @classmethod
     def from_csv(cls, text: str, *, text_columns: Iterable[str] = ()) -> "Records":
@@ -49,9 +51,10 @@ class Records(Sequence[dict[str, Any]]):
             text_columns: columns that stay text.
         """
         header, *rows = csv.reader(io.StringIO(text))
-        columns = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
+        fields = map(list, zip(*rows, strict=True)) if rows else ([] for _ in header)
+        columns = dict(zip(header, fields, strict=True))
         kept = set(text_columns)
-        return cls.from_columns({k: v if k in kept else _converted(v) for k, v in columns.items()})
+        return cls.from_columns({k: _as_text(v) if k in kept else _converted(v) for k, v in columns.items()})
 
     @overload
     def __getitem__(self, key: int) -> dict[str, Any]: ...
@@ -66,7 +69,7 @@ class Records(Sequence[dict[str, Any]]):
             if key not in self.columns:
                 raise ConfigError(f"the table has no column '{key}' ({nearest(key, self.columns)})")
             return [row[key] for row in self._rows]
-        return Records(self._rows[key]) if isinstance(key, slice) else self._rows[key]
+        return Records(self._rows[key], columns=self.columns) if isinstance(key, slice) else self._rows[key]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -118,4 +121,8 @@ def _converted(texts: list[str]) -> list[Any]:
             return [kind(text) if text else None for text in texts]
         except ValueError:
             continue
+    return _as_text(texts)
+
+
+def _as_text(texts: list[str]) -> list[Any]:
     return [text or None for text in texts]

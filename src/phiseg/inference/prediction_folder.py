@@ -123,7 +123,7 @@ def write_predictions(
     if without:
         notes.append(f"skipping scans without a point: {', '.join(without)}")
     if points and len(scans) > 1:
-        notes.append(f"the point given with --at is used in all {len(scans)} scans")
+        notes.append(f"each given point is used in all {len(scans)} scans")
     if len(waiting) < len(jobs):
         notes.append(f"{len(jobs) - len(waiting)} of {len(jobs)} cases are already finished")
     for note in notes if rank == 0 else ():
