@@ -14,7 +14,9 @@ from phiseg.core.random import derive_seed
 from phiseg.data.loader import TrainingStream
 from phiseg.data.store import Dataset
 from phiseg.models import build_model, load_model, save_model
+from phiseg.models.pretrained import weights_hash
 from phiseg.training import loop
+from phiseg.training.card import patient_tokens, provenance
 from phiseg.training.loop import train
 from phiseg.training.recipe import load_recipe
 
@@ -406,6 +408,35 @@ def test_initial_weights_carry_their_training_patients(run, lesions, copy):
     before, after = (load_model(folder).provenance for folder in (first, second))
     assert after["patient_salt"] == before["patient_salt"]
     assert after["train_patients"] == before["train_patients"]
+    assert after["initial_model"] == {"recipe": before["recipe"], "step": 1, "sha256": weights_hash(first)}
+    assert "initial_model" not in before
+
+
+def test_initial_weights_carry_their_validation_patients(lesions, make_recipe):
+    initial = {"patient_salt": "s", "train_patients": ["a"], "val_patients": ["b"]}
+    found = provenance(make_recipe(), Dataset.open(lesions), 1, initial=initial)
+    own = patient_tokens(Dataset.open(lesions), "val", salt="s")
+    assert found["val_patients"] == sorted(["b", *own])
+
+
+def test_initial_weights_without_recorded_patients_are_reported_once(run, capsys):
+    first = run("first", steps=1)
+    config = json.loads((first / "model/config.json").read_text())
+    del config["provenance"]["patient_salt"]
+    (first / "model/config.json").write_text(json.dumps(config))
+    run("second", steps=2, validate_every=1, initial_weights=str(first))
+    assert capsys.readouterr().err.count("no record of its patients") == 1
+
+
+def test_resume_does_not_need_the_initial_model(run, tmp_path):
+    first = run("first", steps=1)
+    settings = {"validate_every": 2, "initial_weights": str(first)}
+    whole = run("whole", steps=4, **settings)
+    part = run("part", steps=2, **settings)
+    first.rename(tmp_path / "moved")
+    run("part", steps=4, resume=True, **settings)
+    assert_same_run(part, whole)
+    assert "sha256" in load_model(part).provenance["initial_model"]
 
 
 def test_initial_weights_of_another_network_are_refused(run):

@@ -9,26 +9,40 @@ from typing import Any
 
 from phiseg.data.store import Dataset
 from phiseg.metrics.registry import SCORES
-from phiseg.models import Segmenter
 from phiseg.training.recipe import Recipe
 
 
-def provenance(recipe: Recipe, dataset: Dataset, step: int, *, initial: Segmenter | None = None) -> dict[str, Any]:
-    """Return the origin of the weights: recipe, step, annotator and patients.
+def provenance(
+    recipe: Recipe, dataset: Dataset, step: int, *, initial: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the origin of the weights: recipe, step, annotator, patients and initial model.
 
     The fingerprint of the dataset is the salt of the patient tokens, so that runs on the same dataset share it. A
     fine-tuned model keeps the salt and the patients of its initial model, because it was also trained on them.
+
+    Args:
+        recipe: recipe of the training.
+        dataset: dataset of the training.
+        step: step of the weights.
+        initial: provenance of the initial model, and the `sha256` of its weights. Its patients are not included if
+            it has no salt, because their tokens are of another kind.
     """
-    before = initial.provenance if initial is not None else {}
+    before = initial or {}
     salt = before.get("patient_salt") or dataset.fingerprint
-    trained_before = before.get("train_patients", []) if before.get("patient_salt") else []
+
+    def patients(split: str) -> list[str]:
+        earlier = before.get(f"{split}_patients") or () if before.get("patient_salt") else ()
+        return sorted({*patient_tokens(dataset, split, salt=salt), *map(str, earlier)})
+
+    origin = {key: before[key] for key in ("recipe", "step", "sha256", "initial_model") if key in before}
     return {
         "recipe": recipe.name,
         "step": step,
         "annotator": recipe.train.annotator,
         "patient_salt": salt,
-        "train_patients": sorted({*patient_tokens(dataset, "train", salt=salt), *trained_before}),
-        "val_patients": patient_tokens(dataset, "val", salt=salt),
+        "train_patients": patients("train"),
+        "val_patients": patients("val"),
+        **({"initial_model": origin} if origin else {}),
     }
 
 

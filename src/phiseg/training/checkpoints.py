@@ -36,6 +36,8 @@ class TrainingState:
     """Loss scaler of precision 16-mixed; empty for other precisions."""
     validation_due: bool = False
     """Whether the validation of this step is pending."""
+    initial: dict[str, Any] = field(default_factory=dict)
+    """Provenance of the initial model and hash of its weights; empty without `train.initial_weights`."""
 
 
 def save_state(path: Path, state: TrainingState) -> None:
@@ -79,7 +81,8 @@ def load_state(path: Path) -> TrainingState:
         state = TrainingState(**stored)
     except TypeError:
         raise TrainingError(f"{path} was written by another version of phiseg; train into a new folder") from None
-    if not (_is_count(state.step) and _is_count(state.skipped) and isinstance(state.best, float | None)):
+    counts = _is_count(state.step) and _is_count(state.skipped)
+    if not (counts and isinstance(state.best, float | None) and isinstance(state.initial, dict)):
         raise TrainingError(f"{path} is damaged; restore the file, or train into a new folder")
     return state
 

@@ -22,7 +22,7 @@ from phiseg.data.store import Dataset
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.metrics.registry import selectable_scores
 from phiseg.models import load_model, save_model
-from phiseg.models.pretrained import load_weights
+from phiseg.models.pretrained import load_weights, weights_hash
 from phiseg.training.card import model_card, provenance
 from phiseg.training.checkpoints import TrainingState, load_state, save_state
 from phiseg.training.normalisation import recalibrate
@@ -108,16 +108,19 @@ class _Training:
         dataset.check_labels(dataset.rows("val"))
         dataset.verify()
         model = initial_model(recipe, self.fabric.device)
-        self.initial = load_model(Path(start)) if (start := self.settings.initial_weights) else None
-        if self.initial is not None:
-            load_weights(model, self.initial.state_dict(), where=f"train.initial_weights {start}")
+        self.state_file = out / "state" / "last.pt"
+        stored = load_state(self.state_file) if resume and self.state_file.is_file() else None
+        self.initial = stored.initial if stored else {}
+        if (start := self.settings.initial_weights) and not self.initial:  # a resumed run has a record of it
+            first = load_model(Path(start))
+            load_weights(model, first.state_dict(), where=f"train.initial_weights {start}")
+            self.initial = {**first.provenance, "sha256": weights_hash(Path(start))}
         self.training = TrainingStep(model, self.settings, self.fabric)
         self.step, self.skipped, self.skipped_in_a_row = 0, 0, 0
         self.best: float | None = None
         self.validation_due = False
-        self.state_file = out / "state" / "last.pt"
-        if resume and self.state_file.is_file():
-            self._restore(load_state(self.state_file))
+        if stored is not None:
+            self._restore(stored)
 
     def run(self) -> Path:
         """Run the training up to the last step."""
@@ -180,6 +183,12 @@ class _Training:
             write_text(self.out / "config.yaml", self.recipe.to_yaml())
         if self.step == 0:
             write_json(self.out / "environment.json", describe_environment(self.fabric, self.dataset))
+            if self.initial and not self.initial.get("patient_salt"):
+                print(
+                    f"phiseg: warning: {self.settings.initial_weights} was trained with an older phiseg, so the "
+                    "new model has no record of its patients, and evaluate cannot warn if they are in a test split",
+                    file=sys.stderr,
+                )
         self.tracker = Tracker(
             self.out, start=self.step, validation_due=self.validation_due, tensorboard=self.settings.tensorboard
         )
@@ -277,6 +286,7 @@ class _Training:
             self.training.average.model.state_dict() if self.settings.averaging else {},
             self.fabric.strategy.precision.state_dict(),
             self.validation_due,
+            self.initial,
         )
 
         def save() -> None:
