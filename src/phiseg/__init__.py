@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from phiseg import metrics as metrics
     from phiseg.api.commands import compare as compare
     from phiseg.api.commands import evaluate as evaluate
+    from phiseg.api.commands import export_onnx as export_onnx
     from phiseg.api.commands import predict as predict
     from phiseg.api.commands import read_scores as read_scores
     from phiseg.api.commands import sample as sample
     from phiseg.api.commands import train as train
+    from phiseg.api.commands import write_monai_bundle as write_monai_bundle
     from phiseg.api.model import Model as Model
     from phiseg.api.model import load as load
     from phiseg.api.results import Comparison as Comparison
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from phiseg.data.store import Dataset as Dataset
     from phiseg.evaluation.calibrate import calibrate as calibrate
     from phiseg.imaging.volume import Volume as Volume
-    from phiseg.inference.export import export_onnx as export_onnx
-    from phiseg.inference.monai_bundle import write_monai_bundle as write_monai_bundle
     from phiseg.inference.volumes import Sampling as Sampling
     from phiseg.training.combining import combine as combine
     from phiseg.training.recipe import Recipe as Recipe
@@ -48,7 +48,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "phiseg.api.commands": ("compare", "evaluate", "predict", "read_scores", "sample", "train"),
+    "phiseg.api.commands": (
+        "compare",
+        "evaluate",
+        "export_onnx",
+        "predict",
+        "read_scores",
+        "sample",
+        "train",
+        "write_monai_bundle",
+    ),
     "phiseg.api.model": ("Model", "load"),
     "phiseg.api.results": ("Comparison", "Predictions", "Run", "Samples", "Scores"),
     "phiseg.core.errors": ("PhisegError",),
@@ -61,8 +70,6 @@ _MODULES = {
     "phiseg.data.store": ("Dataset",),
     "phiseg.evaluation.calibrate": ("calibrate",),
     "phiseg.imaging.volume": ("Volume",),
-    "phiseg.inference.export": ("export_onnx",),
-    "phiseg.inference.monai_bundle": ("write_monai_bundle",),
     "phiseg.inference.volumes": ("Sampling",),
     "phiseg.training.combining": ("combine",),
     "phiseg.training.recipe": ("Recipe", "load_recipe", "recipe_names"),

@@ -1,5 +1,9 @@
 """The commands as functions, typed as a new user would."""
 
+import json
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,6 +13,7 @@ from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.imaging.nifti import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
+from phiseg.inference import export
 from phiseg.inference.points import Point
 from phiseg.inference.volumes import Sampling
 from phiseg.models import load_model
@@ -127,6 +132,30 @@ def test_compare_returns_a_table_that_pandas_accepts(scores, workplace):
     assert len(phiseg.compare(scores(), "single")) == 1
 
 
+def test_compare_sets_methods_aside(scores, workplace):
+    both = [scores(), scores("probunet")]
+    table = phiseg.compare(both, "report", set_aside="tiny-probunet")
+    assert any("tiny-probunet" in note for note in table.notes)
+    with pytest.raises(ConfigError, match="tiny-unet"):
+        phiseg.compare(both, "other", set_aside=["tiny-unet"])
+
+
+def test_evaluate_and_sample_take_a_class_map(workplace, trained, lesions, capfd):
+    shutil.copytree(lesions, "renamed")
+    info = Path("renamed/dataset.json")
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"classes": ["background", "class 1"]}))
+    given = {"num_samples": 2, "progress": False}
+    phiseg.sample(trained(), "renamed", **given)
+    assert "compared by number: 'class 1' as 'lesion'" in capfd.readouterr().err
+    named = phiseg.sample(trained(), "renamed", class_map={"class 1": "lesion"}, **given)
+    np.testing.assert_array_equal(named.labels, phiseg.sample(trained(), "data", **given).labels)
+    scored = phiseg.evaluate(trained(), "renamed", "eval", class_map={"class 1": "lesion"}, **given)
+    assert scored.summary.num_cases == 3
+    assert "class 1" not in capfd.readouterr().err
+    with pytest.raises(ConfigError, match="no class 'class 2'"):
+        phiseg.sample(trained(), "renamed", class_map={"class 2": "lesion"}, **given)
+
+
 def test_evaluation_errors_name_the_folder(workplace, trained):
     with pytest.raises(ModelError, match="no model folder runs/nothing"):
         phiseg.evaluate("runs/nothing", "data", "eval")
@@ -168,6 +197,21 @@ def test_model_loaded_without_temperatures_is_used_without_them(workplace, train
     plain = phiseg.sample(phiseg.load(folder, calibrated=False), "data", num_samples=2, progress=False)
     expected = phiseg.sample(trained(), "data", num_samples=2, progress=False)
     np.testing.assert_array_equal(plain.gamma, expected.gamma)
+
+
+def test_exports_of_a_model_loaded_without_temperatures_omit_them(tmp_path, monkeypatch, trained, copy):
+    folder = copy(trained())
+    save_calibration(folder, Calibration(logits=3.0), fit={})
+    plain = phiseg.load(folder, calibrated=False)
+    for name, model in (("with", folder), ("without", plain)):
+        phiseg.write_monai_bundle(model, tmp_path / name)
+    assert load_model(tmp_path / "with" / "models" / "phiseg").calibration.logits == 3
+    assert load_model(tmp_path / "without" / "models" / "phiseg").calibration.logits == 1
+    used = []
+    monkeypatch.setattr(export, "export_onnx", lambda *_, calibrated, **__: used.append(calibrated))
+    for model in (folder, phiseg.load(folder), plain):
+        phiseg.export_onnx(model, tmp_path / "model.onnx")
+    assert used == [True, True, False]
 
 
 # predict

@@ -23,15 +23,14 @@ from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.core.records import Records
-from phiseg.data.store import Dataset
 from phiseg.evaluation import scores as scoring
 from phiseg.evaluation.results import read_evaluation
+from phiseg.inference import export, monai_bundle
 from phiseg.inference.points import Point, read_points
 from phiseg.inference.prediction_folder import write_predictions
-from phiseg.inference.sampling import CaseSamples, sample_cases
+from phiseg.inference.sampling import CaseSamples, sample_split
 from phiseg.inference.volumes import Sampling
 from phiseg.inference.writers import MARKER, write_samples
-from phiseg.models import load_model
 from phiseg.plotting.prediction_report import case_picture, write_prediction_report
 from phiseg.training import loop
 from phiseg.training.recipe import Recipe, load_recipe
@@ -92,6 +91,7 @@ def evaluate(
     device: str = "auto",
     calibrated: bool = True,
     hide_neighbours: bool = False,
+    class_map: Mapping[str, str] | None = None,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Scores:
@@ -113,6 +113,8 @@ def evaluate(
         device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
         calibrated: whether to use the temperatures that `calibrate` fitted, if there are any.
         hide_neighbours: whether to hide the neighbouring slices from a model with context.
+        class_map: the model's class for classes of the dataset, by name, such as `{"class 1": "nodule"}`; by
+            default classes are compared by number, with a warning if names differ.
         overwrite: whether to replace an evaluation in `out`.
         progress: whether to show a progress bar.
 
@@ -134,6 +136,7 @@ def evaluate(
         device=device,
         calibrated=_uses_calibration(model, calibrated),
         hide_neighbours=hide_neighbours,
+        class_map=class_map,
         overwrite=overwrite,
         progress=progress,
     )
@@ -155,6 +158,7 @@ def compare(
     *,
     title: str = "Comparison of segmentation methods",
     test: Literal["patients", "cases"] = "patients",
+    set_aside: str | Sequence[str] = (),
     overwrite: bool = False,
 ) -> Comparison:
     """Compare evaluations in one table with significance tests, figures and a report, as `phiseg compare` does.
@@ -164,12 +168,14 @@ def compare(
         out: the folder to write: table.csv, table.md, table.tex, figures and report.html.
         title: the title of the report.
         test: the unit that the significance test takes as independent.
+        set_aside: methods that are not at a working setting. They are shown with a mark but not tested.
         overwrite: whether to replace a comparison in `out`.
 
     Returns:
         The table, one row per method; `pandas.DataFrame(table)` works.
 
     Raises:
+        ConfigError: there is nothing to compare, or no evaluation has the name of a method to set aside.
         DataError: a folder is not an evaluation, or two of them cannot be compared.
         OutputError: `out` already has a comparison, or is not writable.
     """
@@ -177,7 +183,8 @@ def compare(
     folders = [Path(one) for one in given]
     if not folders:
         raise ConfigError("there is nothing to compare; give what evaluate returned")
-    table = comparison.compare(folders, Path(out), title=title, test=test, overwrite=overwrite)
+    aside = [set_aside] if isinstance(set_aside, str) else set_aside
+    table = comparison.compare(folders, Path(out), title=title, test=test, set_aside=aside, overwrite=overwrite)
     rows = Records.from_csv((Path(out) / "table.csv").read_text(encoding="utf-8"), text_columns=["method"])
     return Comparison(rows, path=Path(out), notes=table.notes, text=to_text(table))
 
@@ -195,6 +202,7 @@ def sample(
     chunk_size: int = 16,
     device: str = "auto",
     calibrated: bool = True,
+    class_map: Mapping[str, str] | None = None,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Samples:
@@ -212,6 +220,8 @@ def sample(
         chunk_size: samples of each image decoded at once; affects memory use only.
         device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
         calibrated: whether to use the temperatures that `calibrate` fitted, if there are any.
+        class_map: the model's class for classes of the dataset, by name, such as `{"class 1": "nodule"}`; by
+            default classes are compared by number, with a warning if names differ.
         overwrite: whether to replace samples in `out`.
         progress: whether to show a progress bar.
 
@@ -220,18 +230,18 @@ def sample(
     """
     if out is not None:
         check_replaceable(Path(out), overwrite=overwrite, marker=MARKER)
-    network = load_model(Path(model), device=usable_device(device), calibrated=_uses_calibration(model, calibrated))
-    dataset = Dataset.open(Path(data))
-    rows = dataset.rows(split).tolist()
-    drawn = sample_cases(
-        network,
-        dataset,
-        rows,
+    dataset, rows, drawn = sample_split(
+        Path(model),
+        Path(data),
+        split=split,
         num_samples=num_samples,
         seed=seed,
         batch_size=batch_size,
         chunk_size=chunk_size,
         keep_probs=probs,
+        device=device,
+        calibrated=_uses_calibration(model, calibrated),
+        class_map=class_map,
     )
     cases = Records(dataset.cases[row] for row in rows)
     if out is None:
@@ -316,6 +326,50 @@ def predict(
     table = (place / "cases.csv").read_text(encoding="utf-8")
     rows = Records.from_csv(table, text_columns=["case", "class", "look"])
     return Predictions(rows, path=place, failed=written.failed)
+
+
+def export_onnx(
+    model: AnyPath,
+    path: AnyPath,
+    *,
+    size: tuple[int, int] | None = None,
+    calibrated: bool = True,
+    overwrite: bool = False,
+) -> tuple[str, ...]:
+    """Export a model as an ONNX file that computes one sample per image from given noise, as `phiseg export` does.
+
+    Args:
+        model: a run, a model, or the name of a bundled model.
+        path: the file to write.
+        size: (height, width) of the images; by default that of the training images.
+        calibrated: whether to include the temperatures that `calibrate` fitted, if there are any.
+        overwrite: whether to replace an existing file.
+
+    Returns:
+        The names of the inputs: `image`, and the noise from fine to coarse.
+
+    Raises:
+        ConfigError, ModelError, OutputError: a package is missing, or the size, the model or `path` is unsuitable.
+    """
+    uses = _uses_calibration(model, calibrated)
+    return export.export_onnx(model, path, size=size, calibrated=uses, overwrite=overwrite)
+
+
+def write_monai_bundle(model: AnyPath, out: AnyPath, *, calibrated: bool = True, overwrite: bool = False) -> None:
+    """Write a model as a MONAI bundle, as `phiseg export --monai-bundle` does.
+
+    Args:
+        model: a run, a model, or the name of a bundled model; it is copied into the bundle.
+        out: the folder of the bundle.
+        calibrated: whether to include the temperatures that `calibrate` fitted, if there are any.
+        overwrite: whether to replace an existing bundle.
+
+    Raises:
+        ModelError, OutputError: the model or `out` is unsuitable.
+    """
+    monai_bundle.write_monai_bundle(
+        model, out, calibrated=_uses_calibration(model, calibrated), overwrite=overwrite
+    )
 
 
 def _sampling(sampling: Sampling | None, more: Mapping[str, Any]) -> Sampling:

@@ -53,36 +53,33 @@ class Sample:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Sample, arguments, prog=prog)
-    from phiseg.compute.devices import usable_device
     from phiseg.core.files import check_replaceable
-    from phiseg.data.store import Dataset
-    from phiseg.inference.class_map import match_classes, parse_class_map
-    from phiseg.inference.sampling import sample_cases
+    from phiseg.inference.class_map import parse_class_map
+    from phiseg.inference.sampling import sample_split
     from phiseg.inference.writers import MARKER, write_samples
-    from phiseg.models import load_model
 
     check_replaceable(command.out, overwrite=command.overwrite, marker=MARKER)
-    model = load_model(command.model, device=usable_device(command.device), calibrated=not command.uncalibrated)
-    dataset = match_classes(model, Dataset.open(command.data), parse_class_map(command.class_map))
-    rows = dataset.rows(command.split).tolist()
-    samples = sample_cases(
-        model,
-        dataset,
-        rows,
+    drawn = sample_split(
+        command.model,
+        command.data,
+        split=command.split,
         num_samples=command.num_samples,
         seed=command.seed,
         batch_size=command.batch_size,
         chunk_size=command.chunk_size,
         keep_probs=command.probs,
+        device=command.device,
+        calibrated=not command.uncalibrated,
+        class_map=parse_class_map(command.class_map),
     )
     write_samples(
         command.out,
-        samples,
-        dataset,
-        rows,
+        drawn.samples,
+        drawn.dataset,
+        drawn.rows,
         num_samples=command.num_samples,
         with_probs=command.probs,
         overwrite=command.overwrite,
         progress=True,
     )
-    print(f"{command.out}: {command.num_samples} samples for each of {len(rows)} {command.split} cases")
+    print(f"{command.out}: {command.num_samples} samples for each of {len(drawn.rows)} {command.split} cases")

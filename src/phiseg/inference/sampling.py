@@ -1,7 +1,8 @@
 """Draw samples for the cases of a prepared dataset in bounded memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.data.store import Dataset
-from phiseg.inference.class_map import check_classes_match
+from phiseg.inference.class_map import check_classes_match, match_classes
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_summary import SampleSummary, summarise_samples
-from phiseg.models import Segmenter
+from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import seeded_generator
 
 
@@ -25,6 +27,64 @@ class CaseSamples(NamedTuple):
     summary: SampleSummary
     probs: Tensor | None
     """(S, K, H, W) if requested, otherwise None."""
+
+
+class SplitSamples(NamedTuple):
+    """The samples of a split, drawn as they are read."""
+
+    dataset: Dataset
+    """The dataset, with the classes of the model."""
+    rows: list[int]
+    samples: Iterator[CaseSamples]
+    """The samples of `rows`, in their order."""
+
+
+def sample_split(
+    model: Path,
+    data: Path,
+    *,
+    split: str,
+    num_samples: int,
+    seed: int,
+    batch_size: int = 4,
+    chunk_size: int = 16,
+    keep_probs: bool = False,
+    device: str = "auto",
+    calibrated: bool = True,
+    class_map: Mapping[str, str] | None = None,
+) -> SplitSamples:
+    """Load a model and draw samples for the cases of a split.
+
+    Args:
+        model: model folder, run folder that contains one, or name of a pretrained model.
+        data: prepared dataset.
+        split: split to sample.
+        num_samples: number of samples per case.
+        seed: seed of the samples.
+        batch_size: number of images encoded at once.
+        chunk_size: number of samples per image decoded at once.
+        keep_probs: also return the probabilities of every sample.
+        device: device such as `cpu` or `cuda:1`; `auto` uses a GPU if available.
+        calibrated: use the factors fitted by `phiseg calibrate`, if any.
+        class_map: see `match_classes`.
+
+    Raises:
+        ConfigError, DataError, ModelError: an argument, the data or the model is unsuitable.
+    """
+    network = load_model(model, device=usable_device(device), calibrated=calibrated)
+    dataset = match_classes(network, Dataset.open(data), class_map)
+    rows = dataset.rows(split).tolist()
+    samples = sample_cases(
+        network,
+        dataset,
+        rows,
+        num_samples=num_samples,
+        seed=seed,
+        batch_size=batch_size,
+        chunk_size=chunk_size,
+        keep_probs=keep_probs,
+    )
+    return SplitSamples(dataset, rows, samples)
 
 
 def sample_cases(
