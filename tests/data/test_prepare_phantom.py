@@ -187,6 +187,6 @@ def test_invalid_settings_are_rejected(tmp_path):
         with pytest.raises(ConfigError, match="at least 16"):
             prepare_phantom("lesion", tmp_path / "data", size=size)
     for number in (-1, 0, 1, 2):
-        with pytest.raises(ConfigError, match=f"num_cases {number} is too small; use 3 or more"):
+        with pytest.raises(ConfigError, match=f"num_cases {number} is too small; use at least 3"):
             prepare_phantom("zones", tmp_path / "data", num_cases=number)
     assert list(tmp_path.iterdir()) == []
