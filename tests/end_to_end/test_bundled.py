@@ -124,7 +124,7 @@ def test_bundled_nodule_model_samples_volumes_near_the_readers(shared_data):
     prediction = predict_volume(model, volume, point=(int(column), int(row), int(number)), sampling=sampling)
     spread = measure(prediction).classes["nodule"].volume_ml
     assert spread.low < np.median(readers) < spread.high
-    assert spread.high - spread.low < 2 * readers.mean()
+    assert spread.high - spread.low < 3 * readers.mean()
 
 
 @pytest.mark.slow
