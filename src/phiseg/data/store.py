@@ -162,7 +162,7 @@ class Dataset:
         splits["test"] += sorted(held_out)
         if not splits["train"]:
             raise ConfigError(
-                f"none of the {len(patients)} patients of {self.path} would be in train; use a larger share"
+                f"train would contain no patient of {self.path}, which has {len(patients)}; use a larger share"
             )
         write_splits(self.path / "splits.json", splits, seed=seed)
         return type(self).open(self.path)
