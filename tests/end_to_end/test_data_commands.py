@@ -119,7 +119,7 @@ def test_split_rejects_empty_train_split(cli, copy, lesions):
     (folder / "splits.json").write_text('{"train": ["someone"]}')
     done = cli("data", "split", folder, "--fractions", "10,80,10")
     assert done.code == 2
-    assert "of the 1 patients" in done.err
+    assert "which has 1;" in done.err
     assert "train would contain no patient" in done.err
     assert Dataset.open(folder).splits == {"train": ["someone"]}
 
