@@ -9,7 +9,8 @@ import pytest
 
 from phiseg.data.check import check_dataset
 from phiseg.data.intensity import Intensity
-from phiseg.data.store import MISSING, Dataset
+from phiseg.data.manifest import MISSING
+from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 
 SHARED_DATA = Path(__file__).parents[2].parent / "shared" / "data"

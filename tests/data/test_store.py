@@ -11,7 +11,8 @@ import pytest
 
 from phiseg.core.errors import DataError, OutputError
 from phiseg.data.intensity import Intensity
-from phiseg.data.store import MISSING, Dataset
+from phiseg.data.manifest import MISSING
+from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 
 CLASSES = ("background", "inner", "outer")
@@ -251,7 +252,7 @@ def edit_json(path, **changes):
     ("changes", "message"),
     [
         ({"format": "coco"}, "not the manifest of a phiseg dataset"),
-        ({"version": 2, "new": 1}, "version 2"),
+        ({"version": 3, "new": 1}, "version 3, but only versions 1 and 2"),
         ({"clases": []}, "did you mean 'classes'"),
         ({"num_annotators": 4}, "do not match"),
         ({"classes": ["a", "a", "b"]}, "same name"),

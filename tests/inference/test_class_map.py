@@ -9,8 +9,9 @@ import pytest
 from helpers.known_models import KnownModel, brightest
 from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.data.intensity import Intensity
+from phiseg.data.manifest import MISSING
 from phiseg.data.relabel import relabel
-from phiseg.data.store import MISSING, Dataset
+from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.inference.class_map import match_classes, parse_class_map
 from phiseg.inference.sampling import check_fits, sample_cases

@@ -8,6 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.contour import ContourSet
 from matplotlib.image import imread
 
+from helpers.small_volumes import make_volume, write_volumes
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
@@ -146,3 +147,30 @@ def test_non_square_pixels_and_annotator_names_are_shown(zones, copy):
     pictures = [axes for axes in figure.axes if axes.images]
     assert {axes.get_aspect() for axes in pictures} == {2.0}
     assert [axes.get_title() for axes in pictures[1:4]] == ["anna", "ben", "cem"]
+
+
+def test_volume_is_shown_in_three_planes(tmp_path):
+    labels = np.zeros((3, 4, 5, 8))
+    labels[0, 1, 2:4, 3:7] = 1
+    labels[2, 1:3, 2, 6] = 1
+    dataset = write_volumes(tmp_path / "data", [make_volume(0, labels=labels), *map(make_volume, range(1, 5))])
+    figure = contact_sheet(dataset, [0])
+    colours = [legend(figure)[f"annotator {number}"] for number in (0, 2)]
+    image = dataset.image(0)[0]
+    titles = ["axial, 2 of 3 drew", "coronal", "sagittal"]
+    for axes, title, picture in zip(figure.axes, titles, (image[1], image[:, 2], image[:, :, 6]), strict=True):
+        assert axes.get_title() == f"volume-0\n{title}"
+        np.testing.assert_array_equal(axes.images[0].get_array(), picture)
+        assert outlines(axes) == colours
+    np.testing.assert_allclose([axes.get_aspect() for axes in figure.axes], [0.5 / 0.7, 2.5 / 0.7, 2.5 / 0.5])
+    to_png(figure)
+
+
+def test_volume_with_several_classes_has_a_row_per_plane(tmp_path):
+    dataset = write_volumes(tmp_path / "data", classes=("background", "one", "two"), plane=None)
+    figure = contact_sheet(dataset, [2, 1])
+    pictures = np.array(figure.axes, dtype=object).reshape(6, 4)
+    assert [text.get_text() for text in pictures[3, 2].texts] == ["missing"]
+    for row, plane in enumerate(["xy plane, 3 of 3 drew", "xz plane", "yz plane"]):
+        assert f"volume-2\n{plane}" in [text.get_text() for text in figure.texts]
+        assert pictures[row, 1].images

@@ -9,7 +9,8 @@ import pytest
 from helpers.comparing_runs import lines
 from phiseg.data.augment import AugmentConfig
 from phiseg.data.loader import TrainingStream
-from phiseg.data.store import MISSING, Dataset
+from phiseg.data.manifest import MISSING
+from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.evaluation.results import read_evaluation
 from phiseg.evaluation.scores import evaluate

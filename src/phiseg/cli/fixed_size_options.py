@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 from phiseg.cli.parsing import Flag, optional
 
 if TYPE_CHECKING:
+    from phiseg.data.manifest import SlicePlane
     from phiseg.data.prepare.fixed_size import FixedSizeOptions
-    from phiseg.data.store import SlicePlane
 
 
 @dataclass(kw_only=True)

@@ -123,7 +123,7 @@ def _dataset(folder: Path) -> str:
         [
             f"dataset: {info.name} in {folder}",
             f"  cases: {dataset.num_cases} ({splits})",
-            f"  image: {info.image_channels} channel(s), {info.size[0]} x {info.size[1]} pixels, "
+            f"  image: {info.image_channels} channel(s), {dataset.describe_size()}, "
             f"{dataset.images.dtype}, spacing {info.spacing_mm or 'unknown'} mm",
             f"  classes: {', '.join(f'{i} {name}' for i, name in enumerate(info.classes))}",
             f"  annotators: {info.num_annotators} per case, {missing} of {dataset.valid.size} annotations missing",

@@ -21,10 +21,9 @@ def print_summary(dataset: "Dataset") -> None:
         for name, part in ((name, set(members)) for name, members in dataset.splits.items())
     )
     patients = len({case["patient"] for case in dataset.cases})
-    height, width = dataset.info.size
     print(
         f"{dataset.path}: {dataset.num_cases} cases of {patients} patients ({counts}), "
-        f"{dataset.info.num_annotators} annotators, {height} x {width} pixels"
+        f"{dataset.info.num_annotators} annotators, {dataset.describe_size()}"
     )
     for name, purpose in (("train", "training"), ("val", "validation"), ("test", "evaluation")):
         if not any(case["patient"] in set(dataset.splits.get(name, ())) for case in dataset.cases):
@@ -36,4 +35,5 @@ def print_summary(dataset: "Dataset") -> None:
     print(f"look:  phiseg data show {dataset.path} --out sheet.png")
     print(f"check: phiseg data check {dataset.path}")
     recipe = "phiseg" if dataset.info.centred_on else "phiseg-small"  # recipe phiseg rotates by any angle
+    recipe = "phiseg3d-small" if dataset.dims == 3 else recipe
     print(f"next:  phiseg train {recipe} --data {dataset.path} --out runs/{recipe}")

@@ -17,6 +17,8 @@ class Format:
     name: str
     version: int = 1
     """Raised when files of the old version can no longer be read in the same way."""
+    oldest: int | None = None
+    """Oldest version that can still be read; None for the current version only."""
 
     @property
     def marker(self) -> dict[str, Any]:
@@ -31,8 +33,17 @@ class Format:
         """Return whether the content of a file is of this format and version."""
         return self.marks(values) and values.get("version") == self.version
 
+    def is_readable(self, values: Any) -> bool:
+        """Return whether the content of a file is of this format, in the current version or an old one."""
+        return self.marks(values) and values.get("version") in self.readable_versions
 
-DATASET = Format("phiseg-dataset")
+    @property
+    def readable_versions(self) -> range:
+        """Versions that can be read, in ascending order."""
+        return range(self.version if self.oldest is None else self.oldest, self.version + 1)
+
+
+DATASET = Format("phiseg-dataset", version=2, oldest=1)
 MODEL = Format("phiseg-model")
 CALIBRATION = Format("phiseg-calibration")
 STATE = Format("phiseg-state")

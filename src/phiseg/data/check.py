@@ -2,7 +2,7 @@
 
 Cases are read one by one, so the dataset may be larger than memory. Problems are collected, not raised.
 
-A annotators, K classes, H x W pixels.
+A annotators, K classes, *size pixels: (H, W) for images, (D, H, W) for volumes.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from phiseg.core.config import StrictConfig
@@ -156,14 +157,14 @@ class _Tally:
 
     def _add_image(self, row: int) -> None:
         self.dataset.image(row)  # raises DataError for NaN
-        stored = np.ascontiguousarray(self.dataset.images[row])
+        stored = np.ascontiguousarray(self.dataset.stored_image(row))
         if (stored == stored.flat[0]).all():
             self.constant.append(self.dataset.cases[row]["case"])
         else:
             self.rows_of_image[hashlib.sha256(stored.tobytes()).digest()].append(row)
 
     def _add_labels(self, row: int) -> None:
-        annotations = self.dataset.annotations(row)  # (A_valid, H, W)
+        annotations = _as_images(self.dataset.annotations(row))  # (A_valid, H, W)
         counts = np.stack([np.bincount(drawn.ravel(), minlength=len(self.pixels)) for drawn in annotations])
         has_drawn = counts[:, 1:].sum(axis=1) > 0  # (A,)
         self.pixels += counts.sum(axis=0)
@@ -262,5 +263,13 @@ def _spacing_range(dataset: Dataset) -> tuple[float, float] | None:
 
 def disagreement(dataset: Dataset, row: int) -> float:
     """Return how far the annotators of one case differ: its GED floor with one sample, 0 for a single annotator."""
-    annotations = torch.from_numpy(dataset.annotations(row))
+    annotations = torch.from_numpy(_as_images(dataset.annotations(row)))
     return ged_floor(annotations, 1, num_classes=len(dataset.info.classes)) or 0.0
+
+
+def _as_images(annotations: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return annotations (A, *size) as images (A, H, W); the slices of a volume are put below each other.
+
+    Counts and overlaps do not depend on where the pixels are.
+    """
+    return annotations.reshape(len(annotations), -1, annotations.shape[-1])

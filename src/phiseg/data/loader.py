@@ -120,7 +120,8 @@ class TrainingStream:
         )[self._share]
         rows = rows[self._share]
         image = self._images(step, rows).to(device)
-        labels = torch.from_numpy(self.dataset.labels[rows, annotators]).to(device).long()
+        drawn = [self.dataset.annotation(row, annotator) for row, annotator in zip(rows, annotators, strict=True)]
+        labels = torch.from_numpy(np.stack(drawn)).to(device).long()
         if self.augment.enabled:
             image, labels = apply_augmentation(
                 image, labels, matrices.to(device), num_classes=len(self.dataset.info.classes)

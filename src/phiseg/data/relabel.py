@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phiseg.core.errors import ConfigError
-from phiseg.data.store import MISSING, Dataset
+from phiseg.data.manifest import MISSING
+from phiseg.data.store import Dataset
 
 
 class RelabelledArray:

@@ -1,4 +1,4 @@
-"""Columns of cases.csv with the pixel spacing of a case."""
+"""Columns of cases.csv with the pixel spacing and the slice spacing of a case."""
 
 from collections.abc import Mapping
 from math import inf
@@ -11,6 +11,10 @@ AXES = ("spacing_mm_0", "spacing_mm_1")
 """The same two numbers; written from arrays."""
 COLUMNS = ((SQUARE, SQUARE), (VERTICAL, HORIZONTAL), AXES)
 """All spellings that are read, vertical and horizontal; the first valid one counts."""
+SLICES = "slice_spacing_mm"
+"""Distance between the centres of adjacent slices of a volume."""
+THICKNESS = "slice_thickness_mm"
+"""Thickness of a slice, which may differ from the distance between slices."""
 
 
 def case_spacing(case: Mapping[str, str]) -> tuple[float, float] | None:
@@ -27,3 +31,16 @@ def case_spacing(case: Mapping[str, str]) -> tuple[float, float] | None:
         if all(0 < mm < inf for mm in spacing):
             return spacing
     return None
+
+
+def positive_number(case: Mapping[str, str], column: str) -> float | None:
+    """Return a positive number in a row of cases.csv, or None if there is none.
+
+    >>> positive_number({"slice_spacing_mm": "2.5"}, SLICES)
+    2.5
+    """
+    try:
+        number = float(case[column])
+    except (KeyError, ValueError):
+        return None
+    return number if 0 < number < inf else None

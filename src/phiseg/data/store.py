@@ -2,92 +2,34 @@
 
     DATA/  dataset.json  images.npy  labels.npy  valid.npy  cases.csv  splits.json
 
-`writer.write_dataset` writes the folder, `Dataset.open` opens it.
+`writer.write_dataset` writes the folder, `Dataset.open` opens it. A case is an image, or a volume in a dataset of
+volumes, whose slices are stored one after the other.
 
-N cases, A annotators, C image channels, H x W pixels.
+N cases, M images or slices (M = N for images), A annotators, C image channels, D slices of a volume, H x W pixels.
+*size is (H, W) for images and (D, H, W) for volumes.
 """
 
-import csv
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, JsonValue, model_validator
 from tqdm import tqdm
 
-from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, nearest
 from phiseg.core.files import AnyPath
-from phiseg.core.formats import DATASET
-from phiseg.data.intensity import Intensity, normalise
+from phiseg.data.intensity import normalise
+from phiseg.data.manifest import DatasetInfo
 from phiseg.data.neighbours import MISSING_ROW, find_neighbours
-from phiseg.data.npy import NPY_ERRORS, hash_array
-from phiseg.data.spacing import case_spacing
-from phiseg.data.splits import check_splits, split_patients, write_splits
-
-MISSING = 255
-"""Label value of missing annotations."""
-
-_PREPARE_AGAIN = "prepare the dataset again with 'phiseg prepare'"
-
-
-class ArrayInfo(StrictConfig):
-    """A .npy file: SHA-256 of the array in C order (without the header), shape and type."""
-
-    sha256: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-SlicePlane = Literal["axial", "coronal", "sagittal", "auto"]
-
-
-class DatasetInfo(StrictConfig):
-    """The manifest, `dataset.json`."""
-
-    format: str = DATASET.name
-    version: int = DATASET.version
-    name: str
-    classes: tuple[str, ...] = Field(min_length=2, max_length=MISSING)
-    """Class names, background first."""
-    num_annotators: int = Field(ge=1)
-    image_channels: int = Field(ge=1)
-    size: tuple[int, int]
-    """Height and width in pixels."""
-    spacing_mm: tuple[float, float] | None = None
-    """Pixel spacing (vertical, horizontal) in mm, if all cases have the same."""
-    intensity: Intensity
-    plane: SlicePlane | None = None
-    """Plane of the slices, if known (`auto`: perpendicular to the axis of the widest spacing)."""
-    centred_on: str | None = None
-    """Object at the centre of every image, such as `nodule`; None for whole slices."""
-    modality: str | None = None
-    """DICOM modality of the images (CT, MR, PT), if known."""
-    seed: int | None = None
-    source: dict[str, JsonValue] = Field(default_factory=dict)
-    """Description of the source: hashes of files, or the kind of phantom."""
-    command: str = ""
-    arrays: dict[Literal["images", "labels", "valid"], ArrayInfo]
-
-    @model_validator(mode="after")
-    def _arrays_fit(self) -> Self:
-        num_cases = next(iter(self.arrays["images"].shape), 0) if "images" in self.arrays else 0
-        expected: dict[str, tuple[int, ...]] = {
-            "images": (num_cases, self.image_channels, *self.size),
-            "labels": (num_cases, self.num_annotators, *self.size),
-            "valid": (num_cases, self.num_annotators),
-        }
-        if num_cases < 1 or {key: info.shape for key, info in self.arrays.items()} != expected:
-            raise ValueError("the shapes of the arrays do not match the number of annotators, channels and pixels")
-        if len(set(self.classes)) != len(self.classes):
-            raise ValueError("two classes have the same name")
-        return self
+from phiseg.data.npy import hash_array
+from phiseg.data.reading import PREPARE_AGAIN, read_array, read_info, read_splits, read_table
+from phiseg.data.spacing import SLICES, THICKNESS, case_spacing, positive_number
+from phiseg.data.splits import split_patients, write_splits
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,9 +39,10 @@ class Dataset:
     path: Path
     info: DatasetInfo
     images: NDArray[Any]
-    """(N, C, H, W) stored values; `image` returns the network's input."""
+    """(M, C, H, W) stored values; `stored_image` returns those of a case, `image` the network's input."""
     labels: NDArray[np.uint8]
-    """(N, A, H, W) class indices, `MISSING` where the annotation is missing."""
+    """(M, A, H, W) class indices, `MISSING` where the annotation is missing; `case_labels` returns those of a
+    case."""
     valid: NDArray[np.bool_]
     """(N, A) false where the annotation is missing."""
     cases: list[dict[str, str]]
@@ -116,7 +59,7 @@ class Dataset:
     def __repr__(self) -> str:
         info = self.info
         return (
-            f"Dataset('{self.path}': {self.num_cases} cases of {info.size[0]} x {info.size[1]} pixels, "
+            f"Dataset('{self.path}': {self.num_cases} cases of {self.describe_size()}, "
             f"{info.num_annotators} annotators, classes {', '.join(info.classes)})"
         )
 
@@ -130,13 +73,13 @@ class Dataset:
         path = Path(path)
         if not path.is_dir():
             raise DataError(f"{path} is not a folder; give a folder written by 'phiseg prepare'")
-        info = _read_info(path / "dataset.json")
-        images, labels, valid = (_read_array(path, key, info) for key in ("images", "labels", "valid"))
-        cases = _read_table(path / "cases.csv", num_cases=len(images))
-        splits = _read_splits(path / "splits.json", [case["patient"] for case in cases])
+        info = read_info(path / "dataset.json")
+        images, labels, valid = (read_array(path, key, info) for key in ("images", "labels", "valid"))
+        cases = read_table(path / "cases.csv", info)
+        splits = read_splits(path / "splits.json", [case["patient"] for case in cases])
         for row in np.flatnonzero(~valid.any(axis=1)):
             name = cases[row]["case"]
-            raise DataError(f"{path / 'valid.npy'}: case '{name}' has no annotator; {_PREPARE_AGAIN}")
+            raise DataError(f"{path / 'valid.npy'}: case '{name}' has no annotator; {PREPARE_AGAIN}")
         return cls(path, info, images, labels, valid, cases, splits)
 
     def resplit(self, *, seed: int, fractions: Sequence[float], hold_out: str | None = None) -> Self:
@@ -170,7 +113,35 @@ class Dataset:
     @property
     def num_cases(self) -> int:
         """Number of cases, N."""
-        return len(self.images)
+        return len(self.valid)
+
+    @property
+    def dims(self) -> Literal[2, 3]:
+        """2 if the cases are images, 3 if they are volumes."""
+        return self.info.dims
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """First image or slice of each case, and M, (N + 1,)."""
+        depths = [int(case["depth"]) for case in self.cases] if self.dims == 3 else [1] * self.num_cases
+        return np.cumsum([0, *depths])
+
+    def depth(self, row: int) -> int:
+        """Return the number of slices of a case, which is 1 for an image."""
+        return int(self.starts[row + 1] - self.starts[row])
+
+    def size(self, row: int) -> tuple[int, ...]:
+        """Return the size of a case: (H, W), or (D, H, W) for a volume."""
+        return (self.depth(row), *self.info.size) if self.dims == 3 else self.info.size
+
+    def describe_size(self) -> str:
+        """Return the size of the cases as text, such as "9 to 20 slices of 64 x 64 pixels"."""
+        plane = f"{self.info.size[0]} x {self.info.size[1]} pixels"
+        if self.dims == 2:
+            return plane
+        depths = np.diff(self.starts)
+        low, high = int(depths.min()), int(depths.max())
+        return f"{low if low == high else f'{low} to {high}'} slices of {plane}"
 
     @property
     def annotator_names(self) -> list[str]:
@@ -182,12 +153,14 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the hashes of the arrays, the intensity rule and the classes.
+        """SHA-256 of the hashes of the arrays, the intensity rule, the classes and the depths of volumes.
 
         Datasets with the same fingerprint are identical for a model, even if their manifests differ otherwise.
         """
         hashes = {key: self.info.arrays[key].sha256 for key in ("images", "labels", "valid")}
         meaning = self.info.model_dump(mode="json", include={"intensity", "classes"})
+        if self.dims == 3:
+            meaning["starts"] = self.starts.tolist()
         return hashlib.sha256(json.dumps({**hashes, **meaning}, sort_keys=True).encode()).hexdigest()
 
     def rows(self, split: str) -> NDArray[np.int64]:
@@ -207,8 +180,35 @@ class Dataset:
             raise DataError(f"{self.path / 'splits.json'}: split '{split}' has no cases; run phiseg data split")
         return rows
 
-    def image(self, row: int, *, context: int = 0, hide_neighbours: bool = False) -> NDArray[np.float32]:
-        """Return the network's input of one row: the slice, with its neighbours as additional channels.
+    def stored_image(self, row: int, *, slices: NDArray[np.int64] | None = None) -> NDArray[Any]:
+        """Return the stored values of one row, (C, *size).
+
+        Args:
+            row: row of the dataset.
+            slices: numbers of the slices of a volume to return; None returns all.
+        """
+        return self._case(self.images, row, slices)
+
+    def _case(
+        self, array: NDArray[Any], row: int, slices: NDArray[np.int64] | None, channel: Any = slice(None)
+    ) -> NDArray[Any]:
+        """Return the part of an array (M, channels, H, W) that belongs to one row, channels first."""
+        if self.dims == 2:
+            image: NDArray[Any] = array[row, channel]
+            return image
+        start, stop = self.starts[row : row + 2]
+        part: NDArray[Any] = array[slice(start, stop) if slices is None else start + slices][:, channel]
+        return part.swapaxes(0, 1) if part.ndim == 4 else part  # (channels, D, H, W)
+
+    def image(
+        self,
+        row: int,
+        *,
+        context: int = 0,
+        hide_neighbours: bool = False,
+        slices: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.float32]:
+        """Return the network's input of one row: the image with its neighbours as additional channels, or a volume.
 
         If a neighbour is missing or hidden, all neighbours are replaced by the slice itself. A network that sees
         some neighbours but not others would learn where a stack ends, which is not known for a new scan.
@@ -217,21 +217,24 @@ class Dataset:
             row: row of the dataset.
             context: c, the number of neighbours on each side.
             hide_neighbours: replace the neighbours even if the dataset has them.
+            slices: numbers of the slices of a volume to return; None returns all.
 
         Returns:
-            (C * (1 + 2c), H, W), in the order of `neighbour_offsets`.
+            (C * (1 + 2c), *size), in the order of `neighbour_offsets`.
 
         Raises:
             DataError: a pixel is NaN or infinite.
         """
+        assert not (context and self.dims == 3), "volumes have no neighbours"
         rows = np.full(1 + 2 * context, row)
         if context and not hide_neighbours and self.has_neighbours(context)[row]:
             rows = self._neighbours(context)[row]
-        image = normalise(np.concatenate([self.images[number] for number in rows]), self.info.intensity)
+        stored = np.concatenate([self.stored_image(number, slices=slices) for number in rows])
+        image = normalise(stored, self.info.intensity)
         if not np.isfinite(image).all():
             names = ", ".join(dict.fromkeys(self.cases[number]["case"] for number in rows))
             raise DataError(
-                f"{self.path / 'images.npy'}: case '{names}' has NaN or infinite pixels; {_PREPARE_AGAIN}"
+                f"{self.path / 'images.npy'}: case '{names}' has NaN or infinite pixels; {PREPARE_AGAIN}"
             )
         return image
 
@@ -251,18 +254,32 @@ class Dataset:
             return self.info.spacing_mm
         return case_spacing(self.cases[row])
 
+    def voxel_spacing_mm(self, row: int) -> tuple[float, float, float] | None:
+        """Return the spacing (between slices, vertical, horizontal) of a volume in mm, or None if it is unknown."""
+        in_plane, between = self.spacing_mm(row), positive_number(self.cases[row], SLICES)
+        return None if in_plane is None or between is None else (between, *in_plane)
+
     def thickness_mm(self, row: int) -> float | None:
         """Return the slice thickness of a case in mm, or None if it is unknown."""
-        try:
-            thickness = float(self.cases[row]["slice_thickness_mm"])
-        except (KeyError, ValueError):
-            return None
-        return thickness if 0 < thickness < inf else None
+        return positive_number(self.cases[row], THICKNESS)
+
+    def case_labels(self, row: int) -> NDArray[np.uint8]:
+        """Return the labels of all annotators of one row, (A, *size), `MISSING` for missing annotators."""
+        return self._case(self.labels, row, None)
 
     def annotations(self, row: int) -> NDArray[np.uint8]:
-        """Return the labels of the valid annotators of one row, (A_valid, H, W)."""
-        annotations: NDArray[np.uint8] = self.labels[row][self.valid[row]]
-        return annotations
+        """Return the labels of the valid annotators of one row, (A_valid, *size)."""
+        return self._case(self.labels, row, None, self.valid[row])
+
+    def annotation(self, row: int, annotator: int, *, slices: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
+        """Return the labels of one annotator, (*size).
+
+        Args:
+            row: row of the dataset.
+            annotator: number of the annotator.
+            slices: numbers of the slices of a volume to return; None returns all.
+        """
+        return self._case(self.labels, row, slices, annotator)
 
     def check_labels(self, rows: Iterable[int]) -> None:
         """Check that all valid annotations contain only classes of the dataset.
@@ -271,9 +288,9 @@ class Dataset:
             DataError: an annotation contains another label.
         """
         for row in rows:
-            for annotator in np.flatnonzero(self.valid[row]):
+            for annotator in np.flatnonzero(self.valid[row]).tolist():
                 where = f"{self.path / 'labels.npy'}: case '{self.cases[row]['case']}', annotator {annotator}"
-                check_classes(self.labels[row, annotator], self.info.classes, where=where)
+                check_classes(self.annotation(row, annotator), self.info.classes, where=where)
 
     def verify(self, *, progress: bool = False) -> None:
         """Read all arrays and compare them with the hashes in the manifest.
@@ -295,7 +312,7 @@ class Dataset:
             if hash_array(rows) != self.info.arrays[key].sha256:
                 changed.append(str(self.path / f"{key}.npy"))
         if changed:
-            raise DataError(f"{' and '.join(changed)} changed after preparation; {_PREPARE_AGAIN}")
+            raise DataError(f"{' and '.join(changed)} changed after preparation; {PREPARE_AGAIN}")
 
 
 def check_classes(
@@ -311,82 +328,3 @@ def check_classes(
         listed = ", ".join(f"{index} {name}" for index, name in enumerate(classes))
         unknown = low if low < 0 else high
         raise DataError(f"{where}: label {unknown} is not one of the classes ({listed}); {fix}")
-
-
-def _read_info(path: Path) -> DatasetInfo:
-    values = _read_json(path)
-    if not DATASET.marks(values):
-        raise DataError(
-            f"{path} is not the manifest of a phiseg dataset; give a folder written by 'phiseg prepare'"
-        )
-    if not DATASET.is_current(values):
-        version, supported = values.get("version"), DATASET.version
-        raise DataError(
-            f"{path} has format version {version}, but only version {supported} is supported; {_PREPARE_AGAIN}"
-        )
-    try:
-        return DatasetInfo.parse(values, where=str(path))
-    except ConfigError as error:
-        raise DataError(f"{error}; {_PREPARE_AGAIN}") from None
-
-
-def _read_array(folder: Path, key: Literal["images", "labels", "valid"], info: DatasetInfo) -> NDArray[Any]:
-    path = folder / f"{key}.npy"
-    expected = info.arrays[key]
-    try:
-        array = np.lib.format.open_memmap(path, mode="r")
-        complete = path.stat().st_size == array.offset + array.nbytes
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing; {_PREPARE_AGAIN}") from None
-    except NPY_ERRORS as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} is truncated or not a .npy file ({reason}); {_PREPARE_AGAIN}") from None
-    if array.shape != expected.shape or str(array.dtype) != expected.dtype or not complete:
-        found = f"{array.dtype} {array.shape}" if complete else "more bytes than stated in its header"
-        raise DataError(
-            f"{path} has {found}, but dataset.json states {expected.dtype} {expected.shape}; {_PREPARE_AGAIN}"
-        )
-    return np.asarray(array)
-
-
-def _read_table(path: Path, *, num_cases: int) -> list[dict[str, str]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file, strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"cannot read {path} ({reason}); {_PREPARE_AGAIN}") from None
-    if len(rows) != num_cases:
-        raise DataError(f"{path} has {len(rows)} cases, but images.npy has {num_cases}; {_PREPARE_AGAIN}")
-    names = set()
-    for line, row in enumerate(rows, start=1):
-        if not row.get("case") or not row.get("patient") or None in row or None in row.values():
-            raise DataError(
-                f"{path}: row {line} has no case name, no patient or too few or many columns; {_PREPARE_AGAIN}"
-            )
-        if row["case"] in names:
-            raise DataError(f"{path}: case '{row['case']}' occurs twice; {_PREPARE_AGAIN}")
-        names.add(row["case"])
-    return rows
-
-
-def _read_splits(path: Path, patients: list[str]) -> dict[str, list[str]]:
-    values = _read_json(path)
-    fix = f'write {{"seed": 0, "train": [patients], "val": [...], "test": [...]}}, or {_PREPARE_AGAIN}'
-    if not isinstance(values, dict):
-        raise DataError(f"{path} is not a JSON object; {fix}")
-    splits = {name: members for name, members in values.items() if name != "seed"}
-    for name, members in splits.items():
-        if not isinstance(members, list) or not all(isinstance(patient, str) for patient in members):
-            raise DataError(f"{path}: split '{name}' is not a list of patients; {fix}")
-    check_splits(splits, patients, where=str(path))
-    return splits
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing, so the dataset is incomplete; {_PREPARE_AGAIN}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not readable JSON ({error}); {_PREPARE_AGAIN}") from None

@@ -2,7 +2,8 @@
 
 The folder appears when it is complete. An error or a kill before that leaves nothing that opens as a dataset.
 
-N cases, A annotators, C image channels, H x W pixels.
+N cases, A annotators, C image channels, D slices of a volume, H x W pixels. *size is (H, W) for images and
+(D, H, W) for volumes.
 """
 
 import csv
@@ -10,7 +11,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -19,22 +20,23 @@ from pydantic import JsonValue
 from phiseg.core.errors import DataError
 from phiseg.core.files import atomic_folder, write_json, write_text
 from phiseg.data.intensity import Intensity
+from phiseg.data.manifest import MISSING, ArrayInfo, DatasetInfo, SlicePlane
 from phiseg.data.npy import NpyStream
 from phiseg.data.splits import check_splits, split_patients, write_splits
-from phiseg.data.store import MISSING, ArrayInfo, Dataset, DatasetInfo, SlicePlane, check_classes
+from phiseg.data.store import Dataset, check_classes
 
 
 class Case(NamedTuple):
-    """One image with its annotations."""
+    """One image or volume with its annotations."""
 
     case: str
     """Unique name of the case."""
     patient: str
     """Identifier of the patient, the unit of the splits."""
     image: NDArray[Any]
-    """(C, H, W) stored values."""
+    """(C, *size) stored values."""
     labels: NDArray[Any]
-    """(A, H, W) class indices; values of missing annotators are ignored."""
+    """(A, *size) class indices; values of missing annotators are ignored."""
     valid: NDArray[np.bool_]
     """(A,) false where the annotation is missing."""
     columns: Mapping[str, str | float | int] = {}
@@ -51,6 +53,7 @@ def write_dataset(
     image_dtype: DTypeLike,
     intensity: Intensity,
     cases: Iterable[Case],
+    dims: Literal[2, 3] = 2,
     splits: Mapping[str, Sequence[str]] | None = None,
     seed: int = 0,
     fractions: Sequence[float] = (0.6, 0.2, 0.2),
@@ -62,17 +65,18 @@ def write_dataset(
     command: str = "",
     overwrite: bool = False,
 ) -> "Dataset":
-    """Write a dataset from a stream of cases, holding one image at a time in memory.
+    """Write a dataset from a stream of cases, holding one image or volume at a time in memory.
 
     Args:
         out: folder to write. It appears when it is complete.
         name: name of the dataset.
         classes: class names, background first.
         num_annotators: A.
-        image_shape: (C, H, W) of every image.
+        image_shape: (C, H, W) of every image or slice.
         image_dtype: integer or floating type of the stored images.
         intensity: rule that maps stored values to the network's input.
         cases: at least one case.
+        dims: 2 if the cases are images, 3 if they are volumes, whose depths may differ.
         splits: patients of each split; None draws them from `seed` and `fractions`.
         seed: seed of the splits and of generated data.
         fractions: shares of train, val and test.
@@ -93,6 +97,7 @@ def write_dataset(
     """
     image_type, label_type, flag = np.dtype(image_dtype), np.dtype(np.uint8), np.dtype(np.bool_)
     assert image_type.kind in "iuf", f"{image_type} is not a numeric type"
+    assert dims in (2, 3), dims
     channels, height, width = image_shape
     table: dict[str, dict[str, Any]] = {}
     with atomic_folder(out, overwrite=overwrite, marker="dataset.json") as folder:
@@ -109,12 +114,16 @@ def write_dataset(
                 if case.case in table:
                     raise DataError(f"case '{case.case}' occurs twice; use a unique name for each case")
                 case = case._replace(image=case.image.astype(image_type))
-                _check(case, images.row_shape, labels.row_shape, classes)
+                _check(case, images.row_shape, labels.row_shape, classes, dims)
                 present = np.asarray(case.valid, dtype=flag)
-                images.append(case.image)
-                labels.append(np.where(present[:, None, None], case.labels, MISSING).astype(label_type))
+                slices = [...] if dims == 2 else [(slice(None), number) for number in range(case.image.shape[1])]
+                for part in slices:
+                    images.append(case.image[part])
+                    drawn = np.where(present[:, None, None], case.labels[part], MISSING)
+                    labels.append(drawn.astype(label_type))
                 valid.append(present)
-                table[case.case] = {"case": case.case, "patient": case.patient, **case.columns}
+                depth = {"depth": len(slices)} if dims == 3 else {}
+                table[case.case] = {"case": case.case, "patient": case.patient, **depth, **case.columns}
         if not table:
             raise DataError(f"the source has no usable case, so {out} was not written; see the messages above")
         patients = [str(row["patient"]) for row in table.values()]
@@ -125,6 +134,7 @@ def write_dataset(
         write_splits(folder / "splits.json", splits, seed=seed)
         info = DatasetInfo(
             name=name,
+            dims=dims,
             classes=tuple(classes),
             num_annotators=num_annotators,
             image_channels=channels,
@@ -151,8 +161,15 @@ def _reading(cases: Iterable[Case]) -> Iterator[Case]:
         raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from error
 
 
-def _check(case: Case, image_shape: tuple[int, ...], labels_shape: tuple[int, ...], classes: Sequence[str]) -> None:
+def _check(
+    case: Case, image_shape: tuple[int, ...], labels_shape: tuple[int, ...], classes: Sequence[str], dims: int
+) -> None:
     where = f"case '{case.case}'"
+    if dims == 3:
+        if np.ndim(case.image) != 4 or not np.shape(case.image)[1]:
+            raise DataError(f"{where}: the volume has shape {np.shape(case.image)}, not (channels, D, H, W)")
+        depth = np.shape(case.image)[1]
+        image_shape, labels_shape = ((shape[0], depth, *shape[1:]) for shape in (image_shape, labels_shape))
     for what, array, shape in (
         ("image", case.image, image_shape),
         ("labels", case.labels, labels_shape),

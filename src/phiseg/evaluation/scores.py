@@ -278,7 +278,7 @@ def _dice_reference(
     if isinstance(annotator, str):
         return consensus(annotations, annotator, num_classes=len(dataset.info.classes))[None]
     chosen = [annotator] if dataset.valid[row, annotator] else []
-    return torch.from_numpy(dataset.labels[row, chosen])
+    return torch.from_numpy(dataset.case_labels(row)[chosen])
 
 
 def _choose_examples(dataset: Dataset, rows: Sequence[int], number: int) -> list[int]:
@@ -304,7 +304,7 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
         noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]
         arrays = {
             "image": image[0, 0],
-            "annotations": torch.tensor(dataset.labels[row]),
+            "annotations": torch.tensor(dataset.case_labels(row)),
             "valid": torch.tensor(dataset.valid[row]),
             "samples": summary.labels[:NUM_SHOWN],
             "error": -summary.mean_log_probs.gather(0, annotations).mean(0),

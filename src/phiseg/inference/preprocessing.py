@@ -16,8 +16,9 @@ from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity, normalise, zscored
+from phiseg.data.manifest import SlicePlane
 from phiseg.data.neighbours import with_neighbours
-from phiseg.data.store import Dataset, SlicePlane
+from phiseg.data.store import Dataset
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
 from phiseg.inference.plausibility import MAX_IMAGES, UsualValues

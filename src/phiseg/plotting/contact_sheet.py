@@ -2,12 +2,12 @@
 
 With one foreground class, a case is one picture with an outline per annotator, each in a different colour. With
 several classes, a case is a row with one picture per annotator in the colours of the classes, because overlapping
-outlines would hide each other.
+outlines would hide each other. A volume is shown in three planes, through the slices with most foreground.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
@@ -39,6 +39,13 @@ from phiseg.plotting.primitives import (
 Order = Literal["row", "random", "disagreement"]
 
 ANNOTATOR_COLOURS = (*CLASS_COLOURS, "#2f6bff", "#ffff66", "#ffffff", "#00b389")
+
+PLANES = {
+    "axial": ("axial", "coronal", "sagittal"),
+    "coronal": ("coronal", "axial", "sagittal"),
+    "sagittal": ("sagittal", "axial", "coronal"),
+}
+"""Planes of the cuts through a volume across its slices, rows and columns, by the plane of the slices."""
 
 MAX_PIXELS = 400
 """Maximum side of an image in pixels; larger images are subsampled to the resolution of the picture."""
@@ -74,45 +81,87 @@ def choose_cases(
     return [int(row) for row in chosen]
 
 
+class _View(NamedTuple):
+    """A picture of a case: the image itself, or a cut through a volume."""
+
+    row: int
+    axis: int | None = None
+    """Axis that the cut is perpendicular to; None for an image."""
+    position: int = 0
+    """Number of the slice along the axis."""
+
+    def cut(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the picture (height, width) of an array (*size)."""
+        return array if self.axis is None else array.take(self.position, self.axis)
+
+    def aspect(self, dataset: Dataset) -> float:
+        """Return the ratio of the height and the width of a pixel."""
+        if self.axis is None:
+            vertical, horizontal = dataset.spacing_mm(self.row) or (1.0, 1.0)
+        else:
+            spacing = dataset.voxel_spacing_mm(self.row) or (1.0, 1.0, 1.0)
+            vertical, horizontal = (mm for axis, mm in enumerate(spacing) if axis != self.axis)
+        return vertical / horizontal
+
+    def plane(self, dataset: Dataset) -> str:
+        """Return the name of the plane, empty for an image."""
+        if self.axis is None:
+            return ""
+        return PLANES.get(dataset.info.plane or "", ("xy plane", "xz plane", "yz plane"))[self.axis]
+
+
 def contact_sheet(dataset: Dataset, rows: Sequence[int]) -> Figure:
     """Draw the cases in `rows`, which must not be empty."""
+    views = [view for row in rows for view in _views(dataset, row)]
     with style():
-        draw = _one_picture_a_case if len(dataset.info.classes) == 2 else _one_row_a_case
-        return draw(dataset, rows)
+        draw = _one_picture_a_view if len(dataset.info.classes) == 2 else _one_row_a_view
+        return draw(dataset, views)
 
 
-def _one_picture_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
-    columns = max(3, min(6, len(rows)))
+def _views(dataset: Dataset, row: int) -> list[_View]:
+    """Return the pictures of a case: cuts through a volume where its annotators drew most, or in the middle."""
+    if dataset.dims == 2:
+        return [_View(row)]
+    drawn = (dataset.annotations(row) > 0).sum(0)  # (D, H, W)
+    counts = [drawn.sum(tuple({0, 1, 2} - {axis})) for axis in range(3)]
+    return [
+        _View(row, axis, int(count.argmax()) if count.any() else len(count) // 2)
+        for axis, count in enumerate(counts)
+    ]
+
+
+def _one_picture_a_view(dataset: Dataset, views: Sequence[_View]) -> Figure:
+    columns = max(3, min(6, len(views)))
     num_annotators = dataset.info.num_annotators
     colours = _annotator_colours(num_annotators)
     widths = np.linspace(1.8, 0.7, num_annotators)  # lower outlines are wider, so that they stay visible
-    grid = PictureGrid(columns, [0.36] * -(-len(rows) // columns), left=0.1, num_classes=2, panel=1.6)
-    for place, row in enumerate(rows):
+    grid = PictureGrid(columns, [0.36] * -(-len(views) // columns), left=0.1, num_classes=2, panel=1.6)
+    for place, view in enumerate(views):
         axes = grid.picture(*divmod(place, columns))
-        name = shortened(dataset.cases[row]["case"], 28)
-        _show_case(axes, dataset, row, title=f"{name}\n{_who_drew(dataset, row)}")
-        for annotator in np.flatnonzero(dataset.valid[row]):
-            mask = _thinned(dataset.labels[row, annotator]) == 1
+        name = shortened(dataset.cases[view.row]["case"], 28)
+        _show(axes, dataset, view, title=f"{name}\n{_describe(dataset, view)}")
+        for annotator in np.flatnonzero(dataset.valid[view.row]).tolist():
+            mask = _thinned(view.cut(dataset.annotation(view.row, annotator))) == 1
             outline_mask(axes, mask, colours[annotator], width=float(widths[annotator]))
     _legend(grid, dict(zip(map(plain, dataset.annotator_names), colours, strict=True)))
     return grid.figure
 
 
-def _one_row_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
+def _one_row_a_view(dataset: Dataset, views: Sequence[_View]) -> Figure:
     classes, num_annotators = dataset.info.classes, dataset.info.num_annotators
-    names = [f"{wrapped(dataset.cases[row]['case'])}\n{_who_drew(dataset, row)}" for row in rows]
-    spaces = [0.25, *[0.0] * (len(rows) - 1)]
+    names = [f"{wrapped(dataset.cases[view.row]['case'])}\n{_describe(dataset, view)}" for view in views]
+    spaces = [0.25, *[0.0] * (len(views) - 1)]
     grid = PictureGrid(1 + num_annotators, spaces, left=text_width(names), num_classes=2, panel=1.3)
-    for place, (row, name) in enumerate(zip(rows, names, strict=True)):
+    for place, (view, name) in enumerate(zip(views, names, strict=True)):
         grid.label(place, name)
         titles = ["image", *(plain(shortened(name, 20)) for name in dataset.annotator_names)]
         titles = titles if place == 0 else [""] * len(titles)
-        _show_case(grid.picture(place, 0), dataset, row, title=titles[0])
+        _show(grid.picture(place, 0), dataset, view, title=titles[0])
         for annotator in range(num_annotators):
             axes = grid.picture(place, 1 + annotator)
-            if dataset.valid[row, annotator]:
-                _show_case(axes, dataset, row, title=titles[1 + annotator])
-                labels = _thinned(dataset.labels[row, annotator])
+            if dataset.valid[view.row, annotator]:
+                _show(axes, dataset, view, title=titles[1 + annotator])
+                labels = _thinned(view.cut(dataset.annotation(view.row, annotator)))
                 overlay(axes, np.stack([labels == k for k in range(len(classes))]))
                 outline(axes, labels, len(classes))
             else:
@@ -123,15 +172,14 @@ def _one_row_a_case(dataset: Dataset, rows: Sequence[int]) -> Figure:
     return grid.figure
 
 
-def _show_case(axes: Axes, dataset: Dataset, row: int, *, title: str) -> None:
+def _show(axes: Axes, dataset: Dataset, view: _View, *, title: str) -> None:
     """Show the first channel in the window of the dataset, if it has one."""
-    image = _thinned(dataset.image(row)[0])
+    image = _thinned(view.cut(dataset.image(view.row)[0]))
     if dataset.info.intensity.kind == "window":
         show(axes, image, "gray", -0.5, 0.5, title=title)
     else:
         show_image(axes, image, title=title)
-    vertical, horizontal = dataset.spacing_mm(row) or (1.0, 1.0)
-    axes.set_aspect(vertical / horizontal)
+    axes.set_aspect(view.aspect(dataset))
 
 
 def _thinned(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -139,11 +187,15 @@ def _thinned(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return picture[::step, ::step]
 
 
-def _who_drew(dataset: Dataset, row: int) -> str:
-    annotations = dataset.annotations(row)
+def _describe(dataset: Dataset, view: _View) -> str:
+    """Return the plane, if there are several, or who drew."""
+    if view.axis:
+        return view.plane(dataset)
+    annotations = dataset.annotations(view.row)
     missing = dataset.info.num_annotators - len(annotations)
-    drew = int((annotations > 0).any(axis=(1, 2)).sum())
-    return f"{drew} of {len(annotations)} drew" + (f", {missing} missing" if missing else "")
+    drew = sum(bool(drawn.any()) for drawn in annotations)
+    who = f"{drew} of {len(annotations)} drew" + (f", {missing} missing" if missing else "")
+    return who if view.axis is None else f"{view.plane(dataset)}, {who}"
 
 
 def _annotator_colours(number: int) -> list[str]:

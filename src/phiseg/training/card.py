@@ -84,7 +84,6 @@ def _token(patient: str, salt: str) -> str:
 def model_card(recipe: Recipe, dataset: Dataset, step: int, scores: Mapping[str, float | None]) -> str:
     """Return the model card: description, training data, scores and limitations."""
     train = recipe.train
-    height, width = dataset.info.size
     who = (
         "one random annotator per image and step"
         if train.annotator == "random"
@@ -108,7 +107,7 @@ This model samples plausible segmentations of an image:
 | | |
 |---|---|
 | classes | {", ".join(dataset.info.classes)} |
-| images | {dataset.info.image_channels} channel(s), {height} x {width} pixels in training |
+| images | {dataset.info.image_channels} channel(s), {dataset.describe_size()} in training |
 | modality | {dataset.info.modality or "not specified"} |
 | dataset | {dataset.info.name}, fingerprint `{dataset.fingerprint[:16]}` |
 | annotations | {who} |

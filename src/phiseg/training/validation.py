@@ -52,9 +52,9 @@ def validate(
             bar.update()
             chosen = [a for a in np.flatnonzero(dataset.valid[row]).tolist() if config.annotator in ("random", a)]
             if chosen:
-                labels = torch.from_numpy(dataset.labels[row, chosen]).long().to(fabric.device)  # (A, H, W)
+                labels = torch.from_numpy(dataset.case_labels(row)[chosen]).long().to(fabric.device)  # (A, *size)
                 pixels = torch.from_numpy(dataset.image(row, context=model.config.context)).to(fabric.device)
-                image = pixels.expand(len(chosen), -1, -1, -1)
+                image = pixels.expand(len(chosen), *pixels.shape)
                 case = dataset.cases[row]["case"]
                 generators = [seeded_generator(config.seed, "validation", case, a) for a in chosen]
                 loss = model(image, labels, generator=generators)

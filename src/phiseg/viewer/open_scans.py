@@ -213,7 +213,7 @@ class ScanCollection:
         towards = PLANES[self._plane or "axial"]
         thickness = max(vertical, horizontal)  # unknown; at least the pixel spacing
         affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, thickness, 1])
-        pixels = np.array(dataset.images[row])  # (C, H, W)
+        pixels = np.array(dataset.stored_image(row))  # (C, H, W)
         volume = Volume(pixels.transpose(2, 1, 0)[:, :, None], affine)  # columns, rows, one slice, channels
         name = dataset.cases[row]["case"]
         stack = PreparedStack.of(volume, self.preprocessing, name=name, is_prepared=True)

@@ -20,10 +20,11 @@ from tqdm import tqdm
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity, zscored
+from phiseg.data.manifest import MISSING, SlicePlane
 from phiseg.data.prepare.option_checks import check_size, check_window
 from phiseg.data.prepare.rescale import check_rescale, rescaled, rescaled_type
 from phiseg.data.splits import SPLIT_NAMES, split_patients
-from phiseg.data.store import MISSING, Dataset, SlicePlane, check_classes
+from phiseg.data.store import Dataset, check_classes
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.frame import Frame, cut
 

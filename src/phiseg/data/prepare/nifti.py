@@ -20,6 +20,7 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
+from phiseg.data.manifest import MISSING
 from phiseg.data.prepare.nifti_layout import AnnotatedScan, NiftiSource, find_annotated_scans, read_class_names
 from phiseg.data.prepare.nifti_slices import (
     Slicing,
@@ -34,7 +35,7 @@ from phiseg.data.prepare.nifti_slices import (
 )
 from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.splits import split_patients
-from phiseg.data.store import MISSING, Dataset
+from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.nifti import read_nifti_header
 from phiseg.imaging.volume import Volume, to_slices

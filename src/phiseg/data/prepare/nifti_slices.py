@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phiseg.core.errors import ConfigError, DataError
+from phiseg.data.manifest import MISSING
 from phiseg.data.prepare.nifti_layout import AnnotatedScan
 from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
 from phiseg.data.spacing import HORIZONTAL, VERTICAL
-from phiseg.data.store import MISSING, check_classes
+from phiseg.data.store import check_classes
 from phiseg.data.writer import Case
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.nifti import read_nifti, read_nifti_labels
