@@ -13,3 +13,4 @@ mkdir -p "$3" && cd "$3"
 "$bin/python" "$here/nodules.py" points data scans points.csv "$lidc"
 "$bin/phiseg" predict "$model" scans --points points.csv --num-samples 100 --out pred
 "$bin/python" "$here/nodules.py" compare data points.csv pred | tee result.md
+"$bin/python" "$here/figures.py" data points.csv scans pred figures
