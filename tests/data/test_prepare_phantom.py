@@ -7,7 +7,7 @@ from phiseg.core.errors import ConfigError
 from phiseg.core.random import derive_seed
 from phiseg.data.prepare.phantom import PHANTOMS, draw_scene, prepare_phantom
 
-KINDS = sorted(PHANTOMS)
+KINDS = sorted(kind for kind, phantom in PHANTOMS.items() if phantom.dims == 2)
 
 
 def rng(*keys):
