@@ -190,7 +190,7 @@ def test_sample_in_memory_is_what_sample_writes(workplace, trained):
 def test_model_loaded_without_temperatures_is_used_without_them(workplace, trained, copy):
     folder = copy(trained())
     model = load_model(folder)
-    levels = len(model.noise_shapes((model.stride, model.stride)))
+    levels = len(model.noise_shapes(model.strides))
     save_calibration(folder, Calibration(noise=(1e-9,) * levels), fit={})
     calibrated = phiseg.sample(folder, "data", num_samples=2, progress=False)
     assert (calibrated.labels[:, 0] == calibrated.labels[:, 1]).all()  # such temperatures make all samples alike

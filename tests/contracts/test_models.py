@@ -1,6 +1,7 @@
 """Contract of `phiseg.models.segmenter` for all models in the registry.
 
-A new model passes by being registered; at most it adds its own settings for a small network below.
+A new model passes by being registered; at most it adds its own settings for a small network below. Images of
+models of volumes have `DEPTH` slices.
 """
 
 import copy
@@ -8,7 +9,7 @@ import copy
 import pytest
 import torch
 
-from phiseg.core.errors import ModelError
+from phiseg.core.errors import ConfigError, ModelError
 from phiseg.models import MODELS, build_model, load_model, save_model
 from phiseg.models.blocks import Encoder
 from phiseg.models.noise import draw_noise, seeded_generator
@@ -24,18 +25,37 @@ EXTRA = {  # a larger head_init gives KLs that are visible in the total
     "phiseg-ensemble": {"members": 2, "num_levels": 3, "kl_weights": "paper", "head_init": 0.3},
     "probunet": {"latent_dimensions": 3, "kl_weight": 0.5, "head_init": 1.0},
 }
-VARIANTS = {"phiseg with presence": "phiseg", "phiseg-ensemble with presence": "phiseg-ensemble"}
-"""Settings that change what a model draws, by name; `EXTRA` has them."""
-for variant, plain in VARIANTS.items():
-    EXTRA[variant] = EXTRA[plain] | {"presence": True}
+PRESENCE = {"presence": True}
+VOLUMES = {
+    "dims": 3,
+    "strides": ((1, 2, 2), (2, 2, 2), (2, 2, 2)),  # strides 4, 8, 8
+    "kernels": ((1, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3)),
+}
+VARIANTS = {
+    "phiseg with presence": ("phiseg", PRESENCE),
+    "phiseg-ensemble with presence": ("phiseg-ensemble", PRESENCE),
+    "phiseg of volumes": ("phiseg", VOLUMES | PRESENCE),
+    "probunet of volumes": ("probunet", VOLUMES),
+    "unet of volumes": ("unet", VOLUMES),
+}
+"""Settings that change what a model draws, by name: the model and the settings."""
+for variant, (plain, extra) in VARIANTS.items():
+    EXTRA[variant] = EXTRA.get(plain, {}) | extra
 LOSS_WITHOUT_NOISE = {"ensemble", "multihead", "unet"}  # training without noise
 ODD = (19, 27)
+DEPTH = 3
 
 pytestmark = pytest.mark.parametrize("name", [*MODELS, *VARIANTS])
 
 
 def config_class(name):
-    return MODELS[VARIANTS.get(name, name)].Config
+    plain, _ = VARIANTS.get(name, (name, {}))
+    return MODELS[plain].Config
+
+
+def full_size(config, size):
+    """Return (H, W), or (D, H, W) for a model of volumes."""
+    return size if config.dims == 2 else (DEPTH, *size)
 
 
 def build(name, *, seed=0, **settings):
@@ -56,6 +76,7 @@ def settled(name, **settings):
 
 def batch(model, size=(16, 16), number=4, *, seed=0):
     generator = torch.Generator().manual_seed(seed)
+    size = full_size(model.config, size)
     image = torch.randn(number, model.config.input_channels, *size, generator=generator)
     return image, torch.randint(model.config.num_classes, (number, *size), generator=generator)
 
@@ -72,7 +93,7 @@ def sample(model, image, number, *seeds, **options):
 
 
 def is_stochastic(model):
-    return bool(model.noise_shapes((16, 16)))
+    return bool(model.noise_shapes(model.strides))
 
 
 def close(first, second):
@@ -134,7 +155,7 @@ def test_num_levels_counts_the_first_parts_of_the_noise(name):
     assert all(model.takes_temperature[:number])
     image, _ = batch(model, number=1)
     encoding = model.encode(image)
-    noise = draw_noise(model.noise_shapes((16, 16)), 1, 2, generators(0))
+    noise = draw_noise(model.noise_shapes(encoding.size), 1, 2, generators(0))
     outputs = model.sample_levels(encoding, noise, 2)
     assert len(outputs) in (1, number)
     close(outputs[0], model.decode_samples(encoding, noise, 2))
@@ -200,9 +221,9 @@ def test_model_learns_to_threshold_an_image(name):
 @pytest.mark.parametrize("size", [ODD, (16, 8), (1, 5)])
 def test_samples_have_image_size(name, channels, classes, size):
     model = settled(name, image_channels=channels, num_classes=classes)
-    assert model.stride == 8
+    assert model.strides == ((8, 8) if model.config.dims == 2 else (4, 8, 8))
     logits = sample(model, batch(model, size, 2)[0], 3)
-    assert logits.shape == (2, 3, classes, *size)
+    assert logits.shape == (2, 3, classes, *full_size(model.config, size))
     assert logits.isfinite().all()
 
 
@@ -238,7 +259,7 @@ def test_loss_depends_on_seed(name):
         model(*batch(model), generator=seeded_generator(seed)).total.item() for seed in (0, 0, 1)
     )
     assert first == again
-    assert (first == other) == (name in LOSS_WITHOUT_NOISE)
+    assert (first == other) == (model.config.name in LOSS_WITHOUT_NOISE)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 9])
@@ -270,17 +291,21 @@ def test_first_samples_do_not_depend_on_num_samples(name):
 def test_sample_levels_end_in_the_sample(name):
     model = settled(name)
     image, _ = batch(model, ODD, 2)
-    noise = draw_noise(model.noise_shapes(ODD), 2, 3, seeded_generator(0))
+    noise = draw_noise(model.noise_shapes(full_size(model.config, ODD)), 2, 3, seeded_generator(0))
     with torch.no_grad():
         levels = model.sample_levels(model.encode(image), noise, 3)
-    assert {level.shape for level in levels} == {(2, 3, 2, *ODD)}
+    assert {level.shape for level in levels} == {(2, 3, 2, *full_size(model.config, ODD))}
     close(levels[0], sample(model, image, 3))
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 16, 16), (2, 16, 16), (16, 16), (1, 2, 1, 16, 16)])
-def test_model_rejects_image_of_wrong_shape(name, shape):
+@pytest.mark.parametrize("channels", [2, 3])
+@pytest.mark.parametrize("dims", [0, 1, 2, 3, 4])
+def test_model_rejects_image_of_wrong_shape(name, channels, dims):
     model = settled(name, image_channels=2)
-    image, labels = torch.zeros(shape), torch.zeros(2, 16, 16, dtype=torch.long)
+    size = (16,) * model.config.dims
+    if (channels, dims) == (2, model.config.dims):
+        pytest.skip("this shape is correct")
+    image, labels = torch.zeros(1, channels, *(16,) * dims), torch.zeros(1, *size, dtype=torch.long)
     for use in (
         lambda: model.encode(image),
         lambda: model.sample(image, 1, generator=seeded_generator(0)),
@@ -288,8 +313,13 @@ def test_model_rejects_image_of_wrong_shape(name, shape):
     ):
         with pytest.raises(ModelError) as caught:
             use()
-        assert "(batch, 2, height, width)" in str(caught.value)
-        assert str(shape) in str(caught.value)
+        expected = "images (batch, 2, height, width)"
+        if model.config.dims == 3:
+            expected = "volumes (batch, 2, depth, height, width)"
+        assert expected in str(caught.value)
+        assert str(tuple(image.shape)) in str(caught.value)
+        other = f"use a model with dims = {dims}"
+        assert (other in str(caught.value)) == (dims in (2, 3) and dims != model.config.dims)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +399,11 @@ def test_model_exposes_its_config(name):
 
 
 def test_context_adds_channels_and_accepts_single_slices(name):
-    """A slice without adjacent slices is repeated in their place."""
+    """A slice without adjacent slices is repeated in their place. Volumes have their slices already."""
+    if EXTRA.get(name, {}).get("dims") == 3:
+        with pytest.raises(ConfigError, match="with dims = 3, use context = 0"):
+            config_class(name).parse({**SMALL, **EXTRA[name], "context": 1}, where="recipe.yaml")
+        return
     model = settled(name, context=1)
     image, _ = batch(model)
     assert image.shape[1] == 3

@@ -14,10 +14,10 @@ from phiseg.models.blocks import (
     Encoder,
     UNetBody,
     UpBlock,
-    double,
     normalisation,
-    output_layer,
 )
+from phiseg.models.layers import output_layer, upsample
+from phiseg.models.pyramid import Pyramid
 
 CHANNELS = 3
 MOMENTA = (0.01, None)
@@ -124,7 +124,7 @@ def test_folded_batch_norm_gives_same_output(kind, residual):
     convolution, norm, _ = block
     for values in (norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var):
         values.copy_(torch.rand(3, generator=generator) + 0.5)
-    entered = double(x) if kind is UpBlock else x
+    entered = upsample(x, (2, 2)) if kind is UpBlock else x
     expected = norm(convolution(entered)).relu() + residual * entered
     found = block(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -137,19 +137,35 @@ def test_folded_batch_norm_gives_same_output(kind, residual):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [(3, 3, 3), (1, 3, 3), (3, 1, 1)])
+def test_volume_convolution_gradient_in_bfloat16(kernel, depth):
+    generator = torch.Generator().manual_seed(0)
+    layer = Block(8, 16, norm="none", kernel=kernel)[0]
+    x, target = (torch.randn(4, width, depth, 3, 4, generator=generator) for width in (8, 16))
+    plain = F.conv3d(x, layer.weight, layer.bias, padding=tuple(side // 2 for side in kernel))
+    torch.testing.assert_close(layer(x), plain, rtol=1e-4, atol=1e-4)
+    (expected,) = torch.autograd.grad((plain * target).sum(), layer.weight)
+    for _ in range(5):  # wrong gradients contain whatever was in memory
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = layer(x)
+        (found,) = torch.autograd.grad((output * target).sum(), layer.weight)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.05 * expected.abs().max().item())
+
+
 def test_convolutions_have_he_normal_init():
     torch.manual_seed(0)
-    for layer, fan_in in ((Block(32, 64, norm="batch")[0], 288), (output_layer(64, 64, kernel_size=1), 64)):
+    for layer, fan_in in ((Block(32, 64, norm="batch")[0], 288), (output_layer(64, 64, (1, 1)), 64)):
         std = math.sqrt(2 / fan_in)  # five standard errors of an estimated standard deviation
         assert layer.weight.std().item() == pytest.approx(std, abs=5 * std / math.sqrt(2 * layer.weight.numel()))
         assert layer.weight.mean().item() == pytest.approx(0, abs=5 * std / math.sqrt(layer.weight.numel()))
-    assert not output_layer(4, 4).bias.any()
+    assert not output_layer(4, 4, (1, 1)).bias.any()
 
 
-def test_double_is_bilinear():
+def test_upsample_is_linear():
     row = torch.tensor([0.0, 4.0, 8.0]).view(1, 1, 1, 3)
-    assert double(row)[0, 0, 0].tolist() == [0, 1, 3, 5, 7, 8]
-    assert double(torch.randn(2, 3, 4, 5)).shape == (2, 3, 8, 10)
+    assert upsample(row, (1, 2))[0, 0, 0].tolist() == [0, 1, 3, 5, 7, 8]
+    assert upsample(torch.randn(2, 3, 4, 5), (2, 2)).shape == (2, 3, 8, 10)
 
 
 def test_blocks_are_sequential():
@@ -158,7 +174,7 @@ def test_blocks_are_sequential():
 
 
 def test_encoder_halves_by_average_pooling():
-    encoder = Encoder(1, (2, 3, 4), num_blocks=2, norm="none").eval()
+    encoder = Encoder(1, (2, 3, 4), pyramid=Pyramid.regular(2, 3), num_blocks=2, norm="none").eval()
     x = torch.randn(2, 1, 8, 12)
     features = encoder(x)
     assert [tuple(f.shape) for f in features] == [(2, 2, 8, 12), (2, 3, 4, 6), (2, 4, 2, 3)]
@@ -169,10 +185,11 @@ def test_encoder_halves_by_average_pooling():
 
 
 def test_unet_body_uses_all_encoder_levels():
-    body, x = UNetBody(1, (2, 3, 4), num_blocks=1, norm="none"), torch.randn(2, 1, 8, 12)
+    body = UNetBody(1, (2, 3, 4), pyramid=Pyramid.regular(2, 3), num_blocks=1, norm="none")
+    x = torch.randn(2, 1, 8, 12)
     fine, middle, coarse = body.encoder(x)
-    ascended = body.decoder[1](torch.cat([double(coarse), middle], dim=1))
-    torch.testing.assert_close(body(x), body.decoder[0](torch.cat([double(ascended), fine], dim=1)))
+    ascended = body.decoder[1](torch.cat([upsample(coarse, (2, 2)), middle], dim=1))
+    torch.testing.assert_close(body(x), body.decoder[0](torch.cat([upsample(ascended, (2, 2)), fine], dim=1)))
     assert body(x).shape == (2, 2, 8, 12)
 
 

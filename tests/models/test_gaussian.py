@@ -106,7 +106,7 @@ def test_head_std_is_softplus_plus_min_std(raw, std):
 
 def test_head_is_float32_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        gaussian = GaussianHead(4, 2, min_std=MIN_STD, init_scale=1.0, mean_kernel_size=3)(torch.randn(1, 4, 5, 5))
+        gaussian = GaussianHead(4, 2, min_std=MIN_STD, init_scale=1.0, mean_kernel=(3, 3))(torch.randn(1, 4, 5, 5))
     assert gaussian.mean.dtype == gaussian.std.dtype == torch.float32
     assert gaussian.mean.shape == gaussian.std.shape == (1, 2, 5, 5)
 

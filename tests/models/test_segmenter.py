@@ -21,7 +21,7 @@ def model_with_stride(stride):
 @given(sides, sides, st.sampled_from([1, 2, 8]))
 def test_pad_replicates_border_and_crop_inverts(height, width, stride):
     model = model_with_stride(stride)
-    assert model.stride == stride
+    assert model.strides == (stride, stride)
     image = torch.arange(2 * height * width).view(1, 2, height, width).float()
     padded = model.pad(image)
     assert padded.shape[-2:] == model.padded_size((height, width))

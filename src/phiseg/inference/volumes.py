@@ -109,7 +109,7 @@ def predict_prepared(
     bar: tqdm[Any] = tqdm(desc=name, unit="slice", leave=False, disable=not progress, dynamic_ncols=True)
     with bar, torch.inference_mode():
         if place is None:
-            frames = tiles(stack, model.stride)
+            frames = tiles(stack, max(model.strides))
             return _predict_slices(SliceSampler(model, stack, sampling, frames, key=key), numbers, bar)
         frame = Frame.centred(place[1:], preprocessing.size, stack.step)
         prediction = predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), place, bar)
@@ -186,7 +186,7 @@ def level_outputs(
         Probabilities from fine to coarse.
     """
     frames, rows, columns = (
-        tiles(stack, model.stride),
+        tiles(stack, max(model.strides)),
         slice(0, stack.stack.grid[1]),
         slice(0, stack.stack.grid[2]),
     )

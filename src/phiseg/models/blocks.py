@@ -1,6 +1,7 @@
 """Building blocks shared by all networks, so that methods do not differ in capacity.
 
-Shapes: B batch, C channels, H W pixels of the current level.
+Shapes: B batch, C channels, H W pixels of the current level. For volumes, read D H W for H W. The length
+of kernels and strides is the number of dimensions.
 """
 
 import itertools
@@ -13,7 +14,11 @@ import torch
 import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+
+from phiseg.models.layers import Convolution, append_axes, convolution, convolve, pixel_axes, pool, upsample
+from phiseg.models.pyramid import PerAxis, Pyramid
 
 Norm = Literal["batch", "group", "none"]
 
@@ -21,11 +26,11 @@ _recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
 """Whether checkpointed activations are being recomputed; running statistics were already updated."""
 
 
-class BatchNorm(nn.BatchNorm2d):
+class BatchNorm(_BatchNorm):
     """Batch norm over the global batch: the statistics of all processes are averaged.
 
     SyncBatchNorm of torch works on GPUs only. This class works on any device. With one process it is plain batch
-    norm, and a batch split evenly over several processes gives the same values.
+    norm, and a batch split evenly over several processes gives the same values. It accepts images and volumes.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -36,12 +41,15 @@ class BatchNorm(nn.BatchNorm2d):
             return self._normalise_without_update(input)
         return super().forward(input)
 
-    def folded_into(self, convolution: nn.Conv2d) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of a convolution equal to `convolution` followed by this layer in eval mode."""
+    def folded_into(self, layer: Convolution) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of a convolution equal to `layer` followed by this layer in eval mode."""
         assert self.running_mean is not None
         assert self.running_var is not None
         scale = self.weight * torch.rsqrt(self.running_var + self.eps)
-        return convolution.weight * scale[:, None, None, None], self.bias - self.running_mean * scale
+        return layer.weight * append_axes(scale, layer.weight.ndim), self.bias - self.running_mean * scale
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        assert input.ndim in (4, 5)
 
     def _normalise_without_update(self, input: Tensor) -> Tensor:
         assert self.running_mean is not None
@@ -54,9 +62,10 @@ class BatchNorm(nn.BatchNorm2d):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         values = input.float()
-        mean = mean_over_processes(values.mean((0, 2, 3)))
-        centred = values - mean[:, None, None]
-        variance = mean_over_processes(centred.square().mean((0, 2, 3)))
+        axes = (0, *pixel_axes(values))
+        mean = mean_over_processes(values.mean(axes))
+        centred = values - append_axes(mean, values.ndim - 1)
+        variance = mean_over_processes(centred.square().mean(axes))
         if not _recomputing.get():
             with torch.no_grad():
                 self.num_batches_tracked += 1
@@ -65,7 +74,8 @@ class BatchNorm(nn.BatchNorm2d):
                 self.running_mean.lerp_(mean, momentum)
                 self.running_var.lerp_(variance * count / (count - 1), momentum)
         scale = self.weight * torch.rsqrt(variance + self.eps)
-        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
+        scale, bias = (append_axes(factor, values.ndim - 1) for factor in (scale, self.bias))
+        return (centred * scale + bias).to(input.dtype)
 
 
 class _SumOverProcesses(torch.autograd.Function):
@@ -113,11 +123,10 @@ class ConvNormReLU(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (B, out, H, W)."""
-        convolution, norm, relu = self
+        layer, norm, relu = self
         if isinstance(norm, BatchNorm) and not norm.training:
-            assert isinstance(convolution, nn.Conv2d)
-            weight, bias = norm.folded_into(convolution)
-            output: Tensor = relu(F.conv2d(input, weight, bias, padding=convolution.padding))
+            assert isinstance(layer, Convolution)
+            output: Tensor = relu(convolve(layer, input, *norm.folded_into(layer)))
         else:
             output = super().forward(input)  # type: ignore[no-untyped-call]
         return output
@@ -130,13 +139,10 @@ class Block(ConvNormReLU):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, norm: Norm, kernel_size: int = 3, residual: bool = False
+        self, in_channels: int, out_channels: int, *, norm: Norm, kernel: PerAxis = (3, 3), residual: bool = False
     ):
-        convolution = nn.Conv2d(
-            in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=norm == "none"
-        )
-        he_normal(convolution)
-        super().__init__(convolution, normalisation(norm, out_channels), nn.ReLU(inplace=True))
+        layer = convolution(in_channels, out_channels, kernel, bias=norm == "none")
+        super().__init__(layer, normalisation(norm, out_channels), nn.ReLU(inplace=True))
         self.residual = residual and in_channels == out_channels
 
     def forward(self, input: Tensor) -> Tensor:
@@ -187,69 +193,62 @@ class Blocks(Checkpointed):
         out_channels: int,
         *,
         norm: Norm,
-        kernel_size: int = 3,
+        kernel: PerAxis = (3, 3),
         residual: bool = False,
     ):
         widths = [in_channels, *[out_channels] * number]
         super().__init__(
-            *[
-                Block(a, b, norm=norm, kernel_size=kernel_size, residual=residual)
-                for a, b in itertools.pairwise(widths)
-            ]
+            *[Block(a, b, norm=norm, kernel=kernel, residual=residual) for a, b in itertools.pairwise(widths)]
         )
 
 
-def output_layer(
-    in_channels: int, out_channels: int, *, kernel_size: int = 1, init_scale: float = 1.0
-) -> nn.Conv2d:
-    """Return a linear convolution with bias, for logits, means and raw standard deviations."""
-    layer = nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
-    he_normal(layer, scale=init_scale)
-    return layer
-
-
-def he_normal(layer: nn.Conv2d, *, scale: float = 1.0) -> None:
-    """Initialise the weights of a convolution He-normal times `scale`, and its bias, if any, with zero."""
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    with torch.no_grad():
-        layer.weight *= scale
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-
-
-def double(features: Tensor) -> Tensor:
-    """Upsample bilinearly by a factor of 2: (B, C, H, W) -> (B, C, 2H, 2W)."""
-    return F.interpolate(features, scale_factor=2, mode="bilinear", align_corners=False)
-
-
 class UpBlock(Checkpointed, ConvNormReLU):
-    """Upsampling and a block: (B, in, H, W) -> (B, out, 2H, 2W). Checkpointing includes the upsampling."""
+    """Upsampling and a block: (B, in, *size) -> (B, out, *size * stride). Checkpointing includes the upsampling."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, norm: Norm, residual: bool = False):
-        layers = Block(in_channels, out_channels, norm=norm, residual=residual)
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        norm: Norm,
+        stride: PerAxis = (2, 2),
+        kernel: PerAxis = (3, 3),
+        residual: bool = False,
+    ):
+        layers = Block(in_channels, out_channels, norm=norm, kernel=kernel, residual=residual)
         super().__init__(*layers)
+        self.stride = stride
         self.residual = layers.residual
 
     def compute(self, input: Tensor) -> Tensor:
-        """Return (B, out, 2H, 2W)."""
-        doubled = double(input)
-        output = super().compute(doubled)
-        return doubled + output if self.residual else output
+        """Return (B, out, *size * stride)."""
+        upsampled = upsample(input, self.stride)
+        output = super().compute(upsampled)
+        return upsampled + output if self.residual else output
 
 
 class Encoder(nn.Module):
-    """Encoder: `num_blocks` blocks per resolution level, 2x2 average pooling between levels.
+    """Encoder: `num_blocks` blocks per resolution level, average pooling by the stride between levels.
 
-    (B, in, H, W) -> one tensor (B, channels[r], H / 2^r, W / 2^r) per level r, finest first.
+    (B, in, *size) -> one tensor (B, channels[r], *size / scale(r)) per level r, finest first.
     """
 
     def __init__(
-        self, in_channels: int, channels: Sequence[int], *, num_blocks: int, norm: Norm, residual: bool = False
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        *,
+        pyramid: Pyramid,
+        num_blocks: int,
+        norm: Norm,
+        residual: bool = False,
     ):
         super().__init__()
-        widths = [in_channels, *channels]
+        self.strides = pyramid.strides
+        widths = itertools.pairwise([in_channels, *channels])
         self.levels = nn.ModuleList(
-            Blocks(num_blocks, a, b, norm=norm, residual=residual) for a, b in itertools.pairwise(widths)
+            Blocks(num_blocks, a, b, norm=norm, kernel=kernel, residual=residual)
+            for (a, b), kernel in zip(widths, pyramid.kernels, strict=True)
         )
 
     def forward(self, x: Tensor, num_levels: int | None = None) -> list[Tensor]:
@@ -262,7 +261,7 @@ class Encoder(nn.Module):
 
     def descend(self, level: int, x: Tensor) -> Tensor:
         """Return the features of `level` given those of the next finer level (at level 0: given the input)."""
-        features: Tensor = self.levels[level](F.avg_pool2d(x, 2) if level > 0 else x)
+        features: Tensor = self.levels[level](pool(x, self.strides[level - 1]) if level > 0 else x)
         return features
 
 
@@ -275,6 +274,7 @@ class UNetBody(nn.Module):
     Args:
         in_channels: number of input channels.
         channels: width of each level, finest first.
+        pyramid: strides and kernels of the levels.
         num_blocks: blocks per level in the encoder and in the decoder.
         norm: normalisation after each convolution.
         joined: by level, the number of channels that are concatenated to its features before upsampling.
@@ -286,6 +286,7 @@ class UNetBody(nn.Module):
         in_channels: int,
         channels: Sequence[int],
         *,
+        pyramid: Pyramid,
         num_blocks: int,
         norm: Norm,
         joined: Mapping[int, int] | None = None,
@@ -294,9 +295,16 @@ class UNetBody(nn.Module):
         super().__init__()
         joined = joined or {}
         self.finest = finest
-        self.encoder = Encoder(in_channels, channels, num_blocks=num_blocks, norm=norm)
+        self.strides = pyramid.strides
+        self.encoder = Encoder(in_channels, channels, pyramid=pyramid, num_blocks=num_blocks, norm=norm)
         self.decoder = nn.ModuleList(
-            Blocks(num_blocks, channels[r + 1] + joined.get(r + 1, 0) + channels[r], channels[r], norm=norm)
+            Blocks(
+                num_blocks,
+                channels[r + 1] + joined.get(r + 1, 0) + channels[r],
+                channels[r],
+                norm=norm,
+                kernel=pyramid.kernels[r],
+            )
             for r in range(finest, len(channels) - 1)
         )
 
@@ -309,5 +317,6 @@ class UNetBody(nn.Module):
 
     def ascend(self, level: int, x: Tensor, skip: Tensor) -> Tensor:
         """Return the decoder features of `level` given those of the next coarser level and the skip connection."""
-        features: Tensor = self.decoder[level - self.finest](torch.cat([double(x), skip], dim=1))
+        upsampled = upsample(x, self.strides[level])
+        features: Tensor = self.decoder[level - self.finest](torch.cat([upsampled, skip], dim=1))
         return features

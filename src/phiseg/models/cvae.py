@@ -12,19 +12,21 @@ Shapes: B batch, S samples, Z latent dimensions, C_r channels of resolution leve
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from phiseg.models.blocks import Blocks, UNetBody, output_layer
+from phiseg.models.blocks import Blocks, UNetBody
 from phiseg.models.gaussian import Gaussian
+from phiseg.models.layers import output_layer
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import Loss, negative_elbo
-from phiseg.models.probunet import VectorGaussian, VectorLatentConfig
+from phiseg.models.probunet import VectorGaussian, VectorLatentConfig, join_vector
+from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import (
     Encoding,
     Segmenter,
     crop,
     fold_samples,
+    image_size,
     repeat_samples,
     unfold_samples,
     with_labels,
@@ -49,6 +51,7 @@ class CVAE(Segmenter):
         self.body = UNetBody(
             config.input_channels,
             config.channels,
+            pyramid=config.pyramid,
             num_blocks=config.blocks_per_level,
             norm=config.norm,
             joined={len(config.channels) - 1: latent},
@@ -56,8 +59,8 @@ class CVAE(Segmenter):
         self.prior = VectorGaussian(config.input_channels, config)
         self.posterior = VectorGaussian(config.input_channels + config.num_classes, config)
         joined = latent if len(config.channels) == 1 else 0  # with one level, the coarsest features are the last
-        self.combine = Blocks(3, width + joined, width, norm=config.norm, kernel_size=1)
-        self.output = output_layer(width, config.num_classes)
+        self.combine = Blocks(3, width + joined, width, norm=config.norm, kernel=config.pyramid.point)
+        self.output = output_layer(width, config.num_classes, config.pyramid.point)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
         """Return the cross-entropy plus the weighted KL; see `Segmenter.forward`."""
@@ -72,9 +75,9 @@ class CVAE(Segmenter):
         """Compute the encoder features (B, C_r, h_r, w_r), finest first, and mean and std of the prior (B, Z)."""
         self.check_image(image)
         x = self.pad(image)
-        return Encoding((*self.body.encoder(x), *self.prior(x)), (image.shape[-2], image.shape[-1]))
+        return Encoding((*self.body.encoder(x), *self.prior(x)), image_size(image))
 
-    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:  # noqa: ARG002
+    def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:  # noqa: ARG002
         """Return [(Z,)]."""
         return [(self.config.latent_dimensions,)]
 
@@ -87,8 +90,7 @@ class CVAE(Segmenter):
 
     def _decode(self, features: Sequence[Tensor], latent: Tensor) -> Tensor:
         *skips, x = features
-        tiled = latent[:, :, None, None].expand(-1, -1, *x.shape[-2:])
-        x = torch.cat([x, tiled.to(x.dtype)], dim=1)
+        x = join_vector(x, latent)
         for level in reversed(range(len(skips))):
             x = self.body.ascend(level, x, skips[level])
         logits: Tensor = self.output(self.combine(x))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from phiseg.models.mixture import Mixture
 from phiseg.models.noise import Generators
 from phiseg.models.objective import Loss
-from phiseg.models.segmenter import Encoding, SegmenterConfig
+from phiseg.models.segmenter import Encoding, SegmenterConfig, image_size
 from phiseg.models.unet import UNet, UNetConfig
 
 
@@ -55,4 +55,4 @@ class Ensemble(Mixture):
         """Compute the logits of all members: (B, M, K, H, W)."""
         self.check_image(image)
         logits = [member.encode(image).features[0] for member in self.members]  # type: ignore[operator]
-        return Encoding((torch.stack(logits, dim=1),), (image.shape[-2], image.shape[-1]))
+        return Encoding((torch.stack(logits, dim=1),), image_size(image))

@@ -1,6 +1,7 @@
 """Axis-aligned normal distributions (eqs. 3 and 4 of the paper).
 
-Shapes: all tensors are (B, D, h, w), or (B, Z) for the latent vector of the Probabilistic U-Net.
+Shapes: all tensors are (B, D, h, w), (B, D, d, h, w) for volumes, or (B, Z) for the latent vector of the
+Probabilistic U-Net.
 """
 
 from typing import NamedTuple
@@ -8,7 +9,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phiseg.models.blocks import output_layer
+from phiseg.models.layers import output_layer
+from phiseg.models.pyramid import PerAxis
 
 
 class Gaussian(NamedTuple):
@@ -35,12 +37,13 @@ class GaussianHead(nn.Module):
         *,
         min_std: float,
         init_scale: float,
-        mean_kernel_size: int = 1,
+        mean_kernel: PerAxis = (1, 1),
     ):
         super().__init__()
         self.min_std = min_std
-        self.mean = output_layer(in_channels, latent_channels, kernel_size=mean_kernel_size, init_scale=init_scale)
-        self.raw_std = output_layer(in_channels, latent_channels, init_scale=init_scale)
+        self.mean = output_layer(in_channels, latent_channels, mean_kernel, init_scale=init_scale)
+        point = (1,) * len(mean_kernel)
+        self.raw_std = output_layer(in_channels, latent_channels, point, init_scale=init_scale)
 
     def forward(self, features: Tensor) -> Gaussian:
         """Return the distribution."""

@@ -1,6 +1,7 @@
 """Hierarchy of latent variables: the common architecture of the prior and posterior networks.
 
-Shapes: N = B * S items, D latent channels, h_l w_l pixels of the latent of level l. Lists run fine to coarse.
+Shapes: N = B * S items, D latent channels, h_l w_l pixels of the latent of level l (d_l h_l w_l for volumes). Lists
+run fine to coarse.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phiseg.models.blocks import Blocks, Encoder, double
+from phiseg.models.blocks import Blocks, Encoder
 from phiseg.models.gaussian import Gaussian, GaussianHead
+from phiseg.models.layers import upsample
 from phiseg.models.segmenter import LatentConfig, repeat_samples
 
 
@@ -30,18 +32,37 @@ class LatentLevel(nn.Module):
         channels: int,
         config: LatentConfig,
         *,
+        resolution: int,
         latent_channels: int,
         embedding_channels: int,
         residual: bool,
     ):
         super().__init__()
-        self.embed = Blocks(2, latent_channels, embedding_channels, norm=config.norm, residual=residual)
-        self.merge = Blocks(2, embedding_channels + feature_channels, channels, norm=config.norm, residual=residual)
-        self.head = GaussianHead(channels, latent_channels, min_std=config.min_std, init_scale=config.head_init)
+        pyramid = config.pyramid
+        kernel = pyramid.kernels[resolution]
+        self.stride = pyramid.strides[resolution]
+        self.embed = Blocks(
+            2, latent_channels, embedding_channels, norm=config.norm, kernel=kernel, residual=residual
+        )
+        self.merge = Blocks(
+            2,
+            embedding_channels + feature_channels,
+            channels,
+            norm=config.norm,
+            kernel=kernel,
+            residual=residual,
+        )
+        self.head = GaussianHead(
+            channels,
+            latent_channels,
+            min_std=config.min_std,
+            init_scale=config.head_init,
+            mean_kernel=pyramid.point,
+        )
 
     def forward(self, features: Tensor, below: Tensor) -> Gaussian:
-        """Return the distribution of z_l (N, D, h, w) given features (N, C, h, w) and z_{l+1} (N, D, h/2, w/2)."""
-        x = torch.cat([self.embed(double(below)), features], dim=1)
+        """Return the distribution of z_l (N, D, h, w) given features (N, C, h, w) and z_{l+1} (`below`)."""
+        x = torch.cat([self.embed(upsample(below, self.stride)), features], dim=1)
         distribution: Gaussian = self.head(self.merge(x))
         return distribution
 
@@ -66,13 +87,23 @@ class LatentHierarchy(nn.Module):
         residual: bool,
     ):
         super().__init__()
-        channels, norm = config.channels, config.norm
+        channels, norm, pyramid = config.channels, config.norm, config.pyramid
+        self.strides = pyramid.strides
         self.num_levels = num_levels
         self.offset = offset
         deepest = offset + num_levels - 1
-        self.encoder = Encoder(in_channels, channels, num_blocks=num_blocks, norm=norm, residual=residual)
+        self.encoder = Encoder(
+            in_channels, channels, pyramid=pyramid, num_blocks=num_blocks, norm=norm, residual=residual
+        )
         self.ascent = nn.ModuleList(
-            Blocks(2, channels[r] + channels[r + 1], channels[r], norm=norm, residual=residual)
+            Blocks(
+                2,
+                channels[r] + channels[r + 1],
+                channels[r],
+                norm=norm,
+                kernel=pyramid.kernels[r],
+                residual=residual,
+            )
             for r in range(deepest, len(channels) - 1)
         )
         self.levels = nn.ModuleList(
@@ -80,6 +111,7 @@ class LatentHierarchy(nn.Module):
                 channels[level + offset],
                 channels[level],
                 config,
+                resolution=level + offset,
                 latent_channels=latent_channels,
                 embedding_channels=embedding_channels,
                 residual=residual,
@@ -91,7 +123,7 @@ class LatentHierarchy(nn.Module):
             latent_channels,
             min_std=config.min_std,
             init_scale=config.head_init,
-            mean_kernel_size=3,
+            mean_kernel=pyramid.kernels[deepest],
         )
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -99,7 +131,8 @@ class LatentHierarchy(nn.Module):
         features = self.encoder(x)
         lowest = len(features) - len(self.ascent) - 1
         for r, blocks in reversed(list(enumerate(self.ascent, start=lowest))):
-            features[r] = blocks(torch.cat([double(features[r + 1]), features[r]], dim=1))
+            upsampled = upsample(features[r + 1], self.strides[r])
+            features[r] = blocks(torch.cat([upsampled, features[r]], dim=1))
         return tuple(features[self.offset : self.offset + self.num_levels])
 
     def draw(

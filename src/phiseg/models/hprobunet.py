@@ -30,17 +30,20 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from phiseg.models.blocks import Blocks, UNetBody, mean_over_processes, output_layer
+from phiseg.models.blocks import Blocks, UNetBody, mean_over_processes
 from phiseg.models.gaussian import Gaussian, GaussianHead, kl_divergence
 from phiseg.models.hierarchy import LatentSample
+from phiseg.models.layers import output_layer
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import Loss, negative_elbo, pixel_cross_entropy
+from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
     Segmenter,
     crop,
     fold_samples,
+    image_size,
     repeat_samples,
     unfold_samples,
     with_labels,
@@ -88,13 +91,20 @@ class LatentUNet(nn.Module):
         self.body = UNetBody(
             in_channels,
             config.channels,
+            pyramid=config.pyramid,
             num_blocks=config.blocks_per_level,
             norm=config.norm,
             finest=finest,
             joined=dict.fromkeys(range(self.offset, len(config.channels)), config.latent_channels),
         )
         self.heads = nn.ModuleList(
-            GaussianHead(width, config.latent_channels, min_std=config.min_std, init_scale=config.head_init)
+            GaussianHead(
+                width,
+                config.latent_channels,
+                min_std=config.min_std,
+                init_scale=config.head_init,
+                mean_kernel=config.pyramid.point,
+            )
             for width in config.channels[self.offset :]
         )
 
@@ -164,8 +174,8 @@ class HProbUNet(Segmenter):
         width = config.channels[0]
         self.prior = LatentUNet(config.input_channels, config, finest=0)
         self.posterior = LatentUNet(config.input_channels + config.num_classes, config, finest=self.prior.offset)
-        self.combine = Blocks(3, width, width, norm=config.norm, kernel_size=1)
-        self.output = output_layer(width, config.num_classes)
+        self.combine = Blocks(3, width, width, norm=config.norm, kernel=config.pyramid.point)
+        self.output = output_layer(width, config.num_classes, config.pyramid.point)
         self.geco = GECO(decay=config.geco_decay, rate=config.geco_rate, largest=config.max_multiplier)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
@@ -196,18 +206,17 @@ class HProbUNet(Segmenter):
     def encode(self, image: Tensor) -> Encoding:
         """Compute the encoder features (B, C_r, h_r, w_r) of all resolutions."""
         self.check_image(image)
-        return Encoding(tuple(self.prior.body.encoder(self.pad(image))), (image.shape[-2], image.shape[-1]))
+        return Encoding(tuple(self.prior.body.encoder(self.pad(image))), image_size(image))
 
     @property
     def num_levels(self) -> int:
         """The number L of latent levels."""
         return self.config.num_levels
 
-    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+    def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
         """Return (D, h_l, w_l) of each level."""
-        height, width = self.padded_size(size)
-        scales = [2 ** (self.prior.offset + level) for level in range(self.config.num_levels)]
-        return [(self.config.latent_channels, height // scale, width // scale) for scale in scales]
+        resolutions = range(self.prior.offset, len(self.config.channels))
+        return [(self.config.latent_channels, *self.level_size(size, level)) for level in resolutions]
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Decode noise (B, S, D, h_l, w_l) to logits (B, S, K, H, W)."""

@@ -1,6 +1,6 @@
 """The likelihood network p(s | z_1..z_L): a decoder that does not see the image.
 
-Shapes: N items, K classes. Lists run fine to coarse.
+Shapes: N items, K classes; for volumes, read D H W for H W. Lists run fine to coarse.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phiseg.models.blocks import Blocks, Norm, UpBlock, output_layer
+from phiseg.models.blocks import Blocks, Norm, UpBlock
+from phiseg.models.layers import linear_mode, output_layer
+from phiseg.models.pyramid import Pyramid
 
 Upsampling = Literal["nearest", "bilinear"]
 
@@ -18,14 +20,15 @@ Upsampling = Literal["nearest", "bilinear"]
 class Likelihood(nn.Module):
     """Decoder from latents to the accumulated logits of all levels.
 
-    Level l has 2^-l times the resolution of the image. The coarsest level predicts a segmentation, and each finer
-    level adds a residual, so that z_l refines the prediction of the coarser levels.
+    Level l has the size of resolution level l; level 0 is the image itself. The coarsest level predicts a
+    segmentation, and each finer level adds a residual, so that z_l refines the prediction of the coarser levels.
     """
 
     def __init__(
         self,
         channels: Sequence[int],
         *,
+        pyramid: Pyramid,
         num_levels: int,
         offset: int,
         latent_channels: int,
@@ -38,23 +41,46 @@ class Likelihood(nn.Module):
         self.upsampling = upsampling
         merged = [channels[level + offset] for level in range(num_levels - 1)] + [channels[num_levels - 1]]
         self.embed = nn.ModuleList(
-            Blocks(2, latent_channels, channels[level], norm=norm, residual=residual) for level in range(num_levels)
-        )
-        self.ascend = nn.ModuleList(
-            nn.ModuleList(
-                UpBlock(channels[level], channels[level], norm=norm, residual=residual) for _ in range(offset)
+            Blocks(
+                2,
+                latent_channels,
+                channels[level],
+                norm=norm,
+                kernel=pyramid.kernels[level + offset],
+                residual=residual,
             )
             for level in range(num_levels)
         )
-        self.carry = nn.ModuleList(
-            UpBlock(merged[level + 1], channels[level], norm=norm, residual=residual)
-            for level in range(num_levels - 1)
+
+        def up(in_channels: int, level: int, resolution: int) -> UpBlock:
+            return UpBlock(
+                in_channels,
+                channels[level],
+                norm=norm,
+                stride=pyramid.strides[resolution],
+                kernel=pyramid.kernels[resolution],
+                residual=residual,
+            )
+
+        self.ascend = nn.ModuleList(
+            nn.ModuleList(
+                up(channels[level], level, resolution) for resolution in reversed(range(level, level + offset))
+            )
+            for level in range(num_levels)
         )
+        self.carry = nn.ModuleList(up(merged[level + 1], level, level) for level in range(num_levels - 1))
         self.merge = nn.ModuleList(
-            Blocks(2, 2 * channels[level], merged[level], norm=norm, residual=residual)
+            Blocks(
+                2,
+                2 * channels[level],
+                merged[level],
+                norm=norm,
+                kernel=pyramid.kernels[level],
+                residual=residual,
+            )
             for level in range(num_levels - 1)
         )
-        self.output = nn.ModuleList(output_layer(width, num_classes) for width in merged)
+        self.output = nn.ModuleList(output_layer(width, num_classes, pyramid.point) for width in merged)
 
     def forward(self, latents: Sequence[Tensor]) -> list[Tensor]:
         """Return the accumulated logits (N, K, H, W) of all levels at full resolution, fine to coarse.
@@ -72,16 +98,17 @@ class Likelihood(nn.Module):
                 x = self.merge[level](torch.cat([self.carry[level](context), x], dim=1))
             context = x
             residuals.append(self.output[level](x))
-        size = residuals[-1].shape[-2:]
+        size = residuals[-1].shape[2:]
         accumulated: list[Tensor] = []
         for residual in residuals:  # coarse to fine
-            full = residual if residual.shape[-2:] == size else self._upsampled(residual, size)
+            full = residual if residual.shape[2:] == size else self._upsampled(residual, size)
             accumulated.append(accumulated[-1] + full if accumulated else full)
         return accumulated[::-1]
 
     def _upsampled(self, logits: Tensor, size: torch.Size) -> Tensor:
-        aligned = None if self.upsampling == "nearest" else False
-        return F.interpolate(logits, size=size, mode=self.upsampling, align_corners=aligned)
+        if self.upsampling == "nearest":
+            return F.interpolate(logits, size=size, mode="nearest")
+        return F.interpolate(logits, size=size, mode=linear_mode(len(size)), align_corners=False)
 
     def _ascent(self, level: int) -> nn.ModuleList:
         blocks = self.ascend[level]

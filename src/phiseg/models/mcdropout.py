@@ -10,15 +10,18 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from phiseg.models.blocks import Blocks, UNetBody, output_layer
+from phiseg.models.blocks import Blocks, UNetBody
+from phiseg.models.layers import output_layer
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import Loss, cross_entropy
+from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import (
     Encoding,
     Segmenter,
     SegmenterConfig,
     crop,
     fold_samples,
+    image_size,
     repeat_samples,
     unfold_samples,
 )
@@ -60,10 +63,16 @@ class MCDropout(Segmenter):
     def __init__(self, config: MCDropoutConfig):
         super().__init__(config)
         self.body = UNetBody(
-            config.input_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+            config.input_channels,
+            config.channels,
+            pyramid=config.pyramid,
+            num_blocks=config.blocks_per_level,
+            norm=config.norm,
         )
-        self.combine = Blocks(3, config.channels[0], config.channels[0], norm=config.norm, kernel_size=1)
-        self.output = output_layer(config.channels[0], config.num_classes)
+        self.combine = Blocks(
+            3, config.channels[0], config.channels[0], norm=config.norm, kernel=config.pyramid.point
+        )
+        self.output = output_layer(config.channels[0], config.num_classes, config.pyramid.point)
 
     @property
     def first_dropped(self) -> int:
@@ -82,19 +91,18 @@ class MCDropout(Segmenter):
         """Compute the part before the first dropout: the encoder levels up to the first with dropout."""
         self.check_image(image)
         features = self.body.encoder(self.pad(image), self.first_dropped + 1)
-        return Encoding(tuple(features), (image.shape[-2], image.shape[-1]))
+        return Encoding(tuple(features), image_size(image))
 
-    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+    def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
         """Return the shapes of the masks in order of use: encoder, then decoder."""
-        height, width = self.padded_size(size)
         down = list(enumerate(self.config.channels))[self.first_dropped :]
         up = down[-2::-1]
-        return [(channels, height >> level, width >> level) for level, channels in [*down, *up]]
+        return [(channels, *self.level_size(size, level)) for level, channels in [*down, *up]]
 
     @property
     def takes_temperature(self) -> tuple[bool, ...]:
         """False: the noise is thresholded, so a factor changes the dropout rate, or has no effect at 0.5."""
-        return tuple(False for _ in self.noise_shapes((self.stride, self.stride)))
+        return tuple(False for _ in self.noise_shapes(self.strides))
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Decode the noise of the masks, each (B, S, C, h, w), to logits (B, S, K, H, W)."""

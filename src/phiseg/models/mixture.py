@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import Encoding, Segmenter
 
 
@@ -17,7 +18,7 @@ class Mixture(Segmenter):
     Subclasses implement `forward`, and `encode` with the logits (B, M, K, H, W) as the only feature.
     """
 
-    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:  # noqa: ARG002
+    def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:  # noqa: ARG002
         """Return [()]: one number per sample."""
         return [()]
 

@@ -10,11 +10,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from phiseg.models.blocks import Blocks, UNetBody, output_layer
+from phiseg.models.blocks import Blocks, UNetBody
+from phiseg.models.layers import output_layer
 from phiseg.models.mixture import Mixture
 from phiseg.models.noise import Generators
 from phiseg.models.objective import Loss, item_cross_entropy
-from phiseg.models.segmenter import Encoding, SegmenterConfig, crop
+from phiseg.models.segmenter import Encoding, SegmenterConfig, crop, image_size
 
 
 class MultiHeadConfig(SegmenterConfig):
@@ -43,11 +44,16 @@ class MultiHead(Mixture):
         super().__init__(config)
         width = config.channels[0]
         self.body = UNetBody(
-            config.input_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+            config.input_channels,
+            config.channels,
+            pyramid=config.pyramid,
+            num_blocks=config.blocks_per_level,
+            norm=config.norm,
         )
         self.heads = nn.ModuleList(
             nn.Sequential(
-                Blocks(3, width, width, norm=config.norm, kernel_size=1), output_layer(width, config.num_classes)
+                Blocks(3, width, width, norm=config.norm, kernel=config.pyramid.point),
+                output_layer(width, config.num_classes, config.pyramid.point),
             )
             for _ in range(config.heads)
         )
@@ -61,7 +67,7 @@ class MultiHead(Mixture):
     def encode(self, image: Tensor) -> Encoding:
         """Compute the logits of all heads: (B, M, K, H, W)."""
         self.check_image(image)
-        size = (image.shape[-2], image.shape[-1])
+        size = image_size(image)
         features = self.body(self.pad(image))
         return Encoding((crop(torch.stack([head(features) for head in self.heads], dim=1), size),), size)
 

@@ -57,7 +57,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def item_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return -log p(labels) of each item in float32, summed over pixels: (B,)."""
-    return pixel_cross_entropy(logits, labels).sum((1, 2))
+    return pixel_cross_entropy(logits, labels).flatten(1).sum(1)
 
 
 def pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

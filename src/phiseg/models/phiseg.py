@@ -16,12 +16,14 @@ from phiseg.models.likelihood import Likelihood, Upsampling
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import KLWeights, Loss, kl_weights, negative_elbo
 from phiseg.models.presence import PresenceNetwork, erase_absent, is_present, presence_loss
+from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
     Segmenter,
     crop,
     fold_samples,
+    image_size,
     unfold_samples,
     with_labels,
 )
@@ -53,7 +55,8 @@ class PHiSegConfig(LatentConfig):
     residual: bool = False
     """Add the input of each block to its output if both have the same number of channels."""
     upsampling: Upsampling = "nearest"
-    """Upsampling of the logits of coarse levels: `nearest` (the authors' code) or `bilinear`."""
+    """Upsampling of the logits of coarse levels: `nearest` (the authors' code) or `bilinear` (in volumes, along all
+    three axes)."""
 
     @model_validator(mode="after")
     def _check_levels(self) -> Self:
@@ -102,6 +105,7 @@ class PHiSeg(Segmenter):
         )
         self.likelihood = Likelihood(
             config.channels,
+            pyramid=config.pyramid,
             num_levels=config.num_levels,
             offset=self.offset,
             latent_channels=config.latent_channels,
@@ -111,7 +115,9 @@ class PHiSeg(Segmenter):
             upsampling=config.upsampling,
         )
         self.presence = (
-            PresenceNetwork(config.input_channels, config.channels, norm=config.norm) if config.presence else None
+            PresenceNetwork(config.input_channels, config.channels, pyramid=config.pyramid, norm=config.norm)
+            if config.presence
+            else None
         )
         self.kl_weights = kl_weights(config.kl_weights, config.num_levels)
 
@@ -122,7 +128,7 @@ class PHiSeg(Segmenter):
         other. Eq. 2 then bounds the second term.
         """
         self.check_image(image)
-        size = (image.shape[-2], image.shape[-1])
+        size = image_size(image)
         noise = [fold_samples(level) for level in draw_noise(self._latent_shapes(size), len(image), 1, generator)]
         x = self.pad(with_labels(image, labels, self.config.num_classes))
         padded_image = x[:, : self.config.input_channels]
@@ -163,14 +169,14 @@ class PHiSeg(Segmenter):
         features = self.prior.encode(padded)
         if self.presence is not None:
             features = (*features, self.presence(padded))
-        return Encoding(features, (image.shape[-2], image.shape[-1]))
+        return Encoding(features, image_size(image))
 
     @property
     def num_levels(self) -> int:
         """The number L of latent levels."""
         return self.config.num_levels
 
-    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+    def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
         """Return (D, h_l, w_l) of each level, fine to coarse; with `presence`, () follows: one number."""
         return self._latent_shapes(size) + ([()] if self.config.presence else [])
 
@@ -180,10 +186,9 @@ class PHiSeg(Segmenter):
         levels = tuple(f"level {number}" for number in range(1, self.config.num_levels + 1))
         return (*levels, "presence") if self.config.presence else levels
 
-    def _latent_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
-        height, width = self.padded_size(size)
-        scales = [2 ** (level + self.offset) for level in range(self.config.num_levels)]
-        return [(self.config.latent_channels, height // scale, width // scale) for scale in scales]
+    def _latent_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
+        resolutions = range(self.offset, self.offset + self.config.num_levels)
+        return [(self.config.latent_channels, *self.level_size(size, level)) for level in resolutions]
 
     def sample_latents(
         self,
@@ -221,7 +226,7 @@ class PHiSeg(Segmenter):
         _, latents = self.prior.draw(features, folded, given=fixed, temperatures=temperatures)
         return [unfold_samples(latent, noise[0].shape[1]) for latent in latents]
 
-    def decode(self, latents: Sequence[Tensor], size: tuple[int, int]) -> list[Tensor]:
+    def decode(self, latents: Sequence[Tensor], size: PerAxis) -> list[Tensor]:
         """Run the likelihood network.
 
         Args:

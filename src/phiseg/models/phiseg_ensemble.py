@@ -14,10 +14,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from phiseg.models.layers import append_axes
 from phiseg.models.mixture import pick
 from phiseg.models.noise import Generators
 from phiseg.models.objective import Loss
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
+from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import Encoding, Segmenter
 
 
@@ -64,7 +66,7 @@ class PHiSegEnsemble(Segmenter):
         """The number L of latent levels."""
         return self.config.num_levels
 
-    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+    def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
         """Return (D, h_l, w_l) of each level, fine to coarse, and (): one number that selects the member."""
         shapes: list[tuple[int, ...]] = self.members[0].noise_shapes(size)  # type: ignore[operator]
         return [*shapes, ()]
@@ -86,8 +88,9 @@ class PHiSegEnsemble(Segmenter):
         if self.training or torch.compiler.is_exporting():
             # Batch-norm statistics need all samples and exported graphs fixed shapes: every member decodes all.
             found = [member.sample_levels(part, latent, num_samples) for member, part in self._parts(encoding)]
-            shares = one_hot(picked, len(self.members))[..., None, None, None]  # (B, S, M, 1, 1, 1)
-            return [(torch.stack(level, dim=2) * shares).sum(2) for level in zip(*found, strict=True)]
+            stacks = [torch.stack(level, dim=2) for level in zip(*found, strict=True)]  # (B, S, M, K, H, W) each
+            shares = append_axes(one_hot(picked, len(self.members)), stacks[0].ndim)
+            return [(stack * shares).sum(2) for stack in stacks]
         levels: list[Tensor] = []
         for number, (member, part) in enumerate(self._parts(encoding)):
             image, sample = (picked == number).nonzero(as_tuple=True)  # samples of this member

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phiseg.models.blocks import Encoder, Norm, output_layer
+from phiseg.models.blocks import Encoder, Norm
+from phiseg.models.layers import append_axes, output_layer, pixel_axes
+from phiseg.models.pyramid import Pyramid
 
 ABSENT_LOGIT = 5.0
 """Logit of the background in an empty sample, and minus that of every other class."""
@@ -21,15 +23,15 @@ ABSENT_LOGIT = 5.0
 class PresenceNetwork(nn.Module):
     """A small classifier for p(v = 1 | x): one block per resolution, the mean over pixels, and a linear layer."""
 
-    def __init__(self, in_channels: int, channels: Sequence[int], *, norm: Norm):
+    def __init__(self, in_channels: int, channels: Sequence[int], *, pyramid: Pyramid, norm: Norm):
         super().__init__()
-        self.encoder = Encoder(in_channels, channels, num_blocks=1, norm=norm)
-        self.output = output_layer(channels[-1], 1)
+        self.encoder = Encoder(in_channels, channels, pyramid=pyramid, num_blocks=1, norm=norm)
+        self.output = output_layer(channels[-1], 1, pyramid.point)
 
     def forward(self, image: Tensor) -> Tensor:
         """Return the logits (B,) of p(v = 1 | x) for images (B, C, H, W)."""
         *_, coarsest = self.encoder(image)
-        logits: Tensor = self.output(coarsest.mean((2, 3), keepdim=True)).float()
+        logits: Tensor = self.output(coarsest.mean(pixel_axes(coarsest), keepdim=True)).float()
         return logits.flatten()
 
 
@@ -57,4 +59,4 @@ def erase_absent(samples: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
     present = torch.special.ndtr(noise) < logits.sigmoid()[:, None]  # (B, S)
     empty = torch.full_like(samples[:1, :1], -ABSENT_LOGIT)
     empty[:, :, 0] = ABSENT_LOGIT
-    return torch.where(present[:, :, None, None, None], samples, empty)
+    return torch.where(append_axes(present, samples.ndim), samples, empty)

@@ -170,7 +170,7 @@ def _read_calibration(path: Path, model: Segmenter) -> Calibration:
         )
     except ConfigError as error:
         raise ModelError(f"{error}; run `phiseg calibrate` again") from None
-    levels = len(model.noise_shapes((model.stride, model.stride)))
+    levels = len(model.noise_shapes(model.strides))
     if len(calibration.noise) not in (0, levels):
         raise ModelError(
             f"{path} has {len(calibration.noise)} noise temperatures, but the model has {levels} levels; "

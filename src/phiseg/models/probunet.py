@@ -10,16 +10,19 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from phiseg.models.blocks import Blocks, Encoder, UNetBody, output_layer
+from phiseg.models.blocks import Blocks, Encoder, UNetBody
 from phiseg.models.gaussian import Gaussian, GaussianHead
+from phiseg.models.layers import append_axes, output_layer, pixel_axes
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import Loss, negative_elbo
+from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
     Segmenter,
     crop,
     fold_samples,
+    image_size,
     repeat_samples,
     unfold_samples,
     with_labels,
@@ -46,15 +49,22 @@ class VectorGaussian(nn.Module):
 
     def __init__(self, in_channels: int, config: VectorLatentConfig):
         super().__init__()
-        self.encoder = Encoder(in_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm)
+        pyramid = config.pyramid
+        self.encoder = Encoder(
+            in_channels, config.channels, pyramid=pyramid, num_blocks=config.blocks_per_level, norm=config.norm
+        )
         self.head = GaussianHead(
-            config.channels[-1], config.latent_dimensions, min_std=config.min_std, init_scale=config.head_init
+            config.channels[-1],
+            config.latent_dimensions,
+            min_std=config.min_std,
+            init_scale=config.head_init,
+            mean_kernel=pyramid.point,
         )
 
     def forward(self, x: Tensor) -> Gaussian:
         """Return the distribution of z; mean and std are averaged over the pixels of the coarsest level."""
         mean, std = self.head(self.encoder(x)[-1])
-        return Gaussian(mean.mean((2, 3)), std.mean((2, 3)))
+        return Gaussian(mean.mean(pixel_axes(mean)), std.mean(pixel_axes(std)))
 
 
 class ProbUNet(Segmenter):
@@ -67,12 +77,18 @@ class ProbUNet(Segmenter):
         super().__init__(config)
         width = config.channels[0]
         self.body = UNetBody(
-            config.input_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+            config.input_channels,
+            config.channels,
+            pyramid=config.pyramid,
+            num_blocks=config.blocks_per_level,
+            norm=config.norm,
         )
         self.prior = VectorGaussian(config.input_channels, config)
         self.posterior = VectorGaussian(config.input_channels + config.num_classes, config)
-        self.combine = Blocks(3, width + config.latent_dimensions, width, norm=config.norm, kernel_size=1)
-        self.output = output_layer(width, config.num_classes)
+        self.combine = Blocks(
+            3, width + config.latent_dimensions, width, norm=config.norm, kernel=config.pyramid.point
+        )
+        self.output = output_layer(width, config.num_classes, config.pyramid.point)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
         """Return the cross-entropy plus the weighted KL; see `Segmenter.forward`."""
@@ -87,9 +103,9 @@ class ProbUNet(Segmenter):
         """Compute the U-Net features (B, C, H, W) and the mean and std of the prior (B, Z)."""
         self.check_image(image)
         x = self.pad(image)
-        return Encoding((self.body(x), *self.prior(x)), (image.shape[-2], image.shape[-1]))
+        return Encoding((self.body(x), *self.prior(x)), image_size(image))
 
-    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:  # noqa: ARG002
+    def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:  # noqa: ARG002
         """Return [(Z,)]."""
         return [(self.config.latent_dimensions,)]
 
@@ -101,6 +117,11 @@ class ProbUNet(Segmenter):
         return unfold_samples(logits, num_samples)
 
     def _combine(self, features: Tensor, latent: Tensor) -> Tensor:
-        tiled = latent[:, :, None, None].expand(-1, -1, *features.shape[-2:])
-        logits: Tensor = self.output(self.combine(torch.cat([features, tiled.to(features.dtype)], dim=1)))
+        logits: Tensor = self.output(self.combine(join_vector(features, latent)))
         return logits
+
+
+def join_vector(features: Tensor, latent: Tensor) -> Tensor:
+    """Concatenate a latent vector (B, Z) to the features (B, C, H, W) of every pixel: (B, C + Z, H, W)."""
+    tiled = append_axes(latent, features.ndim).expand(-1, -1, *features.shape[2:])
+    return torch.cat([features, tiled.to(features.dtype)], dim=1)

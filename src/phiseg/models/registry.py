@@ -57,7 +57,8 @@ def build_model(config: SegmenterConfig) -> Segmenter:
     """
     try:
         model = model_class(config.name)(config)
-        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        layout = torch.channels_last if config.dims == 2 else torch.channels_last_3d
+        return model.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise

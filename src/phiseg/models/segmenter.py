@@ -1,11 +1,12 @@
 """Interface of all models: a training loss with named terms, and samples.
 
-Shapes: B batch, S samples, K classes, C input channels, H W pixels.
+Shapes: B batch, S samples, K classes, C input channels, H W pixels. For volumes (`dims` is
+3), read D H W for H W.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from phiseg.core.errors import ModelError
 from phiseg.models.blocks import Checkpointed, Norm
 from phiseg.models.noise import Generators, draw_noise, one_per_image
 from phiseg.models.objective import Loss
+from phiseg.models.pyramid import PerAxis, Pyramid
 from phiseg.models.temperatures import Calibration
 
 MAX_SIZE = 4096
@@ -43,6 +45,24 @@ class SegmenterConfig(StrictConfig):
     norm: Norm = "batch"
     """Normalisation after each convolution: batch (as in the paper), group or none."""
 
+    dims: Literal[2, 3] = 2
+    """Number of dimensions: 2 for images, 3 for volumes."""
+    strides: tuple[PerAxis, ...] | None = None
+    """Factor between each resolution level and the next coarser one: R - 1 entries, finest first, each with 1 or 2
+    for each axis, (H, W) or (D, H, W). Default: 2. Training on volumes sets it from their spacing."""
+    kernels: tuple[PerAxis, ...] | None = None
+    """Size of the convolutions of each resolution level: R entries, finest first, each with 1 or 3 for each axis.
+    Default: 3. Training on volumes sets it from their spacing."""
+
+    @property
+    def pyramid(self) -> Pyramid:
+        """Strides and kernels of the resolution levels."""
+        regular = Pyramid.regular(self.dims, len(self.channels))
+        return Pyramid(
+            regular.strides if self.strides is None else self.strides,
+            regular.kernels if self.kernels is None else self.kernels,
+        )
+
     @property
     def input_channels(self) -> int:
         """Input channels C of the network: those of the slice and of adjacent slices."""
@@ -56,6 +76,27 @@ class SegmenterConfig(StrictConfig):
             if any(isinstance(number, int) and number > MAX_SIZE for number in numbers):
                 raise ValueError(f"{key} must be at most {MAX_SIZE}")
         return self
+
+    @model_validator(mode="after")
+    def _check_axes(self) -> Self:
+        if self.dims == 3 and self.context:
+            raise ValueError(f"context = {self.context} adds slices to 2-D images; with dims = 3, use context = 0")
+        number = len(self.channels)
+        _check_entries("strides", self.strides, number=number - 1, dims=self.dims, allowed=(1, 2))
+        _check_entries("kernels", self.kernels, number=number, dims=self.dims, allowed=(1, 3))
+        return self
+
+
+def _check_entries(
+    key: str, entries: tuple[PerAxis, ...] | None, *, number: int, dims: int, allowed: tuple[int, int]
+) -> None:
+    if entries is None:
+        return
+    if len(entries) != number or any(len(entry) != dims or not {*entry} <= {*allowed} for entry in entries):
+        raise ValueError(
+            f"{key} must have {number} entries for these channels, each with {dims} numbers {allowed[0]} or "
+            f"{allowed[1]}, but it is {entries}"
+        )
 
 
 class LatentConfig(SegmenterConfig):
@@ -74,11 +115,11 @@ class Encoding(NamedTuple):
 
     Attributes:
         features: model-specific tensors, each (B, ...).
-        size: (H, W) of the image before padding.
+        size: (H, W), or (D, H, W), of the image before padding.
     """
 
     features: tuple[Tensor, ...]
-    size: tuple[int, int]
+    size: PerAxis
 
 
 class Segmenter(nn.Module, ABC):
@@ -118,7 +159,7 @@ class Segmenter(nn.Module, ABC):
         """Compute the features shared by all samples of an image."""
 
     @abstractmethod
-    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+    def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
         """Return the shapes of the standard normal noise of one sample of one (H, W) image."""
 
     @property
@@ -129,13 +170,13 @@ class Segmenter(nn.Module, ABC):
     @property
     def noise_names(self) -> tuple[str, ...]:
         """What each part of the noise controls: latent levels, numbered as in the paper (1 is the finest)."""
-        shapes = self.noise_shapes((self.stride, self.stride))
+        shapes = self.noise_shapes(self.strides)
         return tuple(f"level {number}" for number in range(1, len(shapes) + 1))
 
     @property
     def takes_temperature(self) -> tuple[bool, ...]:
         """For each part of the noise, whether it can be scaled; a single number selects a member and cannot."""
-        return tuple(shape != () for shape in self.noise_shapes((self.stride, self.stride)))
+        return tuple(shape != () for shape in self.noise_shapes(self.strides))
 
     @abstractmethod
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
@@ -152,9 +193,9 @@ class Segmenter(nn.Module, ABC):
         return [self.decode_samples(encoding, noise, num_samples)]
 
     @property
-    def stride(self) -> int:
-        """H and W are padded to a multiple of this number."""
-        return int(2 ** (len(self.config.channels) - 1))
+    def strides(self) -> PerAxis:
+        """Total stride of each axis; the size is padded to a multiple of it."""
+        return self.config.pyramid.scale(len(self.config.channels) - 1)
 
     @torch.no_grad()
     def sample(
@@ -163,7 +204,7 @@ class Segmenter(nn.Module, ABC):
         """Draw segmentations of each image, without gradients.
 
         Args:
-            image: (B, C, H, W), any H and W. A model with context also accepts slices without adjacent slices.
+            image: (B, C, H, W) of any size. A model with context also accepts slices without adjacent slices.
             num_samples: S.
             generator: one generator, or one per image. With one per image, samples do not depend on other images.
             chunk_size: number of samples per image decoded at once; affects memory use only, not results.
@@ -205,31 +246,49 @@ class Segmenter(nn.Module, ABC):
 
     def check_image(self, image: Tensor) -> None:
         """Raise a ModelError if the image does not match the input of the model."""
-        if image.ndim != 4 or image.shape[1] != self.config.input_channels:
-            context = self.config.context
-            around = f", including {context} slice{'s' if context > 1 else ''} on each side" if context else ""
-            raise ModelError(
-                f"the model expects images (batch, {self.config.input_channels}, height, width){around}, "
-                f"got {tuple(image.shape)}; pass that number of channels or train a model for this data"
-            )
+        dims, channels, context = self.config.dims, self.config.input_channels, self.config.context
+        if image.ndim == dims + 2 and image.shape[1] == channels:
+            return
+        kind = "images" if dims == 2 else "volumes"
+        axes = "height, width" if dims == 2 else "depth, height, width"
+        around = f", including {context} slice{'s' if context > 1 else ''} on each side" if context else ""
+        advice = (
+            f"pass {kind}, or use a model with dims = {image.ndim - 2}"
+            if image.ndim == 7 - dims  # volumes for a model of images, or the reverse
+            else "pass that number of channels or train a model for this data"
+        )
+        raise ModelError(
+            f"the model expects {kind} (batch, {channels}, {axes}){around}, got {tuple(image.shape)}; {advice}"
+        )
 
     def fill_context(self, image: Tensor) -> Tensor:
         """Repeat slices without adjacent slices (B, image_channels, H, W) in place of these, as in training."""
         alone = image.ndim == 4 and image.shape[1] == self.config.image_channels
         return image.repeat(1, 1 + 2 * self.config.context, 1, 1) if alone and self.config.context else image
 
-    def padded_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return (H, W) rounded up to the stride."""
-        height, width = (-(-side // self.stride) * self.stride for side in size)
-        return height, width
+    def padded_size(self, size: PerAxis) -> PerAxis:
+        """Return (H, W) rounded up to the strides."""
+        if len(size) != self.config.dims:
+            raise ModelError(f"the model has {self.config.dims} dimensions, but the size {size} has {len(size)}")
+        return tuple(-(-side // stride) * stride for side, stride in zip(size, self.strides, strict=True))
+
+    def level_size(self, size: PerAxis, level: int) -> PerAxis:
+        """Return the size of the features of resolution `level` for an image of (H, W)."""
+        scale = self.config.pyramid.scale(level)
+        return tuple(side // factor for side, factor in zip(self.padded_size(size), scale, strict=True))
 
     def pad(self, image: Tensor) -> Tensor:
-        """Pad (B, C, H, W) at the bottom and right to a multiple of the stride by replicating the border."""
-        height, width = image.shape[-2:]
-        padded_height, padded_width = self.padded_size((height, width))
-        if (padded_height, padded_width) == (height, width):
+        """Pad (B, C, H, W) at the end of each axis to a multiple of its stride by replicating the border."""
+        size = image_size(image)
+        missing = [new - old for new, old in zip(self.padded_size(size), size, strict=True)]
+        if not any(missing):
             return image
-        return F.pad(image, (0, padded_width - width, 0, padded_height - height), mode="replicate")
+        return F.pad(image, [side for number in reversed(missing) for side in (0, number)], mode="replicate")
+
+
+def image_size(image: Tensor) -> PerAxis:
+    """Return (H, W) of images (B, C, H, W)."""
+    return tuple(image.shape[2:])
 
 
 def with_labels(image: Tensor, labels: Tensor, num_classes: int) -> Tensor:
@@ -238,9 +297,11 @@ def with_labels(image: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     return torch.cat([image, one_hot - 0.5], dim=1)
 
 
-def crop(tensor: Tensor, size: tuple[int, int]) -> Tensor:
-    """Undo `Segmenter.pad`: keep the top left (H, W)."""
-    return tensor[..., : size[0], : size[1]]
+def crop(tensor: Tensor, size: PerAxis) -> Tensor:
+    """Undo `Segmenter.pad`: keep the first (H, W) pixels."""
+    for axis, side in enumerate(size, start=-len(size)):
+        tensor = tensor.narrow(axis, 0, side)
+    return tensor
 
 
 def fold_samples(tensor: Tensor) -> Tensor:

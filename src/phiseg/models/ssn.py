@@ -23,16 +23,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from phiseg.models.blocks import Blocks, UNetBody, output_layer
+from phiseg.models.blocks import Blocks, UNetBody
 from phiseg.models.gaussian import GaussianHead
+from phiseg.models.layers import output_layer
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import Loss, item_cross_entropy
+from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
     Segmenter,
     crop,
     fold_samples,
+    image_size,
     repeat_samples,
     unfold_samples,
 )
@@ -58,11 +61,18 @@ class SSN(Segmenter):
         super().__init__(config)
         width = config.channels[0]
         self.body = UNetBody(
-            config.input_channels, config.channels, num_blocks=config.blocks_per_level, norm=config.norm
+            config.input_channels,
+            config.channels,
+            pyramid=config.pyramid,
+            num_blocks=config.blocks_per_level,
+            norm=config.norm,
         )
-        self.combine = Blocks(3, width, width, norm=config.norm, kernel_size=1)
-        self.marginal = GaussianHead(width, config.num_classes, min_std=config.min_std, init_scale=config.head_init)
-        self.factor = output_layer(width, config.rank * config.num_classes, init_scale=config.head_init)
+        self.combine = Blocks(3, width, width, norm=config.norm, kernel=config.pyramid.point)
+        point = config.pyramid.point
+        self.marginal = GaussianHead(
+            width, config.num_classes, min_std=config.min_std, init_scale=config.head_init, mean_kernel=point
+        )
+        self.factor = output_layer(width, config.rank * config.num_classes, point, init_scale=config.head_init)
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
         """Return -log of the mean of p(labels | eta) over M samples; see `Segmenter.forward`.
@@ -81,12 +91,12 @@ class SSN(Segmenter):
     def encode(self, image: Tensor) -> Encoding:
         """Compute mean and std (B, K, H, W) and the factor (B, Q, K, H, W) in float32."""
         self.check_image(image)
-        size = (image.shape[-2], image.shape[-1])
+        size = image_size(image)
         features = self.combine(self.body(self.pad(image)))
         factor = self.factor(features).float().unflatten(1, (self.config.rank, self.config.num_classes))
         return Encoding(tuple(crop(tensor, size) for tensor in (*self.marginal(features), factor)), size)
 
-    def noise_shapes(self, size: tuple[int, int]) -> list[tuple[int, ...]]:
+    def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
         """Return [(Q,), (K, H, W)]."""
         return [(self.config.rank,), (self.config.num_classes, *size)]
 
@@ -95,5 +105,5 @@ class SSN(Segmenter):
         mean, std, factor = encoding.features
         shared, single = (tensor.to(mean.device) for tensor in noise)
         with torch.autocast(mean.device.type, enabled=False):
-            common = torch.einsum("bsq,bqkhw->bskhw", shared, factor)
+            common = torch.einsum("bsq,bqk...->bsk...", shared, factor)
         return mean[:, None] + common + std[:, None] * single
