@@ -35,6 +35,23 @@ MODELS = {
         "blocks_per_level": 1,
     },
     "probunet": {"name": "probunet", "channels": [4, 4, 8], "latent_dimensions": 3, "blocks_per_level": 1},
+    "ccdm": {
+        "name": "ccdm",
+        "channels": [4, 4, 8],
+        "diffusion_steps": 4,
+        "num_steps": 3,
+        "blocks_per_level": 1,
+    },
+    "flow-ssn": {
+        "name": "flow-ssn",
+        "channels": [4, 4, 8],
+        "rank": 3,
+        "monte_carlo": 4,
+        "flow_channels": [4, 6],
+        "flow_blocks": 1,
+        "num_steps": 3,
+        "blocks_per_level": 1,
+    },
     "ssn": {"name": "ssn", "channels": [4, 4, 8], "rank": 3, "monte_carlo": 4, "blocks_per_level": 1},
     "unet": {"name": "unet", "channels": [4, 4, 8], "blocks_per_level": 1},
 }

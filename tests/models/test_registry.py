@@ -58,8 +58,10 @@ def test_build_model_uses_global_generator():
 
 
 DIGESTS = {
+    (1, "ccdm"): "3470234539c473e9",
     (1, "cvae"): "ab669a7a0677063a",
     (1, "ensemble"): "d8213b74e16e8ec6",
+    (1, "flow-ssn"): "350a67f1cd408d46",
     (1, "hprobunet"): "9e502f4927fbdafa",
     (1, "mcdropout"): "a5b94b09aa8aaf0d",  # same as the U-Net
     (1, "multihead"): "3bc4774c5530ad98",

@@ -51,6 +51,8 @@ METHODS = (
     "multihead-small",
     "cvae-small",
     "ssn-small",
+    "flow-ssn-small",
+    "ccdm-small",
     "hprobunet-small",
 )
 """Recipes of the methods in the paper, of methods that it mentions, and of later methods."""

@@ -52,3 +52,7 @@ class Pyramid(NamedTuple):
             initial=self.point,
         )
         return scale
+
+    def finest(self, num_levels: int) -> "Pyramid":
+        """Return the pyramid of the `num_levels` finest levels."""
+        return Pyramid(self.strides[: num_levels - 1], self.kernels[:num_levels])

@@ -6,8 +6,10 @@ import torch
 from pydantic import Field
 
 from phiseg.core.errors import ConfigError, nearest
+from phiseg.models.ccdm import CCDM, CCDMConfig
 from phiseg.models.cvae import CVAE, CVAEConfig
 from phiseg.models.ensemble import Ensemble, EnsembleConfig
+from phiseg.models.flow_ssn import FlowSSN, FlowSSNConfig
 from phiseg.models.hprobunet import HProbUNet, HProbUNetConfig
 from phiseg.models.mcdropout import MCDropout, MCDropoutConfig
 from phiseg.models.multihead import MultiHead, MultiHeadConfig
@@ -19,8 +21,10 @@ from phiseg.models.ssn import SSN, SSNConfig
 from phiseg.models.unet import UNet, UNetConfig
 
 MODELS: dict[str, type[Segmenter]] = {
+    "ccdm": CCDM,
     "cvae": CVAE,
     "ensemble": Ensemble,
+    "flow-ssn": FlowSSN,
     "hprobunet": HProbUNet,
     "mcdropout": MCDropout,
     "multihead": MultiHead,
@@ -32,8 +36,10 @@ MODELS: dict[str, type[Segmenter]] = {
 }
 
 ModelConfig = Annotated[
-    CVAEConfig
+    CCDMConfig
+    | CVAEConfig
     | EnsembleConfig
+    | FlowSSNConfig
     | HProbUNetConfig
     | MCDropoutConfig
     | MultiHeadConfig

@@ -79,10 +79,13 @@ class SSN(Segmenter):
 
         By Jensen's inequality, its expectation is an upper bound of -log p(labels | image); `elbo` is its negative.
         """
-        encoding = self.encode(image)
+        return self.likelihood_loss(self.encode(image), labels, generator)
+
+    def likelihood_loss(self, encoding: Encoding, labels: Tensor, generator: Generators) -> Loss:
+        """Return the loss of the Gaussian over the logits."""
         number = self.config.monte_carlo
-        half = draw_noise(self.noise_shapes(encoding.size), len(image), number // 2, generator)
-        logits = self.decode_samples(encoding, [torch.cat([noise, -noise], dim=1) for noise in half], number)
+        half = draw_noise(self.noise_shapes(encoding.size), len(labels), number // 2, generator)
+        logits = self.draw_logits(encoding, [torch.cat([noise, -noise], dim=1) for noise in half])
         negative = item_cross_entropy(fold_samples(logits), repeat_samples(labels, number))
         log_likelihoods = -unfold_samples(negative, number)  # (B, M)
         loss = -(log_likelihoods.logsumexp(dim=1) - log(number)).mean()
@@ -92,9 +95,12 @@ class SSN(Segmenter):
         """Compute mean and std (B, K, H, W) and the factor (B, Q, K, H, W) in float32."""
         self.check_image(image)
         size = image_size(image)
-        features = self.combine(self.body(self.pad(image)))
+        return Encoding(self.distribution(self.combine(self.body(self.pad(image))), size), size)
+
+    def distribution(self, features: Tensor, size: PerAxis) -> tuple[Tensor, ...]:
+        """Return mean, std and factor, given the features (B, C, H', W') of the padded image."""
         factor = self.factor(features).float().unflatten(1, (self.config.rank, self.config.num_classes))
-        return Encoding(tuple(crop(tensor, size) for tensor in (*self.marginal(features), factor)), size)
+        return tuple(crop(tensor, size) for tensor in (*self.marginal(features), factor))
 
     def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
         """Return [(Q,), (K, H, W)]."""
@@ -102,7 +108,13 @@ class SSN(Segmenter):
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:  # noqa: ARG002
         """Decode noise (B, S, Q) and (B, S, K, H, W) to logits (B, S, K, H, W)."""
-        mean, std, factor = encoding.features
+        return self.draw_logits(encoding, noise)
+
+    def draw_logits(self, encoding: Encoding, noise: Sequence[Tensor], *, more_std: float = 0.0) -> Tensor:
+        """Return samples (B, S, K, H, W) of the Gaussian, with independent noise of `more_std` added."""
+        mean, std, factor = encoding.features[:3]
+        if more_std:
+            std = torch.hypot(std, std.new_tensor(more_std))
         shared, single = (tensor.to(mean.device) for tensor in noise)
         with torch.autocast(mean.device.type, enabled=False):
             common = torch.einsum("bsq,bqk...->bsk...", shared, factor)
