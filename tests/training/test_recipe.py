@@ -22,12 +22,21 @@ def test_recipe_yaml_round_trip(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith("-small")])
 def test_small_recipes_differ_in_model_and_learning_rate_only(name):
-    recipe, phiseg = load_recipe(name), load_recipe("phiseg-small")
+    recipe = load_recipe(name)
+    phiseg = load_recipe("phiseg-small" if recipe.model.dims == 2 else "phiseg3d-small")
     assert name.startswith(recipe.model.name)
     assert recipe.train.model_copy(update={"learning_rate": phiseg.train.learning_rate}) == phiseg.train
     assert recipe.augment == phiseg.augment
     assert recipe.model.channels == phiseg.model.channels
     assert recipe.model.blocks_per_level == phiseg.model.blocks_per_level
+
+
+def test_small_recipes_of_volumes_have_the_network_of_images():
+    for name in ("phiseg", "probunet", "unet"):
+        flat, deep = load_recipe(f"{name}-small"), load_recipe(f"{name}3d-small")
+        assert deep.model == flat.model.model_copy(update={"dims": 3})
+        assert deep.augment == flat.augment
+        assert deep.train == flat.train.model_copy(update={"batch_size": 4})
 
 
 def test_every_model_has_a_small_recipe():
