@@ -1,8 +1,9 @@
 """Augmentation of whole batches. Parameters are drawn in one function and applied in another.
 
-An augmentation is one affine matrix per image, so rotation, crop and flips need a single interpolation.
+An augmentation is one affine matrix per image, so rotation, crop and flips need a single interpolation. It is the
+same for all slices of a volume, whose slices can also be reversed.
 
-B batch, C image channels, K classes, H x W pixels.
+B batch, C image channels, K classes, D slices, H x W pixels. *size is (H, W) for images and (D, H, W) for volumes.
 """
 
 import math
@@ -41,7 +42,7 @@ class AugmentConfig(StrictConfig):
     hide_neighbours: float = Field(default=0.3, ge=0, le=1)
     """Fraction of images whose neighbouring slices are hidden. No effect if model.context is 0."""
     flip_slices: bool = True
-    """Reverse the order of the slices with probability 0.5. No effect if model.context is 0."""
+    """Reverse the order of the slices with probability 0.5. No effect on images if model.context is 0."""
 
 
 def draw_augmentation(
@@ -104,18 +105,18 @@ def apply_augmentation(
     each pixel gets the class with the largest share. Pixels outside the image are background.
 
     Args:
-        image: (B, C, H, W).
-        labels: (B, H, W) class indices, 0 is the background.
+        image: (B, C, *size).
+        labels: (B, *size) class indices, 0 is the background.
         matrices: (B, 2, 3) from `draw_augmentation`.
         num_classes: K.
 
     Returns:
         Images and labels with the same shapes and types.
     """
-    grid = F.affine_grid(matrices.to(image), list(image.shape), align_corners=False)  # (B, H, W, 2)
-    warped = F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    foreground = F.one_hot(labels.long(), num_classes)[..., 1:].permute(0, 3, 1, 2)  # (B, K-1, H, W)
-    share = F.grid_sample(foreground.to(image), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    grid = F.affine_grid(matrices.to(image), [len(image), 1, *image.shape[-2:]], align_corners=False)
+    warped = _sample(image, grid, padding_mode="border")
+    foreground = F.one_hot(labels.long(), num_classes)[..., 1:].movedim(-1, 1)  # (B, K-1, *size)
+    share = _sample(foreground.to(image), grid, padding_mode="zeros")
     background = 1 - share.sum(1, keepdim=True)  # outside the image too
     return warped, torch.cat([background, share], 1).argmax(1).to(labels.dtype)
 
@@ -127,9 +128,9 @@ def draw_intensities(config: AugmentConfig, batch_size: int, *, generator: torch
 
 
 def apply_intensities(image: Tensor, intensities: Tensor) -> Tensor:
-    """Return images (B, C, H, W) with the contrast and brightness (B, 2) of `draw_intensities`."""
-    factor, shift = intensities.to(image).unbind(1)
-    return image * factor[:, None, None, None] + shift[:, None, None, None]
+    """Return images (B, C, *size) with the contrast and brightness (B, 2) of `draw_intensities`."""
+    factor, shift = intensities.to(image).reshape(-1, 2, *[1] * (image.ndim - 1)).unbind(1)
+    return image * factor + shift
 
 
 def draw_neighbours(config: AugmentConfig, batch_size: int, *, generator: torch.Generator) -> Tensor:
@@ -138,11 +139,24 @@ def draw_neighbours(config: AugmentConfig, batch_size: int, *, generator: torch.
     return torch.stack([hide < config.hide_neighbours, (flip < 0.5) & config.flip_slices], 1) & config.enabled
 
 
+def flip_volumes(image: Tensor, labels: Tensor, flipped: Tensor) -> tuple[Tensor, Tensor]:
+    """Reverse the slices of volumes (B, C, D, H, W) and labels (B, D, H, W) where `flipped` (B,) is true."""
+    where = flipped.to(image.device)[:, None, None, None]
+    return torch.where(where[..., None], image.flip(2), image), torch.where(where, labels.flip(1), labels)
+
+
 def reverse_slices(image: Tensor, flipped: Tensor, *, context: int) -> Tensor:
     """Swap the slices before and after in images (B, C * (1 + 2c), H, W) where `flipped` (B,) is true."""
     slices = image.unflatten(1, (1 + 2 * context, -1))  # (B, 1 + 2c, C, H, W)
     order = [0, *(2 * distance + side for distance in range(context) for side in (2, 1))]
     return torch.where(flipped[:, None, None, None, None], slices[:, order], slices).flatten(1, 2)
+
+
+def _sample(values: Tensor, grid: Tensor, *, padding_mode: str) -> Tensor:
+    """Interpolate values (B, C, *size) at the places (B, H, W, 2) in the plane, in all slices of a volume alike."""
+    planes = values.flatten(1, -3)  # (B, C * D, H, W)
+    sampled = F.grid_sample(planes, grid, mode="bilinear", padding_mode=padding_mode, align_corners=False)
+    return sampled.view(values.shape)
 
 
 def _rotation(radians: Tensor) -> Tensor:

@@ -3,11 +3,12 @@
 The stream has no state. A resumed run therefore continues with the same batches, batches can be made in advance in
 another thread, and several processes divide the batch that a single process would use.
 
-B batch (over all processes), C image channels, A annotators, H x W pixels.
+B batch (over all processes), C image channels, A annotators. *size is (H, W) for images, and the (D, H, W) of the
+patches for volumes.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -26,8 +27,10 @@ from phiseg.data.augment import (
     draw_augmentation,
     draw_intensities,
     draw_neighbours,
+    flip_volumes,
     reverse_slices,
 )
+from phiseg.data.patches import draw_patches, patch_size_for, window
 from phiseg.data.store import Dataset
 
 
@@ -35,9 +38,9 @@ class Batch(NamedTuple):
     """The batch of one process in one training step."""
 
     image: Tensor
-    """(B, C, H, W) float32, the network's input."""
+    """(B, C, *size) float32, the network's input."""
     labels: Tensor
-    """(B, H, W) int64, one annotation per image."""
+    """(B, *size) int64, one annotation per image."""
     rows: NDArray[np.int64]
     """(B,) rows of the dataset."""
 
@@ -47,8 +50,8 @@ class TrainingStream:
 
     Epoch e is a permutation of the cases drawn from (seed, "epoch", e). Batch t consists of the positions t*B to
     (t+1)*B of the concatenated epochs. Annotators are drawn from (seed, "annotator", t), augmentations from
-    (seed, "augment", t), (seed, "intensity", t) and (seed, "neighbours", t). All are drawn for the whole batch, and
-    process `rank` takes its share.
+    (seed, "augment", t), (seed, "intensity", t) and (seed, "neighbours", t), places of patches from (seed, "patch",
+    t). All are drawn for the whole batch, and process `rank` takes its share.
 
     Args:
         dataset: dataset to draw cases from.
@@ -59,11 +62,13 @@ class TrainingStream:
             skips cases that the annotator did not annotate.
         augment: augmentation settings.
         context: number of neighbouring slices on each side, which are added as channels.
+        patch_size: size of the patches of volumes, see `patch_size_for`.
         rank: number of this process.
         world_size: number of processes.
 
     Raises:
-        ConfigError: the batch size is not a multiple of the number of processes, or the annotator does not exist.
+        ConfigError: the batch size is not a multiple of the number of processes, the annotator does not exist, or
+            the patch size does not suit the dataset.
         DataError: there are no cases.
     """
 
@@ -77,6 +82,7 @@ class TrainingStream:
         annotator: int | Literal["random"] = "random",
         augment: AugmentConfig,
         context: int = 0,
+        patch_size: Sequence[int] | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -96,6 +102,7 @@ class TrainingStream:
         self.annotator = annotator
         self.augment = augment
         self.context = context
+        self.patch_size = patch_size_for(dataset, patch_size)
         share = batch_size // world_size
         self._share = slice(rank * share, (rank + 1) * share)
         self.rows = dataset.rows(split)
@@ -115,13 +122,18 @@ class TrainingStream:
         matrices = draw_augmentation(
             self.augment,
             self.batch_size,
-            size=self.dataset.info.size,
+            size=self.patch_size[1:] if self.patch_size else self.dataset.info.size,
             generator=torch.Generator().manual_seed(derive_seed(self.seed, "augment", step)),
         )[self._share]
+        starts = self._draw_patches(step, rows)
         rows = rows[self._share]
-        image = self._images(step, rows).to(device)
-        drawn = [self.dataset.annotation(row, annotator) for row, annotator in zip(rows, annotators, strict=True)]
-        labels = torch.from_numpy(np.stack(drawn)).to(device).long()
+        if starts is None:
+            image = self._images(step, rows)
+            drawn = map(self.dataset.annotation, rows.tolist(), annotators.tolist())
+            labels = torch.from_numpy(np.stack([*drawn]))
+        else:
+            image, labels = self._patches(step, rows, annotators, starts[self._share])
+        image, labels = image.to(device), labels.to(device).long()
         if self.augment.enabled:
             image, labels = apply_augmentation(
                 image, labels, matrices.to(device), num_classes=len(self.dataset.info.classes)
@@ -145,6 +157,31 @@ class TrainingStream:
             for row, hide in zip(rows, hidden, strict=True)
         ]
         return reverse_slices(torch.from_numpy(np.stack(images)), flipped, context=self.context)
+
+    def _draw_patches(self, step: int, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Draw where the patches of a whole batch start, (B, 3); None for images."""
+        if self.patch_size is None:
+            return None
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "patch", step))
+        return draw_patches(self.patch_size, [self.dataset.size(row) for row in rows], generator=generator)
+
+    def _patches(
+        self, step: int, rows: NDArray[np.int64], annotators: NDArray[np.int64], starts: NDArray[np.int64]
+    ) -> tuple[Tensor, Tensor]:
+        """Return patches of volumes, (B, C, *size) and (B, *size), some with their slices in reverse order."""
+        assert self.patch_size is not None
+        depth, height, width = self.patch_size
+        images, labels = [], []
+        for row, annotator, (start, top, left) in zip(
+            rows.tolist(), annotators.tolist(), starts.tolist(), strict=True
+        ):
+            slices = window(start, depth, self.dataset.depth(row))
+            plane = (..., slice(top, top + height), slice(left, left + width))
+            images.append(self.dataset.image(row, slices=slices)[plane])
+            labels.append(self.dataset.annotation(row, annotator, slices=slices)[plane])
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "neighbours", step))
+        flipped = draw_neighbours(self.augment, self.batch_size, generator=generator)[self._share, 1]
+        return flip_volumes(torch.from_numpy(np.stack(images)), torch.from_numpy(np.stack(labels)), flipped)
 
     def _draw_rows(self, step: int) -> NDArray[np.int64]:
         places = np.arange(step * self.batch_size, (step + 1) * self.batch_size)

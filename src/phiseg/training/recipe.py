@@ -16,6 +16,7 @@ from phiseg.compute.devices import Accelerator, Precision
 from phiseg.core.config import OneOf, StrictConfig, apply_overrides, read_yaml
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.data.augment import AugmentConfig
+from phiseg.data.patches import patch_size_for
 from phiseg.data.store import Dataset
 from phiseg.metrics.registry import selectable_scores
 from phiseg.models import ModelConfig
@@ -42,6 +43,9 @@ class TrainConfig(StrictConfig):
     """Number of optimisation steps."""
     batch_size: int = Field(default=12, ge=1, le=2**20)
     """Images per step, in total over all processes."""
+    patch_size: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    """Slices, height and width of the patches that volumes are trained on, such as `[16, 64, 64]`. They are cut at
+    random places. By default, they have whole slices, as many as the median volume, but at most 16."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of Adam."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -121,11 +125,12 @@ class Recipe(StrictConfig):
         return self
 
     def for_dataset(self, dataset: Dataset) -> "Recipe":
-        """Return the recipe with the image channels and classes of the dataset.
+        """Return the recipe with the image channels, classes and patch size of the dataset.
 
         Raises:
-            ConfigError: the recipe specifies different numbers.
+            ConfigError: the recipe specifies different numbers, or a model of images for volumes or the reverse.
         """
+        check_dims(self.model, dataset)
         found = {"image_channels": dataset.info.image_channels, "num_classes": len(dataset.info.classes)}
         for key, value in found.items():
             if key in self.model.model_fields_set and getattr(self.model, key) != value:
@@ -133,7 +138,13 @@ class Recipe(StrictConfig):
                     f"the recipe has model.{key} = {getattr(self.model, key)}, but {dataset.path} has {value}; "
                     f"remove model.{key} from the recipe: it is set from the dataset"
                 )
-        return self.model_copy(update={"model": self.model.model_copy(update=found)})
+        patch_size = patch_size_for(dataset, self.train.patch_size)
+        return self.model_copy(
+            update={
+                "model": self.model.model_copy(update=found),
+                "train": self.train.model_copy(update={"patch_size": patch_size}),
+            }
+        )
 
     def with_settings(self, settings: Mapping[str, Any] | None = None, /, **more: Any) -> "Recipe":
         """Return the recipe with other values for some of its keys.
@@ -177,6 +188,20 @@ class Recipe(StrictConfig):
         if len(full) > 1:
             raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(map(repr, full))}")
         return full[0]
+
+
+def check_dims(model: ModelConfig, dataset: Dataset) -> None:
+    """Raise ConfigError if a model of images would get volumes, or a model of volumes would get images."""
+    if model.dims == 2 and dataset.dims == 3:
+        raise ConfigError(
+            f"{dataset.path} contains volumes, but the model takes images (model.dims 2); use a model with "
+            "model.dims 3, such as phiseg3d-small, or prepare the dataset without --volumes"
+        )
+    if model.dims == 3 and dataset.dims == 2:
+        raise ConfigError(
+            f"{dataset.path} contains images, but the model takes volumes (model.dims 3); use a model with "
+            "model.dims 2, such as phiseg-small, or prepare the dataset with --volumes"
+        )
 
 
 def _plain(value: Any) -> Any:

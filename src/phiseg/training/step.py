@@ -123,6 +123,7 @@ def training_stream(
         annotator=settings.annotator,
         augment=recipe.augment if augmented else AugmentConfig(enabled=False),
         context=recipe.model.context,
+        patch_size=settings.patch_size,
         rank=rank,
         world_size=num_processes,
     )

@@ -117,7 +117,7 @@ def draw_lesion3d(generator: Generator, noise: Generator, size: int) -> LesionVo
 def _grid(size: int, num_slices: int) -> tuple[Field, Field, Field]:
     """Return the coordinates of the voxel centres: x (1, 1, W), y (1, H, 1), z (D, 1, 1)."""
     x, y = grid(size)
-    z = (np.arange(num_slices) - (num_slices - 1) / 2) * SLICE_SPACING_MM / (WIDTH_MM / 2)
+    z: Field = (np.arange(num_slices, dtype=np.float64) - (num_slices - 1) / 2) * SLICE_SPACING_MM / (WIDTH_MM / 2)
     return x[None], y[None], z[:, None, None]
 
 
@@ -142,14 +142,16 @@ def _attached_vessel(x: Field, y: Field, z: Field, radius: float, generator: Gen
     start, stop = 0.7 * radius, radius * generator.uniform(1.7, 2.2)
     along, across = _along_line(x, y, z, towards)
     beyond = np.maximum(start - along, along - stop).clip(0)  # rounded ends
-    return width - np.hypot(across, beyond)
+    depth: Field = width - np.hypot(across, beyond)
+    return depth
 
 
 def _end(x: Field, y: Field, z: Field, end: float, radius: float, generator: Generator) -> Field:
     """Draw the depth in the part that prolongs the lesion beyond `end` along the slices, (D, H, W)."""
     shift = 0.2 * radius * generator.uniform(-1, 1, 2)
     size = radius * generator.uniform(0.55, 0.75)
-    return size - np.sqrt((x - shift[0]) ** 2 + (y - shift[1]) ** 2 + (z - 0.95 * end) ** 2)
+    depth: Field = size - np.sqrt((x - shift[0]) ** 2 + (y - shift[1]) ** 2 + (z - 0.95 * end) ** 2)
+    return depth
 
 
 def _direction(generator: Generator, *, max_slope: float) -> Field:
@@ -191,5 +193,5 @@ def _texture(
         np.exp(1j * np.multiply.outer(axis.ravel(), vectors[:, number])) for number, axis in enumerate((x, y, z))
     )  # (W, waves), (H, waves), (D, waves)
     stacked = (slices * np.exp(1j * phase))[:, None] * rows  # (D, H, waves)
-    waves: Field = np.einsum("dhw,xw->dhx", stacked, columns).real
-    return amplitude * np.sqrt(2 / num_waves) * waves
+    waves: Field = amplitude * np.sqrt(2 / num_waves) * np.einsum("dhw,xw->dhx", stacked, columns).real
+    return waves
