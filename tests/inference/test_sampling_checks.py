@@ -2,12 +2,15 @@
 
 import pytest
 
+from helpers.small_volumes import make_volume, write_volumes
 from phiseg.core.errors import ModelError
 from phiseg.data.intensity import Intensity
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.inference.sampling import check_fits, sample_cases
 from phiseg.models import load_model
+from phiseg.models.phiseg import PHiSegConfig
+from phiseg.models.registry import build_model
 
 
 @pytest.fixture
@@ -53,3 +56,16 @@ def test_images_of_another_meaning_are_refused(changes, learned, found, trained,
     assert found in after
     model.preprocessing = {}  # of a model that says nothing
     check_fits(model, dataset)
+
+
+def test_model_of_images_refuses_volumes_and_the_reverse(trained, lesions, tmp_path):
+    volumes = write_volumes(tmp_path / "volumes", image_shape=(1, 5, 8), cases=map(one_channel, range(5)))
+    with pytest.raises(ModelError, match=r"the model has images as input, but .*volumes has volumes"):
+        sample_cases(load_model(trained()), volumes, [0], num_samples=2, seed=0)
+    model = build_model(PHiSegConfig(dims=3, channels=(4, 4), num_levels=2, blocks_per_level=1))
+    with pytest.raises(ModelError, match=r"the model has volumes as input, but .*lesions has images"):
+        check_fits(model, Dataset.open(lesions))
+
+
+def one_channel(index):
+    return make_volume(index, image=make_volume(index).image[:1])

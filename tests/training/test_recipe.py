@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from helpers.small_volumes import write_volumes
 from phiseg.core.errors import ConfigError
 from phiseg.data.store import Dataset
 from phiseg.models import MODELS
@@ -158,3 +159,22 @@ def test_with_settings_keeps_what_the_dataset_decides(lesions):
 def test_with_settings_names_the_wrong_key(settings, message):
     with pytest.raises(ConfigError, match=message):
         load_recipe("phiseg-small").with_settings(settings)
+
+
+def test_recipe_for_volumes_gets_their_patch_size(make_recipe, tmp_path):
+    volumes = write_volumes(tmp_path / "volumes")
+    recipe = make_recipe("unet", settings={"dims": 3})
+    assert recipe.for_dataset(volumes).train.patch_size == (4, 5, 8)
+    own = recipe.with_settings(patch_size=[3, 4, 8])
+    assert own.for_dataset(volumes).train.patch_size == (3, 4, 8)
+    with pytest.raises(ConfigError, match="in the order slices, height, width"):
+        recipe.with_settings(patch_size=[5, 8, 3]).for_dataset(volumes)
+
+
+def test_dimensions_of_model_and_dataset_must_match(make_recipe, lesions, tmp_path):
+    volumes, images = write_volumes(tmp_path / "volumes"), Dataset.open(lesions)
+    with pytest.raises(ConfigError, match=r"contains volumes, but the model takes images \(model\.dims 2\)"):
+        make_recipe("unet").for_dataset(volumes)
+    with pytest.raises(ConfigError, match=r"contains images, but the model takes volumes \(model\.dims 3\)"):
+        make_recipe("unet", settings={"dims": 3}).for_dataset(images)
+    assert make_recipe("unet").for_dataset(images).train.patch_size is None

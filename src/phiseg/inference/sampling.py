@@ -153,7 +153,7 @@ def _draw(
 
 
 def check_fits(model: Segmenter, dataset: Dataset) -> None:
-    """Check that a dataset has the channels, the number of classes and the intensity rule of the model's training.
+    """Check that a dataset has the dimensions, channels, number of classes and intensity rule of the model.
 
     Class names may differ, see `match_classes`.
 
@@ -162,7 +162,9 @@ def check_fits(model: Segmenter, dataset: Dataset) -> None:
     """
     check_classes_match(model, dataset)
     info, learned = dataset.info, Preprocessing.find(model) or dataset.info
+    cases = {2: "images", 3: "volumes"}
     for what, ours, theirs in (
+        ("{} as input", cases[model.config.dims], cases[dataset.dims]),
         ("{} image channels", model.config.image_channels, info.image_channels),
         ("the intensity rule {}", learned.intensity, info.intensity),
     ):
