@@ -171,6 +171,26 @@ def test_recipe_for_volumes_gets_their_patch_size(make_recipe, tmp_path):
         recipe.with_settings(patch_size=[5, 8, 3]).for_dataset(volumes)
 
 
+def test_recipe_for_volumes_plans_strides_and_kernels(tmp_path):
+    """At 2.5 x 0.5 x 0.7 mm, slices are pooled after the second level; the patch limits how often."""
+    volumes = write_volumes(tmp_path / "volumes")
+    recipe = load_recipe("phiseg3d-small", channels=[4, 4, 4, 4], num_levels=2)
+    model = recipe.with_settings(patch_size=[8, 5, 8]).for_dataset(volumes).model
+    assert model.kernels == ((1, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3))
+    assert model.strides == ((1, 2, 2), (2, 1, 2), (2, 1, 1))  # the height of 5 is halved once
+    again = type(model).parse(model.model_dump(mode="json"), where="config.yaml")
+    assert again == model
+    own = ((2, 2, 2),) * 3
+    changed = recipe.with_settings(strides=own).for_dataset(volumes).model
+    assert (changed.strides, changed.kernels) == (own, model.kernels)
+
+
+def test_recipe_for_volumes_of_unknown_spacing_plans_for_cubes(tmp_path):
+    volumes = write_volumes(tmp_path / "volumes", spacing_mm=None)
+    model = load_recipe("unet3d-small", channels=[4, 4]).for_dataset(volumes).model
+    assert (model.strides, model.kernels) == (((2, 2, 2),), ((3, 3, 3),) * 2)
+
+
 def test_dimensions_of_model_and_dataset_must_match(make_recipe, lesions, tmp_path):
     volumes, images = write_volumes(tmp_path / "volumes"), Dataset.open(lesions)
     with pytest.raises(ConfigError, match=r"contains volumes, but the model takes images \(model\.dims 2\)"):

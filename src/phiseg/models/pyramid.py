@@ -65,9 +65,9 @@ def plan_pyramid(spacing_mm: Sequence[float], num_levels: int, patch_size: Seque
     """Return strides and kernels for pixels with different side lengths, by the rules of nnU-Net.
 
     Each step halves the axes whose spacing is less than twice the finest, so that pixels become cubes at coarse
-    levels. An axis is not halved further when fewer than `MIN_SIDE` pixels of a patch would be left, and then no
-    longer counts for the finest spacing. Along an axis, kernels are 3 from the level on at which its spacing is at
-    most twice the finest, and 1 before.
+    levels. Along an axis, kernels are 1 at first, and 3 from the level on at which its spacing is at most twice the
+    finest. An axis is not halved if fewer than `MIN_SIDE` pixels of a patch would be left; from then on, the finest
+    spacing is that of the other axes.
 
     >>> plan_pyramid((2.5, 0.7, 0.7), 3)
     Pyramid(strides=((1, 2, 2), (2, 2, 2)), kernels=((1, 3, 3), (3, 3, 3), (3, 3, 3)))
@@ -82,13 +82,12 @@ def plan_pyramid(spacing_mm: Sequence[float], num_levels: int, patch_size: Seque
     strides: list[PerAxis] = []
     kernels: list[PerAxis] = []
     for level in range(num_levels):
-        finest = min(spacing)
+        divisible = [i for i in axes if size[i] >= 2 * MIN_SIDE]
+        finest = min(spacing[i] for i in divisible or axes)
         before = kernels[-1] if kernels else (1,) * len(spacing)
         kernels.append(tuple(3 if before[i] == 3 or spacing[i] <= 2 * finest else 1 for i in axes))
         if level == num_levels - 1:
             break
-        divisible = [i for i in axes if size[i] >= 2 * MIN_SIDE]
-        finest = min((spacing[i] for i in divisible), default=0.0)
         strides.append(tuple(2 if i in divisible and spacing[i] < 2 * finest else 1 for i in axes))
         spacing = [length * stride for length, stride in zip(spacing, strides[-1], strict=True)]
         size = [-(-side // stride) for side, stride in zip(size, strides[-1], strict=True)]

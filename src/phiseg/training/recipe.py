@@ -10,6 +10,7 @@ from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from phiseg.compute.devices import Accelerator, Precision
@@ -20,6 +21,7 @@ from phiseg.data.patches import patch_size_for
 from phiseg.data.store import Dataset
 from phiseg.metrics.registry import selectable_scores
 from phiseg.models import ModelConfig
+from phiseg.models.pyramid import plan_pyramid
 
 
 def criteria() -> dict[str, Callable[[float, float], float]]:
@@ -127,11 +129,17 @@ class Recipe(StrictConfig):
     def for_dataset(self, dataset: Dataset) -> "Recipe":
         """Return the recipe with the image channels, classes and patch size of the dataset.
 
+        For volumes, strides and kernels that the recipe leaves open are planned from the median spacing of the
+        training volumes; volumes of unknown spacing count as cubes.
+
         Raises:
             ConfigError: the recipe specifies different numbers, or a model of images for volumes or the reverse.
         """
         check_dims(self.model, dataset)
-        found = {"image_channels": dataset.info.image_channels, "num_classes": len(dataset.info.classes)}
+        found: dict[str, Any] = {
+            "image_channels": dataset.info.image_channels,
+            "num_classes": len(dataset.info.classes),
+        }
         for key, value in found.items():
             if key in self.model.model_fields_set and getattr(self.model, key) != value:
                 raise ConfigError(
@@ -139,6 +147,9 @@ class Recipe(StrictConfig):
                     f"remove model.{key} from the recipe: it is set from the dataset"
                 )
         patch_size = patch_size_for(dataset, self.train.patch_size)
+        if patch_size is not None:
+            plan = plan_pyramid(_median_spacing(dataset), len(self.model.channels), patch_size)
+            found |= {key: value for key, value in plan._asdict().items() if getattr(self.model, key) is None}
         return self.model_copy(
             update={
                 "model": self.model.model_copy(update=found),
@@ -202,6 +213,12 @@ def check_dims(model: ModelConfig, dataset: Dataset) -> None:
             f"{dataset.path} contains images, but the model takes volumes (model.dims 3); use a model with "
             "model.dims 2, such as phiseg-small, or prepare the dataset with --volumes"
         )
+
+
+def _median_spacing(dataset: Dataset) -> tuple[float, ...]:
+    """Return the median spacing (between slices, vertical, horizontal) of the training volumes."""
+    spacings = [spacing for row in dataset.rows("train").tolist() if (spacing := dataset.voxel_spacing_mm(row))]
+    return tuple(np.median(spacings, axis=0).tolist()) if spacings else (1.0, 1.0, 1.0)
 
 
 def _plain(value: Any) -> Any:
