@@ -7,22 +7,18 @@
 """
 
 import re
-import struct
-import warnings
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
 from phiseg.core.errors import DataError
 from phiseg.data.prepare.fixed_size import Item, tell
 from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.splits import SPLIT_NAMES
 from phiseg.data.writer import Case
+from phiseg.imaging.png import read_png
 
 LAYOUTS = "images/PATIENT/NAME.png with gt/, or PATIENT/nodule-0/images/slice-0.png with mask-0/"
 
@@ -80,10 +76,10 @@ class PngFolder:
             tell(f"{self.path}: {missing} masks have no file and are marked as missing")
 
     def _case(self, crop: _Crop) -> Case:
-        image = _read_png(crop.image)
+        image = read_png(crop.image)
         labels = np.zeros((self._num_readers, *image.shape), dtype=np.uint8)
         for reader, path in crop.masks.items():
-            mask = _read_png(path)
+            mask = read_png(path)
             if mask.shape != image.shape:
                 raise DataError(
                     f"{path} has shape {mask.shape}, but its image has {image.shape}; download it again"
@@ -155,33 +151,3 @@ def _numbered(folder: Path, pattern: str) -> list[tuple[int, Path]]:
         return []
     matches = ((re.fullmatch(pattern, path.name), path) for path in folder.iterdir())
     return sorted((int(match[1]), path) for match, path in matches if match)
-
-
-def _read_png(path: Path) -> NDArray[Any]:
-    """Return a grey PNG (H, W) of 8 or 16 bits."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=["PNG"]) as image:
-                if image.mode not in ("L", "1", "I;16", "I;16B", "I"):
-                    raise ValueError(f"its mode is {image.mode}, not grey")
-                pixels = np.asarray(image)
-    except (
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-        OSError,
-        SyntaxError,  # raised by Pillow for a broken chunk
-        ValueError,
-        TypeError,
-        IndexError,
-        KeyError,
-        OverflowError,
-        RuntimeError,
-        MemoryError,
-        EOFError,
-        struct.error,
-        zlib.error,
-    ) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{path} cannot be read as a grey PNG ({reason})") from None
-    return pixels.astype({"b": np.uint8, "i": np.uint16}.get(pixels.dtype.kind, pixels.dtype))
