@@ -10,9 +10,9 @@ from matplotlib.image import imread
 
 from helpers.small_volumes import make_volume, write_volumes
 from phiseg.core.errors import ConfigError, DataError
+from phiseg.data.check import disagreement
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
-from phiseg.evaluation.scores import disagreement
 from phiseg.plotting import contact_sheet as contact_sheet_module
 from phiseg.plotting.contact_sheet import choose_cases, contact_sheet
 from phiseg.plotting.primitives import to_png

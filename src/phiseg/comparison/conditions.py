@@ -65,6 +65,12 @@ def condition_notes(
             "Such rows are not tested against each other, unless their weights are the same: a marked score is "
             "better than those of all rows it is tested against."
         )
+    labels = [name for name, own in rows if own.summary.samples and own.summary.samples.probabilities == "none"]
+    if labels:
+        notes.append(
+            f"{', '.join(labels)}: only labels are known, so Dice is that of the majority of the samples, and "
+            "S_NCC and ECE are missing."
+        )
     lengths = {name: length for name, own in rows if (length := training_length(own)) is not None}
     if len(set(lengths.values())) > 1:
         each = ", ".join(f"{name} {length:,}" for name, length in lengths.items())

@@ -26,8 +26,8 @@ from phiseg.plotting.primitives import (
 def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = "") -> Figure:
     """Show an example case: image and annotations, and for each method the error map, samples and gamma map.
 
-    For a perfect model, the first and the last column are equal. Missing annotations are omitted. The image has a
-    scale bar if the pixel size is known.
+    For a perfect model, the first and the last column are equal. Missing annotations are omitted, and so are the
+    maps of a method whose probabilities are unknown. The image has a scale bar if the pixel size is known.
 
     Args:
         evaluations: evaluations that all have `case` among their examples.
@@ -46,7 +46,14 @@ def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = 
     last = max(num_samples + 1, len(annotations))
 
     titles = ["mean error", *(f"sample {number + 1}" for number in range(num_samples)), "gamma map"]
-    limits = {name: max(1e-6, *(float(getattr(e, name)[i].max()) for e, i in rows)) for name in ("error", "gamma")}
+    maps = {
+        name: {
+            row: drawn[at]
+            for row, (own, at) in enumerate(rows, start=1)
+            if (drawn := getattr(own, name)) is not None
+        }
+        for name in ("error", "gamma")
+    }
 
     with style():
         spaces = [0.25, 0.35, *[0.0] * (len(rows) - 1)]
@@ -64,9 +71,12 @@ def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = 
             grid.label(row, label)
             above = titles if row == 1 else [""] * len(titles)
             for name, column in (("error", 0), ("gamma", num_samples + 1)):
-                values = getattr(examples, name)[index]
-                drawn = show(grid.picture(row, column), values, "magma", 0, limits[name], title=above[column])
-                if row == len(rows):
+                if row not in maps[name]:
+                    continue
+                limit = max(1e-6, *(float(values.max()) for values in maps[name].values()))
+                title = titles[column] if row == min(maps[name]) else ""
+                drawn = show(grid.picture(row, column), maps[name][row], "magma", 0, limit, title=title)
+                if row == max(maps[name]):
                     grid.colour_bar(drawn, column, "CE / nats")
             for column, sample in enumerate(examples.samples[index], start=1):
                 axes = grid.picture(row, column)

@@ -1,4 +1,4 @@
-"""The folder of an evaluation, written by `phiseg evaluate` and read by `phiseg compare`.
+"""The folder of an evaluation, written by `phiseg evaluate` or `phiseg score` and read by `phiseg compare`.
 
 ```
 EVAL/  cases.csv        one row per case with its patient; an undefined value is an empty field
@@ -6,6 +6,7 @@ EVAL/  cases.csv        one row per case with its patient; an undefined value is
        examples.npz     a few cases with samples and maps, for the figures
        reliability.csv  probabilities of the mean prediction and observed frequencies, by class and bin
        training.jsonl   the metrics of the training run, if there is one
+       conventions.csv  scores computed by other conventions, if requested; by case in convention_cases.csv
 ```
 
 E example cases, A annotators, s stored samples, K classes, L latent levels, H x W pixels.
@@ -61,11 +62,11 @@ class Examples:
     valid: Annotated[np.ndarray, "EA", "b"]
     """False for missing annotations."""
     samples: Annotated[np.ndarray, "EsHW", "u"]
-    error: Annotated[np.ndarray, "EHW", "f"]
-    """The mean cross entropy over annotators and samples, E_{y,s} CE(y, s)."""
-    gamma: Annotated[np.ndarray, "EHW", "f"]
-    """The cross entropy of mean and samples, E_s CE(s-bar, s)."""
     mean_probs: Annotated[np.ndarray, "EKHW", "f"]
+    error: Annotated[np.ndarray | None, "EHW", "f"] = None
+    """The mean cross entropy over annotators and samples, E_{y,s} CE(y, s); absent without probabilities."""
+    gamma: Annotated[np.ndarray | None, "EHW", "f"] = None
+    """The cross entropy of mean and samples, E_s CE(s-bar, s); absent without probabilities."""
     level_probs: Annotated[np.ndarray | None, "ELKHW", "f"] = None
     """Softmax of one sample's accumulated logits at every level, fine to coarse."""
     level_residuals: Annotated[np.ndarray | None, "ELKHW", "f"] = None
@@ -125,11 +126,12 @@ def write_evaluation(
     reliability: NDArray[np.float64] | None = None,
     classes: Sequence[str] = (),
     training: Iterable[Mapping[str, Any]] | None = None,
+    more: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write the folder of an evaluation atomically.
 
-    `classes` are the names of the foreground classes of `reliability`.
+    `classes` are the names of the foreground classes of `reliability`, `more` further text files by name.
 
     Raises:
         OutputError: `out` exists and `overwrite` is false, or it cannot be written.
@@ -146,6 +148,8 @@ def write_evaluation(
         if training is not None:
             lines = [json.dumps(dict(record), allow_nan=False) + "\n" for record in training]
             write_text(folder / "training.jsonl", "".join(lines))
+        for name, text in (more or {}).items():
+            write_text(folder / name, text)
 
 
 def read_evaluation(path: Path) -> Evaluation:

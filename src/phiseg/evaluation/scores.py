@@ -2,11 +2,9 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -14,25 +12,31 @@ from phiseg.compute.devices import usable_device
 from phiseg.compute.ranks import gather, process_rank, share_batches
 from phiseg.core.errors import ConfigError, DataError, ModelError, PhisegError
 from phiseg.core.files import check_replaceable
-from phiseg.data.check import disagreement
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import MARKER, Examples, read_evaluation, write_evaluation
-from phiseg.evaluation.summary import TEXT_COLUMNS, ModelRef, Provenance, Summary
+from phiseg.evaluation.scoring import (
+    DiceAnnotator,
+    DrawnCase,
+    ScoredCase,
+    check_dice_annotator,
+    choose_examples,
+    example_arrays,
+    sampled_case,
+    score_case,
+    stack_examples,
+    summarise_scores,
+)
+from phiseg.evaluation.summary import ModelRef, Provenance, Summary
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import CaseSamples, sample_cases
-from phiseg.metrics import consensus
-from phiseg.metrics.registry import case_scores, pixel_scores, summary_scores
-from phiseg.metrics.sampled_case import SampledCase
+from phiseg.metrics.registry import summary_scores
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.pretrained import calibration_fit, find_model, weights_hash
 from phiseg.models.temperatures import Calibration
 from phiseg.training.card import patient_tokens
 from phiseg.training.tracking import read_metrics
-
-NUM_SHOWN = 8
-"""Number of samples per example case stored for the figures."""
 
 
 def evaluate(
@@ -44,7 +48,7 @@ def evaluate(
     num_samples: int = 100,
     seed: int = 0,
     method: str | None = None,
-    dice_annotator: int | Literal["all", "majority", "staple"] | None = None,
+    dice_annotator: DiceAnnotator | None = None,
     num_examples: int = 4,
     batch_size: int = 4,
     chunk_size: int = 16,
@@ -87,8 +91,6 @@ def evaluate(
             Except for damaged pixels and a full disk, these are raised before sampling.
     """
     check_replaceable(out, overwrite=overwrite or reuse, marker=MARKER)
-    if num_examples < 1:
-        raise ConfigError(f"num_examples is {num_examples}; it must be at least 1")
     model = load_model(model_folder, device=usable_device(device), calibrated=calibrated)
     stored = Dataset.open(data)
     rows = stored.rows(split)
@@ -104,9 +106,7 @@ def evaluate(
     source = _model_ref(find_model(model_folder), model)
     if dice_annotator is None:
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
-    if isinstance(dice_annotator, int) and not 0 <= dice_annotator < dataset.info.num_annotators:
-        last = dataset.info.num_annotators - 1
-        raise ConfigError(f"annotator {dice_annotator} does not exist; use 0 to {last}, all, majority or staple")
+    check_dice_annotator(dataset, dice_annotator)
     own_rows = share_batches(rows.tolist(), max(1, batch_size))
     samples = sample_cases(
         model,
@@ -132,7 +132,7 @@ def evaluate(
     provenance = Provenance.parse(values, where="the evaluation")
     if reuse and (before := _same_evaluation(out, provenance, [dataset.cases[row]["case"] for row in rows])):
         return before
-    shown = _choose_examples(dataset, rows.tolist(), num_examples)
+    shown = choose_examples(dataset, rows.tolist(), num_examples)
     scored = _gather_scored(
         _score(case, dataset, dice_annotator, keep=case.row in shown)
         for case in tqdm(
@@ -144,18 +144,10 @@ def evaluate(
             dynamic_ncols=True,
         )
     )
-    names = [{name: value for name, value in row.items() if name in TEXT_COLUMNS} for row in dataset.cases]
     context = 0 if hide_neighbours else model.config.context
-    shows = {row: {"has_neighbours": int(found)} for row, found in enumerate(dataset.has_neighbours(context))}
-    table = [{**names[case.row], **case.scores, **(shows[case.row] if context else {})} for case in scored]
-    sums = {
-        score.name: sum((case.tables[score.name] for case in scored), start=torch.zeros(()))
-        for score in pixel_scores()
-    }
-    kept = {case.row: case.samples for case in scored if case.samples is not None}
-    cases = {column: [row[column] for row in table] for column in table[0]}
-    pooled = {score.name: score.of(sums[score.name]) for score in pixel_scores()}
-    summary = Summary.of(cases, pixel_scores=pooled, **dict(provenance))
+    more = {"has_neighbours": dataset.has_neighbours(context).astype(int).tolist()} if context else {}
+    cases, summary, table = summarise_scores(dataset, [case.scored for case in scored], provenance, more=more)
+    kept = {case.scored.row: case.samples for case in scored if case.samples is not None}
     run = find_model(model_folder).parent / "metrics.jsonl"
     if rank > 0:
         return summary
@@ -164,7 +156,7 @@ def evaluate(
         summary=summary,
         cases=cases,
         examples=_examples(model, dataset, [kept[row] for row in shown], seed=seed),
-        reliability=sums["ece"].numpy(),
+        reliability=table,
         classes=dataset.info.classes[1:],
         training=read_metrics(run) if run.is_file() else None,
         overwrite=overwrite or reuse,
@@ -172,31 +164,21 @@ def evaluate(
     return summary
 
 
-class _Scored(NamedTuple):
-    """Scores of a case."""
+class _Kept(NamedTuple):
+    """A scored case, with its samples if it is one of the examples."""
 
-    row: int
-    scores: dict[str, float | None]
-    tables: dict[str, torch.Tensor]
-    """Counts for the scores over all pixels, see `PixelScore`."""
+    scored: ScoredCase
     samples: CaseSamples | None
-    """Samples, if the case is one of the examples."""
 
 
-def _score(
-    case: CaseSamples, dataset: Dataset, dice_annotator: int | Literal["all", "majority", "staple"], *, keep: bool
-) -> _Scored:
-    annotations = torch.from_numpy(dataset.annotations(case.row))
-    reference = _dice_reference(dataset, case.row, dice_annotator)
-    sampled = SampledCase(*case.summary, annotations, reference=reference)
-    scores = {score.name: score.value(sampled) for score in case_scores()}
-    tables = {score.name: score.table(sampled) for score in pixel_scores()}
-    return _Scored(case.row, scores, tables, case if keep else None)
+def _score(case: CaseSamples, dataset: Dataset, dice_annotator: DiceAnnotator, *, keep: bool) -> _Kept:
+    sampled = sampled_case(dataset, case.row, DrawnCase(*case.summary), dice_annotator)
+    return _Kept(score_case(case.row, sampled), case if keep else None)
 
 
-def _gather_scored(scored: Iterable[_Scored]) -> list[_Scored]:
+def _gather_scored(scored: Iterable[_Kept]) -> list[_Kept]:
     """Return the cases of all processes by row. An error in one process is raised in all."""
-    found: list[_Scored] | PhisegError
+    found: list[_Kept] | PhisegError
     try:
         found = list(scored)
     except PhisegError as error:
@@ -205,7 +187,8 @@ def _gather_scored(scored: Iterable[_Scored]) -> list[_Scored]:
     for part in parts:
         if isinstance(part, PhisegError):
             raise part
-    return sorted((case for part in parts if isinstance(part, list) for case in part), key=lambda case: case.row)
+    kept = (case for part in parts if isinstance(part, list) for case in part)
+    return sorted(kept, key=lambda case: case.scored.row)
 
 
 def draw_examples(
@@ -268,49 +251,17 @@ def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Sum
     return before.summary if same and complete else None
 
 
-def _dice_reference(
-    dataset: Dataset, row: int, annotator: int | Literal["all", "majority", "staple"]
-) -> torch.Tensor:
-    """Return the reference annotations for Dice (A', H, W); empty if the annotation is missing."""
-    annotations = torch.from_numpy(dataset.annotations(row))
-    if annotator == "all":
-        return annotations
-    if isinstance(annotator, str):
-        return consensus(annotations, annotator, num_classes=len(dataset.info.classes))[None]
-    chosen = [annotator] if dataset.valid[row, annotator] else []
-    return torch.from_numpy(dataset.case_labels(row)[chosen])
-
-
-def _choose_examples(dataset: Dataset, rows: Sequence[int], number: int) -> list[int]:
-    """Return rows in order of decreasing disagreement, evenly spaced over the upper three quarters.
-
-    Only the disagreement of annotators is used, so that all methods show the same cases.
-    """
-    ranked = sorted(rows, key=partial(disagreement, dataset), reverse=True)
-    places = np.linspace(0, 0.75 * (len(ranked) - 1), min(number, len(ranked))).round().astype(int)
-    return [ranked[place] for place in dict.fromkeys(places.tolist())]
-
-
 @torch.inference_mode()
 def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], *, seed: int) -> Examples:
     """Collect the data of the figures. The levels are those of the first sample of each case."""
     device = next(model.parameters()).device
-    columns: dict[str, list[np.ndarray[Any, Any]]] = {}
+    examples = []
     for row, summary, _ in cases:
-        annotations = torch.from_numpy(dataset.annotations(row)).long()
         image = torch.from_numpy(dataset.image(row, context=model.config.context))[None].to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
         encoding = model.encode(image)
         noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]
-        arrays = {
-            "image": image[0, 0],
-            "annotations": torch.tensor(dataset.case_labels(row)),
-            "valid": torch.tensor(dataset.valid[row]),
-            "samples": summary.labels[:NUM_SHOWN],
-            "error": -summary.mean_log_probs.gather(0, annotations).mean(0),
-            "gamma": summary.gamma,
-            "mean_probs": summary.mean_probs,
-        }
+        arrays = example_arrays(dataset, row, DrawnCase(*summary), image[0, 0])
         levels = [
             logits[0, 0].float() / model.calibration.logits
             for logits in model.sample_levels(encoding, model.temper(noise), 1)
@@ -320,12 +271,5 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
             residuals = [level - lower for level, lower in zip(levels, below, strict=True)]
             arrays["level_probs"] = torch.stack([level.softmax(0) for level in levels]).half()
             arrays["level_residuals"] = torch.stack(residuals).clamp(-6e4, 6e4).half()
-        for name, array in arrays.items():
-            columns.setdefault(name, []).append(array.cpu().numpy())
-    names = np.array([dataset.cases[case.row]["case"] for case in cases])
-    spacings = [dataset.spacing_mm(case.row) for case in cases]
-    return Examples(
-        cases=names,
-        spacing_mm=None if None in spacings else np.array(spacings, dtype=np.float64),
-        **{name: np.stack(arrays) for name, arrays in columns.items()},
-    )
+        examples.append(arrays)
+    return stack_examples(dataset, [case.row for case in cases], examples)

@@ -52,6 +52,16 @@ class ModelRef(StrictConfig):
     """Temperatures used for sampling."""
 
 
+class SamplesRef(StrictConfig):
+    """Samples that another program drew."""
+
+    sha256: Line
+    """SHA-256 of the labels of all cases in their order, as uint8."""
+    probabilities: Literal["none", "mean", "all"]
+    """Known probabilities: none, so Dice is that of the majority of the samples; only their mean, so there is no
+    S_NCC; or those of all samples."""
+
+
 class Provenance(StrictConfig):
     """Model, data and settings of the evaluation: everything in `summary.json` that is known before scoring."""
 
@@ -61,7 +71,8 @@ class Provenance(StrictConfig):
     method: Line
     num_parameters: int | None
     num_samples: int = Field(ge=1)
-    seed: int
+    seed: int | None
+    """Random seed of the samples; None for given samples."""
     split: Line
     hide_neighbours: bool = False
     """Whether the neighbouring slices were hidden from a model with context."""
@@ -69,6 +80,8 @@ class Provenance(StrictConfig):
     """Reference for Dice: an annotator; `all` averages over all annotators, the others are their consensus."""
     dataset: DatasetRef
     model: ModelRef
+    samples: SamplesRef | None = None
+    """Given samples; None if phiseg drew them."""
 
 
 class Summary(Provenance):

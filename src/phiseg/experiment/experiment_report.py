@@ -92,7 +92,7 @@ def _with_examples(evaluations: list[Evaluation], dataset: Dataset) -> tuple[lis
                 dataset,
                 [rows[case] for case in labels],
                 num_samples=evaluation.summary.num_samples,
-                seed=evaluation.summary.seed,
+                seed=evaluation.summary.seed or 0,
             ),
         )
         for evaluation in evaluations

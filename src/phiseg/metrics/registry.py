@@ -5,7 +5,9 @@ columns and notes of comparison tables, the definitions in the report, the choic
 table in `docs/explanation/metrics.md`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
 
 from phiseg.metrics.calibration import expected_calibration_error, reliability
 from phiseg.metrics.correlation import agreement_table, residual_correlation
@@ -20,6 +22,11 @@ def _mean_dice(case: SampledCase) -> float | None:
     if not len(case.reference):
         return None
     return float(dice(case.prediction, case.reference, num_classes=case.num_classes).mean())
+
+
+def _of_probs(table: Callable[[Tensor, Tensor], Tensor]) -> Callable[[SampledCase], Tensor | None]:
+    """Return the table of mean probabilities and annotations as a function of a case."""
+    return lambda case: None if case.mean_probs is None else table(case.mean_probs, case.annotations)
 
 
 GED_EXCESS = DerivedScore(
@@ -75,7 +82,7 @@ _ENTRIES: tuple[Score, ...] = (
         heading="S_NCC",
         latex=r"$S_\mathrm{NCC}$",
         better="higher",
-        of=lambda case: case.correlation.value,
+        of=lambda case: case.correlation and case.correlation.value,
         min_annotators=2,
         description="Normalised cross correlation of the gamma map with the error map of each annotator, "
         "averaged: does the model know where it will be wrong?",
@@ -156,7 +163,7 @@ _ENTRIES: tuple[Score, ...] = (
         group="further",
         heading="ECE",
         better="lower",
-        table=lambda case: reliability(case.mean_probs, case.annotations),
+        table=_of_probs(reliability),
         of=expected_calibration_error,
         description="Expected calibration error of the mean prediction.",
     ),
@@ -164,7 +171,7 @@ _ENTRIES: tuple[Score, ...] = (
         name="residual_correlation",
         group="summary",
         heading="residual correlation",
-        table=lambda case: agreement_table(case.mean_probs, case.annotations),
+        table=_of_probs(agreement_table),
         of=residual_correlation,
         description="Correlation of two annotators given the model's probabilities.",
     ),
@@ -200,7 +207,7 @@ _ENTRIES: tuple[Score, ...] = (
         name="s_ncc_constant",
         group="case",
         heading="constant maps",
-        of=lambda case: case.correlation.num_constant,
+        of=lambda case: case.correlation and case.correlation.num_constant,
         description="Annotators with a constant error map, which count as 0 in S_NCC.",
     ),
 )

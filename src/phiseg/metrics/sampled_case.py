@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from phiseg.metrics.area import AreaScores, area_scores_from
+from phiseg.metrics.consensus import consensus
 from phiseg.metrics.ged import EnergyDistance, energy_distance_from
 from phiseg.metrics.ncc import Correlation, expected_cross_entropy, s_ncc
 from phiseg.metrics.overlap import PairCounts, check_pairs, checked_labels, most_probable, pairwise_counts
@@ -15,12 +16,13 @@ class SampledCase:
     """One image: S samples, A annotations, K classes. Every property is computed once, when it is first used.
 
     Args:
-        labels: (S, H, W) labels of the samples.
-        mean_probs: (K, H, W) mean of the softmax samples.
-        mean_log_probs: (K, H, W) mean over samples of log(probability + eps).
-        annotations: (A, H, W) labels of the annotators who saw the image.
-        reference: (A', H, W) annotations for the Dice score of the mean prediction, which is averaged over them;
+        labels: (S, *size) labels of the samples.
+        mean_probs: (K, *size) mean of the softmax samples; None if only labels are known.
+        mean_log_probs: (K, *size) mean over samples of log(probability + eps); None if it is unknown.
+        annotations: (A, *size) labels of the annotators who saw the image.
+        reference: (A', *size) annotations for the Dice score of the mean prediction, which is averaged over them;
             default: all annotators. If empty, Dice is undefined.
+        num_classes: K; needed only without `mean_probs`.
 
     Raises:
         DataError: labels are not integers in 0..K-1, there is no sample or no annotation, or they differ in size.
@@ -29,13 +31,17 @@ class SampledCase:
     def __init__(
         self,
         labels: Tensor,
-        mean_probs: Tensor,
-        mean_log_probs: Tensor,
+        mean_probs: Tensor | None,
+        mean_log_probs: Tensor | None,
         annotations: Tensor,
         *,
         reference: Tensor | None = None,
+        num_classes: int | None = None,
     ) -> None:
-        self.num_classes, self.num_samples = len(mean_probs), len(labels)
+        if mean_probs is not None:
+            num_classes = len(mean_probs)
+        assert num_classes is not None, "pass num_classes if there are no probabilities"
+        self.num_classes, self.num_samples = num_classes, len(labels)
         for name, masks in (("labels", labels), ("annotations", annotations)):
             checked_labels(name, masks, self.num_classes)
         check_pairs("labels", labels[0], "annotations", annotations[0])
@@ -47,13 +53,15 @@ class SampledCase:
 
     @cached_property
     def prediction(self) -> Tensor:
-        """(H, W), the most probable class of the mean prediction."""
+        """(*size), the most probable class of the mean prediction; of the labels without probabilities."""
+        if self.mean_probs is None:
+            return consensus(self.labels, "majority", num_classes=self.num_classes)
         return most_probable(self.mean_probs, dim=0)
 
     @cached_property
     def counts(self) -> PairCounts:
         """Pixel counts of all pairs of the S + A masks, samples first."""
-        masks = torch.cat([self.labels, self.annotations])  # (S + A, H, W): count all pairs at once
+        masks = torch.cat([self.labels, self.annotations])  # (S + A, *size): count all pairs at once
         return pairwise_counts(masks, masks, num_classes=self.num_classes)
 
     @cached_property
@@ -88,9 +96,11 @@ class SampledCase:
         return area_scores_from(areas[: self.num_samples], areas[self.num_samples :])
 
     @cached_property
-    def correlation(self) -> Correlation:
-        """S_NCC, and how many annotators have a constant error map."""
-        errors = -self.mean_log_probs.gather(0, self.annotations.long())  # (A, H, W): a one-hot y selects one term
+    def correlation(self) -> Correlation | None:
+        """S_NCC, and how many annotators have a constant error map; None without probabilities."""
+        if self.mean_probs is None or self.mean_log_probs is None:
+            return None
+        errors = -self.mean_log_probs.gather(0, self.annotations.long())  # (A, *size): a one-hot y selects one term
         return s_ncc(expected_cross_entropy(self.mean_probs, self.mean_log_probs), errors)
 
     @cached_property

@@ -71,8 +71,8 @@ class CaseScore(Score):
 class PixelScore(Score):
     """A score of the pixels of all cases together: a table per case, added up, and a value of the sum."""
 
-    table: Callable[[SampledCase], Tensor]
-    """Computes the table of one case; those of all cases have one shape."""
+    table: Callable[[SampledCase], Tensor | None]
+    """Computes the table of one case; those of all cases have one shape. None if its probabilities are unknown."""
     of: Callable[[Tensor], float | None]
     """Computes the score from the sum of the tables."""
     pooled: ClassVar[str] = "pixels"
