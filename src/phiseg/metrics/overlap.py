@@ -54,6 +54,13 @@ class PairCounts(NamedTuple):
         """Return the Dice score of every pair, averaged over the foreground labels, float64 (N, M)."""
         return _ratio(2 * self.shared, self._total, both_empty).mean(0)
 
+    def iou_of_present(self) -> Tensor:
+        """Return the IoU of every pair, averaged over the labels that at least one mask contains, float64 (N, M).
+
+        NaN for two masks without any foreground.
+        """
+        return (self.shared / (self._total - self.shared)).nanmean(0)
+
     @property
     def _total(self) -> Tensor:
         return self.first[:, :, None] + self.second[:, None, :]

@@ -1,0 +1,122 @@
+"""Conventions of other publications, against loops over pairs and permutations."""
+
+import math
+import re
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import naive_metrics as naive
+from phiseg.cli.score import Score
+from phiseg.core.errors import ConfigError
+from phiseg.metrics.conventions import CONVENTIONS, named_conventions
+from phiseg.metrics.sampled_case import SampledCase
+
+
+def sampled(samples, annotations, num_classes=2):
+    return SampledCase(
+        torch.tensor(samples, dtype=torch.uint8),
+        None,
+        None,
+        torch.tensor(annotations, dtype=torch.uint8),
+        num_classes=num_classes,
+    )
+
+
+def masks(number, num_classes, seed, *, empty=()):
+    drawn = np.random.default_rng(seed).integers(0, num_classes, (number, 3, 4))
+    drawn[list(empty)] = 0
+    return drawn.tolist()
+
+
+def present_iou(first, second, num_classes):
+    """Mean IoU over the labels that one of the masks contains; None if there is none."""
+    scores = []
+    for label in range(1, num_classes):
+        pairs = [
+            (a == label, b == label) for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True)
+        ]
+        union = sum(a or b for a, b in pairs)
+        if union:
+            scores.append(sum(a and b for a, b in pairs) / union)
+    return sum(scores) / len(scores) if scores else None
+
+
+def present_ged(samples, annotations, num_classes):
+    def mean(first, second):
+        values = [present_iou(a, b, num_classes) for a in first for b in second]
+        return None if None in values else sum(1 - value for value in values) / len(values)
+
+    terms = [mean(samples, annotations), mean(samples, samples), mean(annotations, annotations)]
+    return None if None in terms else 2 * terms[0] - terms[1] - terms[2]
+
+
+def best_match(samples, annotations, num_classes):
+    """Each mask of the smaller set is matched with another mask of the larger one."""
+    small, large = sorted([samples, annotations], key=len)
+    return max(
+        sum(naive.iou(one, other, num_classes) for one, other in zip(small, chosen, strict=True)) / len(small)
+        for chosen in permutations(large, len(small))
+    )
+
+
+ORACLES = {
+    "ged-all-pairs": naive.ged,
+    "ged-distinct-pairs": lambda s, y, k: naive.ged(s, y, k, distinct=True),
+    "ged-root": lambda s, y, k: math.sqrt(max(0, naive.ged(s, y, k))),
+    "ged-root-empty-differ": lambda s, y, k: math.sqrt(max(0, naive.ged(s, y, k, both_empty=0))),
+    "ged-empty-differ": lambda s, y, k: naive.ged(s, y, k, both_empty=0),
+    "ged-present-classes": present_ged,
+    "hm-iou-repeated": naive.matched_iou,
+    "hm-iou-best": best_match,
+    "hm-iou-empty-differ": lambda s, y, k: naive.matched_iou(s, y, k, both_empty=0),
+}
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("empty", [(), (0, 1)])
+def test_convention_matches_loops(name, num_classes, empty):
+    samples = masks(4, num_classes, 1, empty=empty)
+    annotations = masks(2, num_classes, 2, empty=empty[:1])
+    found = CONVENTIONS[name].of(sampled(samples, annotations, num_classes))
+    expected = ORACLES[name](samples, annotations, num_classes)
+    assert found == (expected if expected is None else pytest.approx(expected, abs=1e-12))
+
+
+def test_conventions_differ_where_they_should():
+    case = sampled(masks(4, 2, 1, empty=[0]), masks(2, 2, 2, empty=[0]))
+    values = {name: convention.of(case) for name, convention in CONVENTIONS.items()}
+    assert values.pop("ged-present-classes") is None
+    assert len({round(value, 9) for value in values.values()}) == len(values)
+    assert values["hm-iou-best"] > values["hm-iou-repeated"] > values["hm-iou-empty-differ"]
+
+
+def test_standard_conventions_are_the_scores_of_phiseg():
+    case = sampled(masks(4, 3, 5), masks(3, 3, 6), 3)
+    assert CONVENTIONS["ged-all-pairs"].of(case) == pytest.approx(case.energy_distance.ged)
+    assert CONVENTIONS["ged-distinct-pairs"].of(case) == pytest.approx(case.energy_distance.ged_unbiased)
+
+
+def test_ged_needs_two_annotations():
+    case = sampled(masks(4, 2, 1), masks(1, 2, 2))
+    assert [CONVENTIONS[name].of(case) for name in ("ged-all-pairs", "ged-root")] == [None, None]
+    assert CONVENTIONS["hm-iou-repeated"].of(case) is not None
+
+
+def test_conventions_by_name():
+    assert [one.name for one in named_conventions(["hm-iou-best", "ged-root"])] == ["ged-root", "hm-iou-best"]
+    assert [one.name for one in named_conventions(["all"])] == list(CONVENTIONS)
+    assert named_conventions([]) == []
+    with pytest.raises(ConfigError, match=r"no convention 'ged-rot' .*'ged-root'"):
+        named_conventions(["ged-rot"])
+
+
+def test_help_and_documentation_name_every_convention():
+    page = Path(__file__).parents[2] / "docs" / "explanation" / "which-numbers-compare.md"
+    listed = re.findall(r"^\| `([a-z-]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert listed[: len(CONVENTIONS)] == list(CONVENTIONS)
+    assert set(re.findall(r"(?:ged|hm-iou)-[a-z-]+", Score.__doc__)) >= set(CONVENTIONS)
