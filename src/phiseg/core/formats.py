@@ -49,6 +49,7 @@ CALIBRATION = Format("phiseg-calibration")
 STATE = Format("phiseg-state")
 EVALUATION = Format("phiseg-evaluation")
 PREDICTION = Format("phiseg-prediction")
+SPLIT = Format("phiseg-split")
 
 
 def is_from_phiseg(values: Any) -> bool:

@@ -12,7 +12,7 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.formats import DATASET
 from phiseg.data.manifest import DatasetInfo
 from phiseg.data.npy import NPY_ERRORS
-from phiseg.data.splits import check_splits
+from phiseg.data.splits import ORIGIN, check_splits
 
 PREPARE_AGAIN = "prepare the dataset again with 'phiseg prepare'"
 
@@ -115,7 +115,11 @@ def read_splits(path: Path, patients: list[str]) -> dict[str, list[str]]:
     fix = f'write {{"seed": 0, "train": [patients], "val": [...], "test": [...]}}, or {PREPARE_AGAIN}'
     if not isinstance(values, dict):
         raise DataError(f"{path} is not a JSON object; {fix}")
-    splits = {name: members for name, members in values.items() if name != "seed"}
+    splits = {
+        name: members
+        for name, members in values.items()
+        if name not in ORIGIN or (name != "seed" and isinstance(members, list))  # a split may be called `source`
+    }
     for name, members in splits.items():
         if not isinstance(members, list) or not all(isinstance(patient, str) for patient in members):
             raise DataError(f"{path}: split '{name}' is not a list of patients; {fix}")

@@ -11,6 +11,8 @@ from phiseg.core.files import write_json
 from phiseg.core.random import derive_seed
 
 SPLIT_NAMES = ("train", "val", "test")
+ORIGIN = ("seed", "name", "source")
+"""Keys of splits.json that are not splits: the seed of drawn splits, or name and source of a split file."""
 MAX_NAME = 100
 """Maximum length of a split name in characters."""
 
@@ -73,9 +75,9 @@ def parse_fractions(text: str) -> tuple[float, ...]:
         raise ConfigError(f"split fractions '{text}' are not numbers; give three, such as 60,20,20") from None
 
 
-def write_splits(path: Path, splits: Mapping[str, Sequence[str]], *, seed: int) -> None:
-    """Write splits.json atomically."""
-    write_json(path, {"seed": seed, **{name: [*members] for name, members in splits.items()}})
+def write_splits(path: Path, splits: Mapping[str, Sequence[str]], **origin: int | str) -> None:
+    """Write splits.json atomically. `origin` is the seed, or name and source of a split file, see `ORIGIN`."""
+    write_json(path, {**origin, **{name: [*members] for name, members in splits.items()}})
 
 
 def check_splits(splits: Mapping[str, Sequence[str]], patients: Iterable[str], *, where: str) -> None:
