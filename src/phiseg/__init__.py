@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from phiseg.api.results import Run as Run
     from phiseg.api.results import Samples as Samples
     from phiseg.api.results import Scores as Scores
+    from phiseg.api.scoring import score as score
     from phiseg.core.errors import PhisegError as PhisegError
     from phiseg.core.records import Records as Records
     from phiseg.data.prepare.arrays import prepare_arrays as prepare_arrays
@@ -60,6 +61,7 @@ _MODULES = {
     ),
     "phiseg.api.model": ("Model", "load"),
     "phiseg.api.results": ("Comparison", "Predictions", "Run", "Samples", "Scores"),
+    "phiseg.api.scoring": ("score",),
     "phiseg.core.errors": ("PhisegError",),
     "phiseg.core.records": ("Records",),
     "phiseg.data.prepare.arrays": ("prepare_arrays",),

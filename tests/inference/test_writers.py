@@ -50,6 +50,7 @@ def test_files_have_documented_shapes_types_and_order(write, trained, dataset):
     assert {name: (array.shape, str(array.dtype)) for name, array in arrays.items()} == {
         "labels": ((3, 4, 16, 16), "uint8"),
         "mean_probs": ((3, 2, 16, 16), "float32"),
+        "mean_log_probs": ((3, 2, 16, 16), "float32"),
         "gamma": ((3, 16, 16), "float32"),
         "probs": ((3, 4, 2, 16, 16), "float32"),
     }
@@ -58,6 +59,7 @@ def test_files_have_documented_shapes_types_and_order(write, trained, dataset):
     drawn = sample_cases(load_model(trained()), dataset, ROWS, num_samples=4, seed=0, keep_probs=True)
     for index, case in enumerate(drawn):
         assert np.array_equal(arrays["labels"][index], case.summary.labels.numpy())
+        assert np.array_equal(arrays["mean_log_probs"][index], case.summary.mean_log_probs.numpy())
         assert np.array_equal(arrays["mean_probs"][index], case.summary.mean_probs.numpy())
         assert np.array_equal(arrays["probs"][index], case.probs.numpy())
 
@@ -77,7 +79,8 @@ def test_maps_follow_from_probabilities(write):
 
 def test_probabilities_are_written_on_request(write):
     folder = write()
-    assert {path.name for path in folder.iterdir()} == {"labels.npy", "mean_probs.npy", "gamma.npy", "cases.csv"}
+    expected = {"labels.npy", "mean_probs.npy", "mean_log_probs.npy", "gamma.npy", "cases.csv"}
+    assert {path.name for path in folder.iterdir()} == expected
     assert np.array_equal(np.load(folder / "labels.npy"), np.load(write("b", with_probs=True) / "labels.npy"))
 
 

@@ -14,8 +14,9 @@ from phiseg.cli.parsing import Flag, optional, parse
 class Sample:
     """Draw samples for the cases of a split and save them as NumPy arrays.
 
-    OUT receives labels.npy (cases, samples, H, W; uint8), mean_probs.npy (cases, classes, H, W), gamma.npy (cases,
-    H, W), and cases.csv in the same order. The samples depend on the seed, not on the batch and chunk sizes.
+    OUT receives labels.npy (cases, samples, H, W; uint8), mean_probs.npy and mean_log_probs.npy (cases, classes,
+    H, W), gamma.npy (cases, H, W), and cases.csv in the same order. `phiseg score` reads this folder. The samples
+    depend on the seed, not on the batch and chunk sizes.
 
     Examples:
         phiseg sample runs/phiseg --data data --num-samples 16 --out samples

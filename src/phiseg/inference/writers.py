@@ -1,7 +1,8 @@
 """Write samples as NumPy arrays.
 
-OUT/  labels.npy (cases, S, H, W) uint8   mean_probs.npy (cases, K, H, W)   gamma.npy (cases, H, W)
-      [probs.npy (cases, S, K, H, W)]     cases.csv in the row order of the arrays
+OUT/  labels.npy (cases, S, H, W) uint8   mean_probs.npy, mean_log_probs.npy (cases, K, H, W)
+      gamma.npy (cases, H, W)             [probs.npy (cases, S, K, H, W)]
+      cases.csv in the row order of the arrays
 """
 
 import csv
@@ -42,6 +43,7 @@ def write_samples(
     shapes: dict[str, tuple[type, tuple[int, ...]]] = {
         "labels": (np.uint8, (num_samples,)),
         "mean_probs": (np.float32, (num_classes,)),
+        "mean_log_probs": (np.float32, (num_classes,)),
         "gamma": (np.float32, ()),
     }
     if with_probs:
@@ -59,6 +61,7 @@ def write_samples(
                 assert case.row == row
                 arrays["labels"].append(case.summary.labels.numpy())
                 arrays["mean_probs"].append(case.summary.mean_probs.numpy())
+                arrays["mean_log_probs"].append(case.summary.mean_log_probs.numpy())
                 arrays["gamma"].append(case.summary.gamma.numpy())
                 if case.probs is not None:
                     arrays["probs"].append(case.probs.numpy())
