@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from helpers.known_models import KnownModel, brightest, place
+from helpers.small_volumes import write_volumes
 from phiseg.core.errors import DataError
 from phiseg.data.store import Dataset
 from phiseg.imaging.frame import Frame
@@ -195,6 +196,14 @@ def test_training_writes_what_preprocessing_reads(trained, lesions):
     assert found == Preprocessing.of_dataset(dataset)
     assert found.to_json() == stored
     assert found.dataset.fingerprint == dataset.fingerprint
+
+
+def test_preprocessing_of_volumes_has_a_patch_size(tmp_path):
+    dataset = write_volumes(tmp_path / "volumes")
+    stored = Preprocessing.of_dataset(dataset, patch_size=(3, 4, 8))
+    assert (stored.size, stored.patch_size, stored.patch) == ((5, 8), (3, 4, 8), (3, 4, 8))
+    assert Preprocessing.parse(stored.to_json(), where="preprocessing.json") == stored
+    assert Preprocessing.of_dataset(dataset).patch == (16, 5, 8)
 
 
 @pytest.mark.parametrize("folder", bundled_models().values(), ids=lambda folder: folder.name)

@@ -26,7 +26,8 @@ from phiseg.models import Segmenter
 
 MIN_INSIDE = 0.01
 """Share of voxels inside the window of a model below which a warning about their unit is given."""
-
+PATCH_DEPTH = 16
+"""Slices of a patch for a model of volumes whose training patches are unknown."""
 
 Range = tuple[NonNegativeFloat, NonNegativeFloat]
 """Smallest and largest value."""
@@ -70,6 +71,8 @@ class Preprocessing(StrictConfig):
     image_channels: PositiveInt
     size: tuple[PositiveInt, PositiveInt]
     """Height and width of the training images."""
+    patch_size: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    """Slices, height and width of the training patches of a model of volumes; None for a model of images."""
     spacing_mm: tuple[PositiveFloat, PositiveFloat] | None = None
     """Pixel spacing (vertical, horizontal) in mm; None if it differs between images."""
     intensity: Intensity
@@ -90,8 +93,8 @@ class Preprocessing(StrictConfig):
     dataset: TrainingDataset = TrainingDataset()
 
     @classmethod
-    def of_dataset(cls, dataset: Dataset) -> Self:
-        """Return the properties of the training images of a dataset."""
+    def of_dataset(cls, dataset: Dataset, *, patch_size: Sequence[int] | None = None) -> Self:
+        """Return the properties of the training images of a dataset, or of patches (D, H, W) of its volumes."""
         info = dataset.info
         rows = dataset.rows("train")
         spacings = [spacing for row in rows if (spacing := dataset.spacing_mm(row))]
@@ -100,6 +103,7 @@ class Preprocessing(StrictConfig):
             classes=info.classes,
             image_channels=info.image_channels,
             size=info.size,
+            patch_size=patch_size,
             spacing_mm=info.spacing_mm,
             intensity=info.intensity,
             plane=info.plane,
@@ -133,6 +137,11 @@ class Preprocessing(StrictConfig):
     def to_json(self) -> dict[str, Any]:
         """Return the content of preprocessing.json."""
         return self.model_dump(mode="json")
+
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        """Slices, height and width of the parts of a scan that the network processes at once."""
+        return self.patch_size or (PATCH_DEPTH, *self.size)
 
     def network_spacing_mm(self, own: tuple[float, float]) -> tuple[float, float]:
         """Return the pixel spacing (vertical, horizontal) that a scan of the given spacing is resampled to.

@@ -262,7 +262,9 @@ class _Training:
                 lambda: save_model(
                     self.out / "model",
                     model,
-                    preprocessing=Preprocessing.of_dataset(self.dataset).to_json(),
+                    preprocessing=Preprocessing.of_dataset(
+                        self.dataset, patch_size=self.settings.patch_size
+                    ).to_json(),
                     provenance=provenance(self.recipe, self.dataset, self.step, initial=self.initial),
                     card=model_card(self.recipe, self.dataset, self.step, values),
                 )
