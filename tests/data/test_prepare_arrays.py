@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.data.prepare import arrays_npz
 from phiseg.data.prepare.arrays import prepare_arrays
-from phiseg.data.prepare.fixed_size import FixedSizeOptions
+from phiseg.data.prepare.fixed_size_source import FixedSizeOptions
 from phiseg.data.store import Dataset
 from phiseg.inference.preprocessing import Preprocessing
 

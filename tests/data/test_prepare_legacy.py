@@ -16,7 +16,7 @@ from PIL import Image
 
 from phiseg.core.errors import DataError
 from phiseg.data.prepare import legacy_pickle
-from phiseg.data.prepare.fixed_size import FixedSizeOptions
+from phiseg.data.prepare.fixed_size_source import FixedSizeOptions
 from phiseg.data.prepare.legacy import CLASSES, prepare_legacy
 from phiseg.data.store import Dataset
 

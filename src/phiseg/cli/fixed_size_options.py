@@ -7,7 +7,7 @@ from phiseg.cli.parsing import Flag, optional
 
 if TYPE_CHECKING:
     from phiseg.data.manifest import SlicePlane
-    from phiseg.data.prepare.fixed_size import FixedSizeOptions
+    from phiseg.data.prepare.fixed_size_source import FixedSizeOptions
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class FixedSizeArguments:
         zscore: bool = False,
     ) -> "FixedSizeOptions":
         """Return the options, validated."""
-        from phiseg.data.prepare.fixed_size import FixedSizeOptions
+        from phiseg.data.prepare.fixed_size_source import FixedSizeOptions
         from phiseg.data.splits import parse_fractions
 
         return FixedSizeOptions(

@@ -23,15 +23,21 @@ class PrepareArrays(FixedSizeArguments):
 
     With `case_ids`, `nodule` [N] and `slice` [N], cases are named PATIENT-nodule-N-slice-M.
 
+    With `--volumes`, each case is a volume. The file contains `image_000` [D,H,W], `masks_000` [A,D,H,W] and so on,
+    or slices with `slice` [N]. It also contains `pixel_spacing_mm` and `slice_spacing_mm`.
+
     Examples:
         phiseg prepare arrays crops.npz data --window -1000 400 --centred-on nodule
         phiseg prepare arrays uint8.npz data --rescale 5.490196 -1000 --window -1000 400
+        phiseg prepare arrays volumes.npz data --volumes --window -1000 400
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.npz")]
     """File with the arrays."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Folder of the dataset to write."""
+    volumes: Flag = False
+    """Write a dataset of volumes, for 3-D models."""
     zscore: Flag = False
     """Normalise each image to mean 0 and standard deviation 1 instead of using a window (MR)."""
     classes: Annotated[tuple[str, ...] | None, optional("NAME ...", "numbered, as many as in the masks")] = None
@@ -60,4 +66,12 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         zscore=command.zscore,
     )
     line = command_line(prog, arguments)
-    print_summary(prepare_arrays(command.file, command.out, options, overwrite=command.overwrite, command=line))
+    dataset = prepare_arrays(
+        command.file,
+        command.out,
+        options,
+        volumes=command.volumes,
+        overwrite=command.overwrite,
+        command=line,
+    )
+    print_summary(dataset)

@@ -54,7 +54,7 @@ def normalise(images: NDArray[Any], intensity: Intensity) -> NDArray[np.float32]
 
 
 def zscored(image: NDArray[Any]) -> NDArray[np.float32]:
-    """Return an image (C, H, W) with mean 0 and standard deviation 1 per channel; constant channels become 0.
+    """Return an image (C, *size) with mean 0 and standard deviation 1 per channel; constant channels become 0.
 
     >>> zscored(np.array([[[1, 3]], [[5, 5]]]))
     array([[[-1.,  1.]],
@@ -62,8 +62,7 @@ def zscored(image: NDArray[Any]) -> NDArray[np.float32]:
            [[ 0.,  0.]]], dtype=float32)
     """
     values = image.astype(np.float64)
-    spread = values.std(axis=(1, 2), keepdims=True)
-    scaled: NDArray[np.float64] = (values - values.mean(axis=(1, 2), keepdims=True)) / np.where(
-        spread > 0, spread, 1
-    )
+    axes = tuple(range(1, values.ndim))
+    spread = values.std(axis=axes, keepdims=True)
+    scaled: NDArray[np.float64] = (values - values.mean(axis=axes, keepdims=True)) / np.where(spread > 0, spread, 1)
     return scaled.astype(np.float32)

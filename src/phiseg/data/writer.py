@@ -123,7 +123,7 @@ def write_dataset(
                     labels.append(drawn.astype(label_type))
                 valid.append(present)
                 depth = {"depth": len(slices)} if dims == 3 else {}
-                table[case.case] = {"case": case.case, "patient": case.patient, **depth, **case.columns}
+                table[case.case] = {"case": case.case, "patient": case.patient, **depth, **case.columns, **depth}
         if not table:
             raise DataError(f"the source has no usable case, so {out} was not written; see the messages above")
         patients = [str(row["patient"]) for row in table.values()]

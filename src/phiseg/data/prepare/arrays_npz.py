@@ -21,7 +21,7 @@ from phiseg.core.errors import DataError
 from phiseg.data.npy import NPY_ERRORS
 
 MAX_ROW_BYTES = 2**30
-"""Maximum size of an image, or of all masks of an image."""
+"""Maximum size of an image or volume, or of all its masks."""
 MAX_TABLE_BYTES = 2**28
 """Maximum size of an array that is read as a whole."""
 
@@ -92,12 +92,13 @@ class Npz:
                 yield np.frombuffer(_exactly(file, length), dtype=header.dtype).reshape(shape)
             file.read(1)  # verifies the checksum of the zip archive
 
-    def read(self, key: str) -> NDArray[Any]:
-        """Return a small array as a whole."""
+    def read(self, key: str, *, max_bytes: int = MAX_TABLE_BYTES) -> NDArray[Any]:
+        """Return an array of at most `max_bytes` as a whole."""
         header = self.header(key)
         length = math.prod(header.shape) * header.dtype.itemsize
-        if length > MAX_TABLE_BYTES:
-            raise DataError(f"{self.path}: '{key}' {header.shape} of {header.dtype} is too large; use shorter text")
+        if length > max_bytes:
+            fix = "smaller volumes" if max_bytes == MAX_ROW_BYTES else "shorter text"
+            raise DataError(f"{self.path}: '{key}' {header.shape} of {header.dtype} is too large; use {fix}")
         with _border(self.path, key), self._zip.open(f"{key}.npy") as file:
             _exactly(file, header.offset)
             values = np.frombuffer(_exactly(file, length), dtype=header.dtype)

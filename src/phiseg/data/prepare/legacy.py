@@ -25,7 +25,8 @@ from phiseg.core.errors import DataError
 from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.data.prepare import legacy_pickle
 from phiseg.data.prepare.arrays import sha256_of
-from phiseg.data.prepare.fixed_size import FixedSizeOptions, Item, Source, tell, text_of, write_fixed_size
+from phiseg.data.prepare.fixed_size import write_fixed_size
+from phiseg.data.prepare.fixed_size_source import FixedSizeOptions, Item, Source, tell, text_of
 from phiseg.data.prepare.legacy_pickle import PickledArray
 from phiseg.data.prepare.legacy_png import LAYOUTS, PngFolder
 from phiseg.data.splits import SPLIT_NAMES
