@@ -68,7 +68,7 @@ class GivenCase:
     def first(self, number: int) -> DrawnCase:
         """Return the first samples. Means over all samples are dropped if there are more of them."""
         if self.probs is not None:
-            (summary,) = summarise_probs([self.probs[None, :number].clone()])
+            (summary,) = summarise_probs([self.probs[None, :number]])
             labels = summary.labels if self.labels is None else self.labels[:number]
             return DrawnCase(labels, summary.mean_probs, summary.mean_log_probs)
         assert self.labels is not None

@@ -4,6 +4,9 @@
     FOLDER/  labels.npy or probs.npy, mean_probs.npy, mean_log_probs.npy, cases.csv   (as `phiseg sample` writes it)
     FOLDER/CASE/  sample-1.nii.gz, sample-2.nii.gz, ... (or .png, .npy), or samples.nii.gz with all of them
 
+The arrays of volumes may also have the slices of all cases one after the other, (slices, S, H, W), if `cases.csv`
+has their numbers in a column `depth`.
+
 S samples, K classes, *size is (H, W) for images and (D, H, W) for volumes.
 """
 
@@ -12,8 +15,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -36,6 +40,18 @@ KEYS = ("labels", "probs", "mean_probs", "mean_log_probs")
 ALL_SAMPLES = tuple(f"samples{suffix}" for suffix in SUFFIXES)
 """Files with all samples of a case, as `phiseg predict` writes them."""
 FORMS = "labels.npy, probs.npy, an .npz file, a folder with one of these, or a folder with one subfolder per case"
+
+
+_NUM_AXES = {"labels": 2, "probs": 3, "mean_probs": 2, "mean_log_probs": 2}
+"""Number of axes of an array before those of a slice."""
+
+
+class CaseList(NamedTuple):
+    """Cases in the order of the samples."""
+
+    names: list[str]
+    depths: list[int] | None
+    """Number of slices of each volume, if known."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +113,13 @@ def open_samples(
     """
     if not isinstance(source, Path):
         arrays = source if isinstance(source, Mapping) else {_key(source, dims + 3): source}
-        return from_arrays(arrays, _names(cases), name="samples")
+        return from_arrays(arrays, _case_list(cases), name="samples", dims=dims)
     path = source
     if path.is_dir():
         arrays = {key: _load(path / f"{key}.npy") for key in KEYS if (path / f"{key}.npy").is_file()}
         if not arrays:
             return _case_folders(path, plane, dims)
-        return from_arrays(arrays, _names(cases, beside=path), name=str(path))
+        return from_arrays(arrays, _case_list(cases, beside=path), name=str(path), dims=dims)
     if not path.is_file():
         raise DataError(f"{path} does not exist; give {FORMS}")
     if path.suffix == ".npz":
@@ -111,25 +127,34 @@ def open_samples(
     if path.suffix != ".npy":
         raise DataError(f"{path} is not a known form of samples; give {FORMS}")
     array = _load(path)
-    return from_arrays({_key(array, dims + 3): array}, _names(cases, beside=path.parent), name=str(path))
+    listed = _case_list(cases, beside=path.parent)
+    return from_arrays({_key(array, dims + 3): array}, listed, name=str(path), dims=dims)
 
 
-def from_arrays(arrays: Mapping[str, NDArray[Any]], names: Sequence[str] | None, *, name: str) -> GivenSamples:
-    """Return samples in arrays whose first axis is the case.
+def from_arrays(
+    arrays: Mapping[str, NDArray[Any]], listed: CaseList | None, *, name: str, dims: int = 2
+) -> GivenSamples:
+    """Return samples in arrays whose first axis is the case, or the slice of volumes one after the other.
 
     Args:
         arrays: arrays by key, see `KEYS`.
-        names: names of the cases, or None if they are in the order of the split.
+        listed: the cases in their order, or None if they are in the order of the split.
         name: what errors and tables call them.
+        dims: number of axes of a case.
 
     Raises:
         DataError: labels and probabilities are missing, or the numbers of cases differ.
     """
     if not {"labels", "probs"} & arrays.keys():
         raise DataError(f"{name} has neither labels nor probs; give {FORMS}")
+    slices = dims == 3 and all(array.ndim == _NUM_AXES[key] + 2 for key, array in arrays.items())
+    if slices and (listed is None or listed.depths is None):
+        raise DataError(
+            f"{name} has the slices of volumes one after the other; give their numbers in cases.csv, depth"
+        )
     counts = {key: len(array) if array.ndim else 0 for key, array in arrays.items()}
-    if names is not None:
-        counts["the list of cases"] = len(names)
+    if listed is not None:
+        counts["the list of cases"] = sum(listed.depths or ()) if slices else len(listed.names)
     if len(set(counts.values())) > 1:
         each = ", ".join(f"{key} {count}" for key, count in counts.items())
         raise DataError(f"{name} has different numbers of cases ({each}); give one entry per case in each of them")
@@ -137,16 +162,23 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]], names: Sequence[str] | None,
     def read(index: int) -> Arrays:
         return {key: np.array(array[index]) for key, array in arrays.items()}
 
+    def read_volume(start: int, stop: int) -> Arrays:
+        return {key: np.moveaxis(np.array(array[start:stop]), 0, -3) for key, array in arrays.items()}
+
+    if slices and listed is not None:
+        bounds = np.cumsum([0, *(listed.depths or ())]).tolist()
+        return GivenSamples(name, listed.names, [partial(read_volume, *ends) for ends in pairwise(bounds)])
     entries = [partial(read, index) for index in range(min(counts.values()))]
-    return GivenSamples(name, None if names is None else list(names), entries)
+    return GivenSamples(name, None if listed is None else listed.names, entries)
 
 
-def read_names(path: Path) -> list[str]:
+def read_cases(path: Path) -> CaseList:
     """Read the names of the cases: column `case` of a CSV file, or the lines of a text file.
 
     Raises:
         DataError: the file cannot be read, or a name is empty or occurs twice.
     """
+    depths = None
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -154,6 +186,10 @@ def read_names(path: Path) -> list[str]:
     if rows and "case" in rows[0]:
         place = rows[0].index("case")
         names = [row[place] if len(row) > place else "" for row in rows[1:]]
+        if "depth" in rows[0]:
+            depths = [
+                int(text) if text.isdecimal() else 0 for text in (row[rows[0].index("depth")] for row in rows[1:])
+            ]
     else:
         names = [row[0] if len(row) == 1 else "" for row in rows]
     if not names or not all(names):
@@ -161,13 +197,13 @@ def read_names(path: Path) -> list[str]:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path}: case '{twice}' occurs twice; name every case once")
-    return names
+    return CaseList(names, depths)
 
 
-def _names(given: Path | Sequence[str] | None, *, beside: Path | None = None) -> list[str] | None:
+def _case_list(given: Path | Sequence[str] | None, *, beside: Path | None = None) -> CaseList | None:
     if given is None and beside is not None and (beside / "cases.csv").is_file():
         given = beside / "cases.csv"
-    return read_names(given) if isinstance(given, Path) else None if given is None else list(given)
+    return read_cases(given) if isinstance(given, Path) else None if given is None else CaseList(list(given), None)
 
 
 def _from_npz(path: Path, cases: Path | Sequence[str] | None, dims: int) -> GivenSamples:
@@ -179,8 +215,8 @@ def _from_npz(path: Path, cases: Path | Sequence[str] | None, dims: int) -> Give
         raise DataError(f"cannot read {path}: {_short(error)}") from None
     if {"labels", "probs"} & named.keys():
         inside = named.pop("cases", None)
-        names = None if inside is None else [str(name) for name in inside]
-        return from_arrays(named, _names(cases, beside=path.parent) if names is None else names, name=str(path))
+        given = cases if inside is None else [str(name) for name in inside]
+        return from_arrays(named, _case_list(given, beside=path.parent), name=str(path), dims=dims)
 
     def read(key: str) -> Arrays:
         try:

@@ -1,0 +1,80 @@
+"""Reading samples of volumes: slices of all cases one after the other, one array per case, one folder per case."""
+
+import nibabel
+import numpy as np
+import pytest
+
+from phiseg.core.errors import DataError
+from phiseg.evaluation.sample_files import open_samples
+from phiseg.imaging.nifti import write_nifti_sequence
+from phiseg.imaging.volume import Volume
+
+DEPTHS = {"a": 4, "b": 1, "c": 3}
+NUM_SAMPLES, SIZE = 2, (5, 6)
+
+
+@pytest.fixture
+def volumes():
+    """Labels of two samples (S, D, H, W) by case."""
+    rng = np.random.default_rng(0)
+    return {name: rng.integers(0, 2, (NUM_SAMPLES, depth, *SIZE), dtype=np.uint8) for name, depth in DEPTHS.items()}
+
+
+def write_cases(folder, *, with_depth=True):
+    lines = ["case,depth", *(f"{name},{depth}" for name, depth in DEPTHS.items())] if with_depth else list(DEPTHS)
+    (folder / "cases.csv").write_text("\n".join(lines) + "\n")
+
+
+def read(path, **options):
+    given = open_samples(path, dims=3, **options)
+    return {name: entry() for name, entry in zip(given.names, given.entries, strict=True)}
+
+
+def test_slices_of_all_volumes_one_after_the_other(volumes, tmp_path):
+    np.save(tmp_path / "labels.npy", np.concatenate([labels.swapaxes(0, 1) for labels in volumes.values()]))
+    probs = {name: np.stack([1 - labels, labels], 1).astype(np.float32) for name, labels in volumes.items()}
+    np.save(tmp_path / "probs.npy", np.concatenate([np.moveaxis(one, 2, 0) for one in probs.values()]))
+    write_cases(tmp_path)
+    for name, arrays in read(tmp_path).items():
+        np.testing.assert_array_equal(arrays["labels"], volumes[name])
+        np.testing.assert_array_equal(arrays["probs"], probs[name])
+    write_cases(tmp_path, with_depth=False)
+    with pytest.raises(DataError, match=r"one after the other; give their numbers in cases.csv"):
+        read(tmp_path)
+
+
+def test_wrong_number_of_slices_is_refused(volumes, tmp_path):
+    stacked = np.concatenate([labels.swapaxes(0, 1) for labels in volumes.values()])
+    np.save(tmp_path / "labels.npy", stacked[:-1])
+    write_cases(tmp_path)
+    with pytest.raises(DataError, match=r"different numbers of cases \(labels 7, the list of cases 8\)"):
+        read(tmp_path)
+
+
+def test_volumes_by_case(volumes, tmp_path):
+    np.savez(tmp_path / "x.npz", **volumes)
+    for name, arrays in read(tmp_path / "x.npz").items():
+        np.testing.assert_array_equal(arrays["labels"], volumes[name])
+
+
+def test_volumes_of_equal_depth_in_one_array(volumes, tmp_path):
+    np.save(tmp_path / "x.npy", np.stack([volumes["a"], volumes["a"][::-1]]))
+    (first, second) = open_samples(tmp_path / "x.npy", dims=3).entries
+    np.testing.assert_array_equal(first()["labels"], volumes["a"])
+    np.testing.assert_array_equal(second()["labels"], volumes["a"][::-1])
+
+
+def test_nifti_volumes_are_read_by_their_orientation(volumes, tmp_path):
+    """Axial slices (D, H, W) are stored as (x, y, z) with LPS directions, as by SimpleITK, or all in one file."""
+    affine = np.diag([-0.5, -0.5, 2, 1])
+    for name, labels in volumes.items():
+        (tmp_path / "single" / name).mkdir(parents=True)
+        for number, mask in enumerate(labels):
+            path = tmp_path / "single" / name / f"sample_{number}.nii.gz"
+            nibabel.save(nibabel.Nifti1Image(mask.T, affine), path)
+        (tmp_path / "joint" / name).mkdir(parents=True)
+        path = tmp_path / "joint" / name / "samples.nii.gz"
+        write_nifti_sequence(path, (Volume(mask.T, affine) for mask in labels), number=NUM_SAMPLES)
+    for kind in ("single", "joint"):
+        for name, arrays in read(tmp_path / kind, plane="axial").items():
+            np.testing.assert_array_equal(arrays["labels"], volumes[name])
