@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -276,12 +276,15 @@ def run_all(
         ThreadPoolExecutor(workers) as pool,
     ):
         try:
-            for future in as_completed([pool.submit(run, job) for job in jobs]):
-                job, reason = future.result()
-                if reason:
-                    failed[job.name] = reason
-                    tqdm.write(f"phiseg: row {job.name} failed: {reason}", file=sys.stderr)
-                bar.update()
+            waiting = {pool.submit(run, job) for job in jobs}
+            while waiting:
+                # A signal that arrives just before a wait is handled after it, so the wait must end.
+                finished, waiting = wait(waiting, timeout=1, return_when=FIRST_COMPLETED)
+                for job, reason in (future.result() for future in finished):
+                    if reason:
+                        failed[job.name] = reason
+                        tqdm.write(f"phiseg: row {job.name} failed: {reason}", file=sys.stderr)
+                    bar.update()
         except BaseException:  # Ctrl-C also reaches running jobs, but not one that starts just after it
             with starting:
                 stopped.set()
