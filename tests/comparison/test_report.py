@@ -82,7 +82,7 @@ def test_report_marks_best_scores_bold(evaluations):
     bold = re.findall(r"<strong>(.*?)</strong>", text)
     assert bold == [f"{getattr(table.rows[0], metric):.4f}" for metric in ("ged", "ged_unbiased", "s_ncc", "dice")]
     words = " ".join(Page(text).text.split())
-    assert "Bold: better than all other methods" in words
+    assert "Bold: better than every other method" in words
     assert "independent given the image" in words
     low, high = evaluations[0].summary.intervals["ged"]
     assert f"{low:.3f} to {high:.3f}" in words

@@ -84,14 +84,14 @@ def test_marks_use_patients_by_default():
 
 def test_notes_state_units_of_the_test():
     single, several = (comparison_table(clustered_methods(trainings=n)).notes[0] for n in (1, 3))
-    assert "p-values do not include the variance between seeds" in single
-    assert "variance between seeds" not in several
-    assert "over 5 patients and trainings" in several
+    assert "trained once, so the test ignores the variance between seeds" in single
+    assert "seeds" not in several
+    assert "The test includes the variance between trainings" in several
     mixed = [clustered_methods(trainings=3)[0], clustered_methods()[1]]
-    assert "because b/0 has only one training" in comparison_table(mixed).notes[0]
+    assert "the variance between their seeds: b/0." in comparison_table(mixed).notes[0]
     old = comparison_table(clustered_methods(patients=False))
     assert "ged" in old.rows[0].best  # 40 cases that pass for as many patients
-    assert "patients were not recorded, so each case counts as a patient" in old.notes[0]
+    assert "Patients were not recorded, so each case counts as a patient" in old.notes[0]
     half_old = [clustered_methods(patients=False)[0], clustered_methods()[1]]
     assert "ged" not in comparison_table(half_old).rows[0].best  # one of them knows the patients
     assert "not recorded" not in comparison_table(half_old).notes[0]
@@ -227,7 +227,7 @@ def test_text_is_aligned_with_stars():
     assert f"{table.rows[0].ged:.4f}*" in lines[2]
     assert "*" not in lines[3]
     assert lines[2].index(".") == lines[3].index(".")
-    assert lines[5].startswith("*: better than all other methods")
+    assert lines[5].startswith("*: better than every other method")
 
 
 def test_parameter_counts_are_readable():

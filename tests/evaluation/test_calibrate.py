@@ -13,16 +13,8 @@ from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.evaluation.calibrate import (
-    FIRST_LOOK,
-    LOGITS,
-    _Cases,
-    _choose_cases,
-    _cross_validated,
-    _improves,
-    _logit_temperature,
-    fit_calibration,
-)
+from phiseg.evaluation.calibrate import Fit, _Cases, _choose_cases, fit_calibration
+from phiseg.evaluation.temperature_search import LOGITS, logit_temperature
 from phiseg.models import load_model
 from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig
 from phiseg.models.temperatures import Calibration
@@ -180,7 +172,7 @@ def test_logit_temperature_of_the_bundled_phantom_model_is_flat_in_the_number_of
         for number in (4, 32):
             cases = _Cases(model, dataset, rows, num_samples=number, seed=0, bar=bar)
             losses = cases.measure(Calibration())[1]
-            assert _logit_temperature(losses, seed=0)[0] == 1.0
+            assert logit_temperature(losses, seed=0)[0] == 1.0
             curves[number] = losses.mean(0) - losses.mean(0)[neutral]
     few, many = (
         np.mean([cross_entropies(model, dataset, row, number) for row in rows], axis=0) for number in (4, 32)
@@ -188,34 +180,6 @@ def test_logit_temperature_of_the_bundled_phantom_model_is_flat_in_the_number_of
     assert LOGITS[few.argmin()] > 2
     moved = np.abs((few - few[neutral]) - (many - many[neutral])).max() / many[neutral]
     assert np.abs(curves[4] - curves[32]).max() / losses.mean(0)[neutral] < moved / 10
-
-
-def compared(gains, num_errors=2.5):
-    """Return whether a candidate with these gains is taken, and how many patients were drawn with it."""
-    drawn, among = set(), np.arange(len(gains))
-
-    def distances(noise, patients):
-        if noise == (2.0,):
-            drawn.update(patients.tolist())
-        return -gains[patients] if noise == (2.0,) else np.zeros(len(patients))
-
-    return _improves(distances, among, (1.0,), (2.0,), num_errors), len(drawn)
-
-
-def test_search_gives_up_a_hopeless_temperature_after_the_first_patients():
-    rng = np.random.default_rng(0)
-    assert compared(rng.normal(-0.5, 1, 200)) == (False, FIRST_LOOK)
-    assert compared(rng.normal(0.5, 1, 200)) == (True, 200)
-
-
-def test_search_takes_a_useless_temperature_no_more_often_than_without_giving_up():
-    rng = np.random.default_rng(1)
-    found = [compared(rng.normal(0, 1, 160), num_errors=1.65) for _ in range(1000)]
-    taken, drawn = np.mean(found, axis=0)
-    assert taken < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000)
-    assert drawn < 0.6 * 160
-    found = [compared(rng.normal(0.5, 1, 160), num_errors=1.65)[0] for _ in range(100)]
-    assert np.mean(found) > 0.9
 
 
 def test_cases_to_fit_on_come_from_as_many_patients_as_possible(tmp_path):
@@ -239,26 +203,6 @@ def cross_entropies(model, dataset, row, num_samples):
     return [float(-(mean.gather(0, annotations) + 1e-8).log().mean()) for mean in probs]
 
 
-def test_temperature_without_held_out_gain_is_not_kept():
-    rng = np.random.default_rng(0)
-    losses = dict(enumerate(rng.normal(size=(20, 30))))  # no temperature is better: only chance differs
-
-    def fit_to(among):
-        return min(losses, key=lambda temperature: losses[temperature][among].mean())
-
-    everyone = np.arange(30)
-    assert losses[fit_to(everyone)].mean() < losses[0].mean() - 0.1  # it looks better where it was chosen
-
-    def losses_of(temperature, among):
-        return losses[temperature][among]
-
-    assert _cross_validated(fit_to, losses_of, 0, everyone, seed=0)[0] == 0
-    losses[7] -= 2
-    chosen, gain = _cross_validated(fit_to, losses_of, 0, everyone, seed=0)
-    assert chosen == 7
-    assert gain == pytest.approx((losses[0] - losses[7]).mean())
-
-
 def test_fit_does_not_change_the_model(bars):
     model = Bars(1.0)
     fit(model, bars)
@@ -274,13 +218,28 @@ def test_one_annotator_is_rejected(bars, copy, replace_arrays):
         fit(Bars(1.0), Dataset.open(folder))
 
 
+@pytest.mark.parametrize(
+    ("calibration", "says"),
+    [
+        (Calibration(), "does not change the samples: no other factor improves held-out patients"),
+        (Calibration(logits=1.15), "stored in model; use --uncalibrated"),
+    ],
+)
+def test_command_reports_whether_the_samples_change(calibration, says, cli, monkeypatch):
+    fitted = Fit(calibration, num_cases=9, num_patients=9, before={}, after={}, held_out={})
+    monkeypatch.setattr("phiseg.evaluation.calibrate.calibrate", lambda *_, **__: fitted)
+    done = cli("calibrate", "model", "--data", "data")
+    assert says in done.out
+    assert ("stored in" in done.out) == (calibration != Calibration())
+
+
 def test_stored_temperatures_are_used_unless_uncalibrated(cli, trained, lesions, copy, tmp_path):
     run = copy(trained("phiseg"), "run")
     done = cli("calibrate", run, "--data", lesions, "--num-samples", 4)
     assert done.code == 0
     assert "area_coverage" in done.out
     assert "scores on the 3 fitted cases of 3 patients (split 'val', 4 samples per case):" in done.out
-    assert "only 3 patients of split 'val' have two annotators" in done.err
+    assert "does not change the samples: only 3 patients of split 'val' have two annotators" in done.out
     stored = json.loads((run / "model" / "calibration.json").read_text())
     assert stored["fit"]["split"] == "val"
     assert (stored["fit"]["num_cases"], stored["fit"]["num_patients"]) == (3, 3)

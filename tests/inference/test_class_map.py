@@ -70,7 +70,7 @@ def test_commands_warn_about_other_class_names_and_take_a_mapping(
     mapped = cli(*words, data, "--class-map", "class 1:lesion", *out("mapped"))
     assert (plain.code, warned.code, mapped.code) == (0, 0, 0), warned.err
     assert "compared by number: 'class 1' as 'lesion'" in warned.err
-    assert "--class-map 'class 1:lesion'" in warned.err
+    assert "--class-map 'class 1:lesion' (in Python: class_map={'class 1': 'lesion'})" in warned.err
     assert "class 1" not in mapped.err
     if command == "evaluate":
         scores = [(tmp_path / name / "cases.csv").read_text() for name in ("plain", "warned", "mapped")]

@@ -1,6 +1,5 @@
 """The command `phiseg calibrate`."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +49,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(Calibrate, arguments, prog=prog)
     from phiseg.evaluation.calibrate import MIN_PATIENTS, calibrate
     from phiseg.inference.class_map import parse_class_map
+    from phiseg.models.temperatures import Calibration
 
     fit = calibrate(
         command.model,
@@ -68,14 +68,17 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     print(f"  {'':<21}{'before':>9}{'after':>9}")
     for name, value in fit.before.items():
         print(f"  {name:<21}{value:9.4f}{fit.after[name]:9.4f}")
-    if fit.num_patients < MIN_PATIENTS:
-        print(
-            f"phiseg: warning: only {fit.num_patients} patients of split '{command.split}' have two annotators, so "
-            f"all factors stay 1; calibration needs at least {MIN_PATIENTS}",
-            file=sys.stderr,
-        )
     for name, gain in fit.held_out.items():
         print(f"  {name} on held-out patients (cross-validation): lower by {gain:.5f}")
     noise = ", ".join(f"{factor:g}" for factor in fit.calibration.noise) or "1 for all levels"
     print(f"noise factors, fine to coarse: {noise}; temperature of the logits: {fit.calibration.logits:g}")
-    print(f"stored in {command.model}; use --uncalibrated to sample without them")
+    if fit.calibration != Calibration():
+        print(f"stored in {command.model}; use --uncalibrated to sample without them")
+        return
+    reason = "no other factor improves held-out patients by more than chance"
+    if fit.num_patients < MIN_PATIENTS:
+        reason = (
+            f"only {fit.num_patients} patients of split '{command.split}' have two annotators, and at least "
+            f"{MIN_PATIENTS} are needed"
+        )
+    print(f"all factors are 1, so calibration does not change the samples: {reason}")

@@ -92,13 +92,14 @@ def significance_note(evaluations: Sequence[Evaluation], names: Sequence[str], *
     count = len(set(units))
     if count < MIN_PAIRS:
         return f"No significance test: {count} {test} are too few; a paired test needs at least {MIN_PAIRS}."
-    note = f"Marked: better than all other methods with p < {SIGNIFICANCE} in a paired t-test over {count} {test}"
+    note = f"Marked: better than every other method (paired t-test over {count} {test}, p < {SIGNIFICANCE})."
     if test == "cases":
-        return f"{note}, as in the paper. It treats cases of the same patient as independent and ignores seeds."
+        return f"{note} As in the paper, cases of one patient count as independent, and seeds are ignored."
     single = [name for name, own in zip(names, evaluations, strict=True) if own.num_trainings == 1]
     if not recorded:
-        note += " (patients were not recorded, so each case counts as a patient; evaluate again to record them)"
+        note += " Patients were not recorded, so each case counts as a patient; evaluate again to record them."
     if not single:
-        return f"{note} and trainings."
-    whose = "each method" if len(single) == len(names) else ", ".join(single)
-    return f"{note}. The p-values do not include the variance between seeds, because {whose} has only one training."
+        return f"{note} The test includes the variance between trainings."
+    if len(single) == len(names):
+        return f"{note} Each method was trained once, so the test ignores the variance between seeds."
+    return f"{note} Trained once, so that the test ignores the variance between their seeds: {', '.join(single)}."

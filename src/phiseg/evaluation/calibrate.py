@@ -2,19 +2,17 @@
 
 The spread of samples is learned by the prior on the training images. On other images, samples can be too similar or
 too different. A factor on the noise of each level corrects this as far as a factor can. Neither objective depends
-on the number of samples, and a temperature is kept only if it helps on held-out patients.
+on the number of samples. `temperature_search` keeps a temperature only if it helps on held-out patients.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from math import sqrt
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import t as student
 from torch import Tensor
 from tqdm import tqdm
 
@@ -24,6 +22,7 @@ from phiseg.core.files import AnyPath
 from phiseg.core.random import derive_seed
 from phiseg.data.store import Dataset
 from phiseg.evaluation.scores import warn_of_leak
+from phiseg.evaluation.temperature_search import LOGITS, cross_validated, logit_temperature, search_noise
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.sample_summary import SampleSummary, summarise_samples
 from phiseg.inference.sampling import check_fits
@@ -35,25 +34,11 @@ from phiseg.models.pretrained import bundled_models, find_model
 from phiseg.models.temperatures import Calibration
 from phiseg.training.card import patient_tokens
 
-FACTOR = 1.15
-"""Factor by which one step of the search multiplies or divides a temperature."""
-MAX_STEPS = 6
-"""Maximum number of steps of one temperature."""
-LOGITS = tuple(FACTOR**step for step in range(-MAX_STEPS, MAX_STEPS + 1))
-"""Candidate temperatures of the logits."""
-CHANCE = 0.05
-"""Probability that any temperature changes although none should."""
 MIN_PATIENTS = 5
 """Minimum number of patients to distinguish a gain from chance."""
-NUM_FOLDS = 5
-"""Number of folds of the cross-validation over patients."""
 NUM_CASES = 200
 """Default number of cases to fit on."""
-FIRST_LOOK = 20
-"""Number of patients after which the search may reject a noise temperature that does not help."""
 SHOWN = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice", "diversity", "diversity_annotators", "area_coverage")
-
-T = TypeVar("T")
 
 
 class Fit(NamedTuple):
@@ -167,22 +152,20 @@ def fit_calibration(
     bar: tqdm[Any] = tqdm(desc="calibrating", unit="case", disable=not progress, dynamic_ncols=True)
     cases = _Cases(model, dataset, rows, num_samples=num_samples, seed=seed, bar=bar)
     levels = [level for level, takes in enumerate(model.takes_temperature) if takes]
-    trials = 2 * (len(levels) + 1)  # every temperature, including that of the logits, may go up or down
     everyone, neutral = np.arange(cases.num_patients), cases.neutral
 
     def search(among: NDArray[np.int64]) -> tuple[float, ...]:
-        num_errors = float(student.ppf(1 - CHANCE / trials, len(among) - 1))
-        return _search(cases.distances, among, levels, neutral, num_errors)
+        return search_noise(cases.distances, among, levels, neutral)
 
     with bar:
         try:
             before, losses = cases.measure(Calibration())
             fitted, held_out = Calibration(), dict[str, float]()
             if cases.num_patients >= MIN_PATIENTS:
-                noise, held_out["ged_unbiased"] = _cross_validated(search, cases.distances, neutral, everyone, seed)
+                noise, held_out["ged_unbiased"] = cross_validated(search, cases.distances, neutral, everyone, seed)
                 if noise != neutral:
                     _, losses = cases.measure(Calibration(noise=noise))
-                logits, held_out["brier"] = _logit_temperature(losses, seed=seed)
+                logits, held_out["brier"] = logit_temperature(losses, seed=seed)
                 fitted = Calibration(noise=() if noise == neutral else noise, logits=logits)
             after = before if fitted == Calibration() else cases.measure(fitted)[0]
         finally:
@@ -272,95 +255,3 @@ class _Cases:
         logits = self.model.sample(image.to(device), self.num_samples, generator=generators, chunk_size=16)
         self.bar.update()
         return logits[0].float()
-
-
-def _cross_validated(
-    fit: Callable[[NDArray[np.int64]], T],
-    losses: Callable[[T, NDArray[np.int64]], NDArray[np.float64]],
-    neutral: T,
-    patients: NDArray[np.int64],
-    seed: int,
-) -> tuple[T, float]:
-    """Return the fit on all patients, or `neutral` if fits do not help on held-out patients, and the mean gain.
-
-    Args:
-        fit: function that returns the best temperature on the patients with the given numbers.
-        losses: function that returns the losses of patients for a temperature.
-        neutral: temperature without effect.
-        patients: numbers of all patients, from 0.
-        seed: seed of the folds.
-    """
-    order = np.random.default_rng(derive_seed(seed, "calibration folds")).permutation(patients)
-    best = fit(order)
-    if best == neutral:  # nothing to validate
-        return neutral, 0.0
-    gains = np.zeros(len(order))
-    for number in range(NUM_FOLDS):
-        held_out = order[number::NUM_FOLDS]
-        chosen = fit(order[np.arange(len(order)) % NUM_FOLDS != number])
-        if chosen != neutral:
-            gains[held_out] = losses(neutral, held_out) - losses(chosen, held_out)
-    clear = _better(gains, num_errors=float(student.ppf(1 - CHANCE / 2, len(order) - 1)))  # noise and logits: 2
-    return best if clear else neutral, float(gains.mean())
-
-
-def _search(
-    distances: Callable[[tuple[float, ...], NDArray[np.int64]], NDArray[np.float64]],
-    among: NDArray[np.int64],
-    levels: Sequence[int],
-    best: tuple[float, ...],
-    num_errors: float,
-) -> tuple[float, ...]:
-    """Search better noise temperatures by coordinate descent from `best`, coarse to fine levels."""
-    for level in reversed(levels):
-        for factor in (FACTOR, 1 / FACTOR):
-            start = best
-            for _ in range(MAX_STEPS):
-                changed = round(best[level] * factor, 4)
-                candidate = (*best[:level], changed, *best[level + 1 :])
-                if not _improves(distances, among, best, candidate, num_errors):
-                    break
-                best = candidate
-            if best != start:
-                break
-    return best
-
-
-def _improves(
-    distances: Callable[[tuple[float, ...], NDArray[np.int64]], NDArray[np.float64]],
-    among: NDArray[np.int64],
-    best: tuple[float, ...],
-    candidate: tuple[float, ...],
-    num_errors: float,
-) -> bool:
-    """Return whether the candidate is better than chance on the patients.
-
-    A candidate that reaches `num_errors` standard errors on N patients is at about sqrt(n / N) of them after n. One
-    that is more than one standard error behind is given up. This can only keep a temperature from moving, so the
-    rate of false moves does not rise.
-    """
-    looked = FIRST_LOOK
-    while looked < len(among):
-        some, needed = among[:looked], num_errors * sqrt(looked / len(among)) - 1
-        if not _better(distances(best, some) - distances(candidate, some), num_errors=needed):
-            return False
-        looked *= 2
-    return _better(distances(best, among) - distances(candidate, among), num_errors=num_errors)
-
-
-def _logit_temperature(table: NDArray[np.float64], *, seed: int) -> tuple[float, float]:
-    """Return the best of `LOGITS` and its gain on held-out patients, from losses (patients, temperatures)."""
-    losses = dict(zip(LOGITS, table.T, strict=True))
-    best, gain = _cross_validated(
-        lambda among: min(LOGITS, key=lambda temperature: float(losses[temperature][among].mean())),
-        lambda temperature, among: losses[temperature][among],
-        1.0,
-        np.arange(len(table)),
-        seed,
-    )
-    return round(best, 4), gain
-
-
-def _better(gains: NDArray[np.float64], *, num_errors: float) -> bool:
-    """Return whether the mean gain over patients exceeds `num_errors` standard errors."""
-    return bool(gains.mean() > num_errors * gains.std(ddof=1) / sqrt(len(gains)))

@@ -10,7 +10,7 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import Segmenter
 
 OPTION = "--class-map"
-"""The option of the commands that take a mapping."""
+"""The option of the commands that take a mapping. In Python, it is the argument `class_map`."""
 
 
 def match_classes(
@@ -34,10 +34,9 @@ def match_classes(
     if not class_map:
         check_classes_match(model, dataset)
         if warn and (different := renamed_classes(model, dataset)):
-            words = " ".join(f"'{one}:{two}'" for one, two in different.items())
             print(
                 f"phiseg: warning: {names_note(dataset, different)}; if this is right, confirm it with "
-                f"{OPTION} {words}",
+                f"{_as_argument(different)}",
                 file=sys.stderr,
             )
         return dataset
@@ -55,12 +54,12 @@ def check_classes_match(model: Segmenter, dataset: Dataset) -> None:
     listed += f"({', '.join(theirs)})"
     if len(ours) != len(theirs):
         raise ModelError(
-            f"{listed}; map the classes of the dataset with {OPTION} DATA:MODEL, or train a model on it"
+            f"{listed}; map classes with {_as_argument({'DATA': 'MODEL'})}, or train a model on this data"
         )
     moved = [name for number, name in enumerate(theirs) if name in ours and ours.index(name) != number]
     if moved:
-        words = " ".join(f"'{name}:{name}'" for name in moved)
-        raise ModelError(f"{listed}, so '{moved[0]}' has another number; map classes by name with {OPTION} {words}")
+        by_name = _as_argument({name: name for name in moved})
+        raise ModelError(f"{listed}, so '{moved[0]}' has another number; map classes by name with {by_name}")
 
 
 def renamed_classes(model: Segmenter, dataset: Dataset) -> dict[str, str]:
@@ -104,6 +103,16 @@ def parse_class_map(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _as_argument(class_map: Mapping[str, str]) -> str:
+    """Return a mapping as an option of a command and as an argument in Python.
+
+    >>> print(_as_argument({"class 1": "nodule"}))
+    --class-map 'class 1:nodule' (in Python: class_map={'class 1': 'nodule'})
+    """
+    words = " ".join(f"'{theirs}:{ours}'" for theirs, ours in class_map.items())
+    return f"{OPTION} {words} (in Python: class_map={dict(class_map)})"
+
+
 def _numbers(model: Segmenter, dataset: Dataset, class_map: Mapping[str, str]) -> list[int]:
     theirs, ours = dataset.info.classes, class_names(model, dataset)
     if unknown := [name for name in class_map if name not in theirs]:
@@ -116,7 +125,7 @@ def _numbers(model: Segmenter, dataset: Dataset, class_map: Mapping[str, str]) -
         if target not in ours:
             raise ConfigError(
                 f"class '{name}' of {dataset.path} has no counterpart in the model ({', '.join(ours)}); add "
-                f"{OPTION} '{name}:NAME'"
+                f"{_as_argument({name: 'NAME'})}"
             )
         numbers.append(ours.index(target))
     return numbers
