@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.measuring import ROOT, Scale, Section, in_turns, in_words
 from benchmarks.tasks import build, small_model
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.models import save_model
 

@@ -61,7 +61,7 @@ def config_reference() -> str:
 
 def score_table() -> str:
     """Return tables of all scores, by where they appear: name, heading, what is averaged, and definition."""
-    from phiseg.metrics.registry import SCORES
+    from phiseg.metrics.score_registry import SCORES
 
     places = {
         "main": "Main table of `phiseg compare`",

@@ -235,9 +235,9 @@ def read_one(
                     loss = f"a traceback: {_last_error(said)}"
             else:
                 seen, loss = _read_file(kind, bench, log)
-        strange = [*strays(base), *(set(ROOT.glob("evil*")) - in_root)]
-        if strange:
-            loss = f"{strange[0].name} was written, or run"
+        unexpected = [*strays(base), *(set(ROOT.glob("evil*")) - in_root)]
+        if unexpected:
+            loss = f"{unexpected[0].name} was written, or run"
     finally:
         for path in [bench.folder, *strays(base)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

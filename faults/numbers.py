@@ -11,7 +11,7 @@ import nibabel
 import numpy as np
 from numpy.typing import NDArray
 
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.training import loop
 
@@ -92,10 +92,10 @@ def _cases(good: Specimens, work: Path, rng: np.random.Generator) -> list[Case]:
         root.mkdir(parents=True)
         for case in sorted(good.nifti.iterdir()):
             (root / case.name).symlink_to(case)
-        (root / "strange").mkdir()
-        write_nifti(root / "strange" / "image.nii.gz", Volume(image, AFFINE))
+        (root / "invalid").mkdir()
+        write_nifti(root / "invalid" / "image.nii.gz", Volume(image, AFFINE))
         for rater in ("one", "two"):
-            write_nifti(root / "strange" / f"rater-{rater}.nii.gz", Volume(labels, AFFINE))
+            write_nifti(root / "invalid" / f"rater-{rater}.nii.gz", Volume(labels, AFFINE))
         return ["prepare", "nifti", root, "out", "--workers", 1]
 
     def scan(name: str, values: NDArray[Any]) -> list[Any]:
@@ -116,8 +116,8 @@ def _cases(good: Specimens, work: Path, rng: np.random.Generator) -> list[Case]:
 
     with_nan, with_inf = image.copy(), image.copy()
     with_nan[3, 3, 1], with_inf[3, 3, 1] = math.nan, math.inf
-    gaps, strange, fractions = labels.copy(), labels.copy(), labels.astype(np.float32)
-    gaps[gaps == 1], strange[0, 0, 0], fractions[0, 0, 0] = 3, -7, 0.5
+    gaps, invalid, fractions = labels.copy(), labels.copy(), labels.astype(np.float32)
+    gaps[gaps == 1], invalid[0, 0, 0], fractions[0, 0, 0] = 3, -7, 0.5
     full = np.ones_like(image)
     train = ["train", good.recipe, "--data", good.data, "--out", "out", "--train.max_skipped_steps", 3]
     return [
@@ -127,7 +127,7 @@ def _cases(good: Specimens, work: Path, rng: np.random.Generator) -> list[Case]:
         Case("values of 1e30, prepared", source("far", image * np.float32(1e30), labels)),
         Case("values of 1e300, prepared", source("farther", image.astype(np.float64) * 1e300, labels)),
         Case("labels 0 and 3, prepared", source("gaps", image, gaps), "label"),
-        Case("label -7, prepared", source("negative", image, strange), "labels are 0, -7, 1"),
+        Case("label -7, prepared", source("negative", image, invalid), "labels are 0, -7, 1"),
         Case("label 0.5, prepared", source("fraction", image, fractions), "not a class index", code=0),
         Case("NaN pixels in arrays", crops("nan", lambda images: np.where(images > 0.99, np.nan, images)), "NaN"),
         Case("constant images in arrays", crops("constant", lambda images: 0 * images + 3)),

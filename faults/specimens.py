@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 
 from .processes import run

@@ -19,13 +19,13 @@ import torch
 
 import phiseg
 from phiseg.core.files import write_json
+from phiseg.core.shipped import find_model
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
 from phiseg.inference.preprocessing import Preprocessing, SliceCoupling, VolumeCheck
 from phiseg.inference.volumes import Sampling, predict_volume
 from phiseg.metrics.area import area_scores_from
 from phiseg.models import Segmenter, load_model
-from phiseg.models.pretrained import find_model
 
 READERS = 4
 

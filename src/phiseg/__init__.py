@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from phiseg.api.scoring import score as score
     from phiseg.core.errors import PhisegError as PhisegError
     from phiseg.core.records import Records as Records
+    from phiseg.core.shipped import recipe_names as recipe_names
     from phiseg.data.prepare.arrays import prepare_arrays as prepare_arrays
     from phiseg.data.prepare.legacy import prepare_legacy as prepare_legacy
     from phiseg.data.prepare.lidc import prepare_lidc as prepare_lidc
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from phiseg.training.combining import combine as combine
     from phiseg.training.recipe import Recipe as Recipe
     from phiseg.training.recipe import load_recipe as load_recipe
-    from phiseg.training.recipe import recipe_names as recipe_names
 
 __version__ = "0.1.0"
 
@@ -64,6 +64,7 @@ _MODULES = {
     "phiseg.api.scoring": ("score",),
     "phiseg.core.errors": ("PhisegError",),
     "phiseg.core.records": ("Records",),
+    "phiseg.core.shipped": ("recipe_names",),
     "phiseg.data.prepare.arrays": ("prepare_arrays",),
     "phiseg.data.prepare.legacy": ("prepare_legacy",),
     "phiseg.data.prepare.lidc": ("prepare_lidc",),
@@ -74,7 +75,7 @@ _MODULES = {
     "phiseg.imaging.volume": ("Volume",),
     "phiseg.inference.volumes": ("Sampling",),
     "phiseg.training.combining": ("combine",),
-    "phiseg.training.recipe": ("Recipe", "load_recipe", "recipe_names"),
+    "phiseg.training.recipe": ("Recipe", "load_recipe"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 """The module of each name; `import phiseg` imports none of them."""

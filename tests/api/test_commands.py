@@ -11,7 +11,7 @@ import phiseg
 from phiseg.api.commands import _points
 from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
 from phiseg.data.store import Dataset
-from phiseg.imaging.nifti import read_nifti, write_nifti
+from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference import export
 from phiseg.inference.points import Point

@@ -10,7 +10,7 @@ import phiseg
 from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.data.intensity import Intensity, normalise
 from phiseg.data.store import Dataset
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.sampling import sample_cases
 from phiseg.inference.volumes import Sampling, predict_volume

@@ -1,4 +1,4 @@
-"""The viewer in a real browser: what it shows is what Python gives, and one gets to it with mouse and keys."""
+"""The viewer in a browser: shown values equal those of Python, and mouse and keys control the page."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from helpers.known_models import KnownModel, noisy
 from phiseg.data.intensity import Intensity
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
 from phiseg.inference.plausibility import UsualValues
@@ -201,7 +201,7 @@ def in_python(model, scan, result, **changes):
     return predict_volume(model, scan, point=(column, row, number), sampling=sampling, name="noise")
 
 
-def test_slices_are_scrolled_with_wheel_and_keys(page, address):
+def test_wheel_and_keys_scroll_slices(page, address):
     open_noise(page, address)
     first = state_of(page)["slice"]
     page.mouse.move(*middle_of(page))
@@ -214,7 +214,7 @@ def test_slices_are_scrolled_with_wheel_and_keys(page, address):
     assert page.locator("#slice-number").inner_text() == "Slice 7 of 7"
 
 
-def test_a_millimetre_is_as_long_down_as_across(page, address, scan):
+def test_pixels_are_isotropic_in_mm(page, address, scan):
     open_noise(page, address)
     x, y = middle_of(page)
 
@@ -229,7 +229,7 @@ def test_a_millimetre_is_as_long_down_as_across(page, address, scan):
     assert right - left > 10
 
 
-def test_the_readout_shows_the_value_of_the_voxel(page, address, scan):
+def test_readout_shows_voxel_value(page, address, scan):
     open_noise(page, address)
     x, y = middle_of(page)
     page.mouse.move(x + 50, y + 70)
@@ -239,7 +239,7 @@ def test_the_readout_shows_the_value_of_the_voxel(page, address, scan):
     assert value == pytest.approx(scan.values[column, row, state_of(page)["slice"]], rel=1e-3)
 
 
-def test_a_drag_moves_the_window_and_presets_set_it(page, address):
+def test_drag_and_presets_set_the_window(page, address):
     open_noise(page, address)
     x, y = middle_of(page)
     page.mouse.move(x, y)
@@ -255,7 +255,7 @@ def test_a_drag_moves_the_window_and_presets_set_it(page, address):
     assert state_of(page)["window"] == [-1000, 400]
 
 
-def test_a_click_shows_the_samples_that_python_draws(page, address, model, scan):
+def test_click_shows_samples_of_python(page, address, model, scan):
     open_noise(page, address)
     result = click(page)
     prediction = in_python(model, scan, result)
@@ -270,7 +270,7 @@ def test_a_click_shows_the_samples_that_python_draws(page, address, model, scan)
     np.testing.assert_allclose(shown / 255, outputs, atol=0.003)
 
 
-def test_the_page_tells_what_levels_and_members_cause(page, address, model, scan):
+def test_page_shows_shares_of_levels_and_members(page, address, model, scan):
     open_noise(page, address)
     result = click(page)
     prediction = in_python(model, scan, result)
@@ -302,7 +302,7 @@ def test_the_page_tells_what_levels_and_members_cause(page, address, model, scan
     ],
     ids=["phiseg", "probunet"],
 )
-def test_a_model_shows_the_levels_that_it_has(browser, config, num_rows, num_views):
+def test_page_shows_levels_of_the_model(browser, config, num_rows, num_views):
     with serving(make_model(config)) as address:
         page = browser.new_page()
         open_page(page, address)
@@ -313,7 +313,7 @@ def test_a_model_shows_the_levels_that_it_has(browser, config, num_rows, num_vie
         page.close()
 
 
-def test_doubts_and_numbers_among_samples_with_a_lesion_are_shown(browser, tmp_path):
+def test_warnings_and_numbers_if_present_are_shown(browser, tmp_path):
     values = np.full((40, 28, 5), -100, np.float32)
     values[18:22, 12:16] = 0  # some samples have it
     write_nifti(tmp_path / "faint.nii.gz", Volume(values, np.diag([-1, -1, 1, 1])))
@@ -330,7 +330,7 @@ def test_doubts_and_numbers_among_samples_with_a_lesion_are_shown(browser, tmp_p
         page.close()
 
 
-def test_levels_and_members_are_tempered_held_and_redrawn_one_by_one(page, address, model, scan):
+def test_levels_and_members_are_controlled(page, address, model, scan):
     open_noise(page, address)
     before = samples_of(click(page))
     page.locator('input[data-level="2"]').fill("0")
@@ -352,7 +352,7 @@ def test_levels_and_members_are_tempered_held_and_redrawn_one_by_one(page, addre
     np.testing.assert_array_equal(samples_of(result_of(page)), before)
 
 
-def test_number_and_seed_of_the_samples(page, address, model, scan):
+def test_number_and_seed_of_samples(page, address, model, scan):
     open_noise(page, address)
     click(page)
     page.locator("#number").fill("5")
@@ -363,7 +363,7 @@ def test_number_and_seed_of_the_samples(page, address, model, scan):
     np.testing.assert_array_equal(samples_of(result), expected)
 
 
-def test_every_view_shows_another_picture(page, address):
+def test_views_show_different_pictures(page, address):
     open_noise(page, address)
     click(page)
     pictures = []
@@ -378,7 +378,7 @@ def test_every_view_shows_another_picture(page, address):
     assert state_of(page)["sample"] == 1
 
 
-def test_no_slice_is_asked_for_again_and_again_however_many_are_shown(browser, tmp_path):
+def test_slices_are_requested_once(browser, tmp_path):
     """More of them than a page keeps by itself; one that it drops would come again and again."""
     number = 150
     values = np.random.default_rng(0).normal(-500, 200, (16, 16, number)).astype(np.float32)
@@ -402,7 +402,7 @@ def test_no_slice_is_asked_for_again_and_again_however_many_are_shown(browser, t
         page.close()
 
 
-def test_a_sample_is_saved_as_it_is_shown(page, address, model, scan, tmp_path):
+def test_saved_sample_is_the_shown_one(page, address, model, scan, tmp_path):
     open_noise(page, address)
     result = click(page)
     page.keyboard.press("2")
@@ -430,7 +430,7 @@ def test_a_sample_is_saved_as_it_is_shown(page, address, model, scan, tmp_path):
     page.complaints.clear()  # the browser notes the refusal
 
 
-def test_a_link_restores_the_view(page, browser, address):
+def test_link_restores_the_view(page, browser, address):
     open_noise(page, address)
     click(page)
     page.locator('input[data-level="0"]').fill("0.5")
@@ -455,7 +455,7 @@ def test_a_link_restores_the_view(page, browser, address):
         assert restored[key] == pytest.approx(state[key], abs=0.06), key
 
 
-def test_a_case_of_a_dataset_is_compared_with_its_annotators(page, address, dataset):
+def test_dataset_case_shows_scores(page, address, dataset):
     open_page(page, address)
     name = dataset.cases[4]["case"]
     page.locator("#scans").select_option(label=name)
@@ -484,7 +484,7 @@ def test_a_case_of_a_dataset_is_compared_with_its_annotators(page, address, data
     assert picture_of(page) != with_them
 
 
-def test_files_are_opened_and_bad_ones_explained(page, address, scan, tmp_path):
+def test_files_are_opened_or_rejected(page, address, scan, tmp_path):
     open_noise(page, address)
     (tmp_path / "broken.nii").write_bytes(b"no scan at all")
     page.locator("#choose-file").set_input_files(tmp_path / "broken.nii")
@@ -499,7 +499,7 @@ def test_files_are_opened_and_bad_ones_explained(page, address, scan, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_the_page_fits_and_follows_the_system(browser, address, scheme):
+def test_page_fits_and_follows_the_colour_scheme(browser, address, scheme):
     page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
     open_noise(page, address)
     click(page)

@@ -12,7 +12,7 @@ from phiseg.data.intensity import normalise
 from phiseg.data.prepare.nifti import prepare_nifti
 from phiseg.data.prepare.nifti_slices import Slicing
 from phiseg.data.store import Dataset
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 
 SHAPE = (12, 10, 6)

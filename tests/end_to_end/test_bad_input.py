@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from phiseg.data.store import Dataset
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.training.checkpoints import load_state
 

@@ -8,6 +8,7 @@ import torch
 
 import phiseg
 from phiseg.core.errors import ModelError
+from phiseg.core.shipped import bundled_models
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.evaluation.calibrate import calibrate
@@ -19,7 +20,6 @@ from phiseg.inference.volumes import Sampling, predict_volume
 from phiseg.metrics import energy_distance
 from phiseg.metrics.case import score_case
 from phiseg.models import load_model
-from phiseg.models.pretrained import bundled_models
 
 NAMES = ("lesion-phantom", "lidc-nodule")
 

@@ -12,10 +12,11 @@ import yaml
 
 from phiseg import __version__
 from phiseg.cli.main import COMMANDS
+from phiseg.core.shipped import recipe_names
 from phiseg.data.store import Dataset
 from phiseg.metrics import gamma_map
 from phiseg.models import load_model
-from phiseg.training.recipe import load_recipe, recipe_names
+from phiseg.training.recipe import load_recipe
 
 SCORES = {"ged", "ged_unbiased", "ged_floor", "s_ncc", "dice"}
 TRAIN = [

@@ -1,4 +1,4 @@
-"""The documentation keeps its word: links lead somewhere, commands are understood, Python runs."""
+"""Checks of the documentation: links, commands and Python code."""
 
 import ast
 import importlib.util
@@ -23,13 +23,13 @@ from PIL import Image
 from phiseg.api.model import Model
 from phiseg.cli.main import COMMANDS, main
 from phiseg.cli.train import split_overrides
+from phiseg.core.shipped import find_model, recipe_names
 from phiseg.data.store import Dataset
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.models import MODELS, Segmenter, build_model, save_model
 from phiseg.models.phiseg import PHiSegConfig
-from phiseg.models.pretrained import find_model
-from phiseg.training.recipe import Recipe, load_recipe, recipe_names
+from phiseg.training.recipe import Recipe, load_recipe
 
 ROOT = Path(__file__).parents[2]
 PLACES = ("*.md", "docs/**/*.md", "experiments/**/*.md", "src/phiseg/weights/*/*.md", "benchmarks/*.md")
@@ -90,7 +90,7 @@ def defined_names(source):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_link_within_the_repository_leads_somewhere(page):
+def test_links_have_targets(page):
     for address in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         if address.startswith(("https://", "http://", "mailto:")):
             continue
@@ -104,7 +104,7 @@ def test_every_link_within_the_repository_leads_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_says_what_it_is_so_that_no_command_escapes_these_tests(page):
+def test_code_blocks_have_a_language(page):
     text = page.read_text(encoding="utf-8")
     assert text.count("\n```") == 2 * len(FENCE.findall(text))
     for language, code in FENCE.findall(text):
@@ -125,11 +125,11 @@ def overlong(text):
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)
-def test_source_lines_are_wrapped_at_120_characters(page):
+def test_lines_are_wrapped(page):
     assert overlong(page.read_text(encoding="utf-8")) == []
 
 
-def test_an_overlong_line_is_found_and_links_code_and_tables_are_exempt():
+def test_overlong_exempts_links_code_and_tables():
     long = "word " * 30
     assert overlong(f"short\n{long}\n") == [2]
     assert overlong(f"```sh\n{long}\n```\n| {long} |\n[{long}](page.md)\nhttps://{long.replace(' ', '')}\n") == []
@@ -164,7 +164,7 @@ def stop_after_parsing(command, arguments, *, prog):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_command_line_is_understood(page, monkeypatch):
+def test_commands_are_valid(page, monkeypatch):
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for words in command_lines(page.read_text(encoding="utf-8")):
@@ -182,7 +182,7 @@ def test_every_command_line_is_understood(page, monkeypatch):
             assert set(re.findall(r"phiseg\[(\w+)\]", " ".join(words))) <= extras.keys()
 
 
-def test_every_example_of_the_generated_reference_is_understood_and_no_command_is_left_out(monkeypatch):
+def test_reference_lists_all_commands_with_valid_examples(monkeypatch):
     text = load_generated().command_reference()
     for words in command_lines(text):
         understand(phiseg_words(words), monkeypatch)
@@ -195,14 +195,14 @@ def test_every_example_of_the_generated_reference_is_understood_and_no_command_i
 
 
 @pytest.mark.parametrize("wrong", ["sample runs/a --data d --out o --sampels 3", "trian unet", "demo --steps many"])
-def test_a_wrong_command_line_would_be_noticed(wrong, monkeypatch, capsys):
+def test_invalid_commands_are_detected(wrong, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         understand(wrong.split(), monkeypatch)
     capsys.readouterr()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_keys_and_recipes_named_in_the_text_exist(page):
+def test_names_in_the_text_exist(page):
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     groups = {name.split()[0] for name in COMMANDS}
     for first in re.findall(r"`phiseg ([a-z]\w*)", text):
@@ -223,7 +223,7 @@ def test_commands_keys_and_recipes_named_in_the_text_exist(page):
         assert recipe in {*recipe_names(), *MODELS}
 
 
-def test_the_reference_has_every_key_of_a_recipe_with_its_default():
+def test_reference_lists_all_recipe_keys():
     text = load_generated().config_reference()
     for section in ("train", "augment"):
         for key in Recipe.model_fields[section].annotation.model_fields:
@@ -237,7 +237,7 @@ def test_the_reference_has_every_key_of_a_recipe_with_its_default():
     assert "| `kl_weights` | `paper`, `reference`, `unit` or list of numbers | `reference` |" in text
 
 
-def test_recipe_reference_lists_the_criteria_of_model_selection():
+def test_reference_lists_selection_criteria():
     text = load_generated().config_reference()
     assert "| `select_by` | `loss`, `elbo`, `ged`, `ged_unbiased`, `s_ncc`, `dice`," in text
 
@@ -249,7 +249,7 @@ def test_table_of_scores_is_current():
     assert current.count("| `hm_iou` | HM-IoU ↑ | cases |") == 1
 
 
-def test_the_site_has_every_page_and_names_no_other():
+def test_site_lists_all_pages():
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
     def pages(entry):
@@ -276,7 +276,7 @@ def import_layers():
     return [room for layer in layers for room in layer.split(" | ")]
 
 
-def test_the_picture_of_the_architecture_shows_the_rooms_and_commands_that_there_are():
+def test_architecture_picture_is_current():
     picture = (ROOT / "docs/pictures/architecture.svg").read_text(encoding="utf-8")
     words = re.findall(r">([^<\n]+)</text>", picture)
     layers = import_layers()
@@ -320,21 +320,21 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_pages_with_python_are_those_that_are_run_here():
+def test_all_pages_with_python_are_run():
     source = Path(__file__).read_text(encoding="utf-8")
     pages = [name_of(page) for page in PAGES if blocks(page.read_text(encoding="utf-8"), "python")]
     assert [page for page in pages if f'run_python("{page}"' not in source] == []
 
 
-def test_the_python_of_the_readme_runs():
+def test_readme_python_runs():
     assert run_python("README.md")["samples"].shape == (1, 16, 64, 64)
 
 
-def test_the_python_of_the_model_card_runs():
+def test_model_card_python_runs():
     assert run_python("src/phiseg/weights/lidc-nodule/README.md")["samples"].shape == (1, 16, 64, 64)
 
 
-def test_the_python_of_the_tutorial_draws_a_picture(workplace, lesions, cli):
+def test_tutorial_python_draws_a_picture(workplace, lesions, cli):
     (workplace / "data").symlink_to(lesions)
     make = ("sample", "runs/phiseg", "--data", "data", "--num-samples", "4", "--out", "samples")
     assert cli(*make).code == 0
@@ -351,7 +351,7 @@ TOY_PYTHON = {
 }
 
 
-def test_the_python_of_the_reference_runs(workplace, capsys):
+def test_reference_python_runs(workplace, capsys):
     values = np.random.default_rng(0).integers(-1000, 400, (40, 48, 6)).astype(np.int16)
     write_nifti(workplace / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
     names = run_python("docs/reference/python.md", TOY_PYTHON)
@@ -364,7 +364,7 @@ def test_the_python_of_the_reference_runs(workplace, capsys):
     assert (workplace / "report" / "report.html").is_file()
 
 
-def test_the_notebook_shows_its_output():
+def test_notebook_has_output():
     notebooks = load_generated("notebooks")
     text = notebooks.NOTEBOOK.read_text(encoding="utf-8")
     assert len(text) < 400_000
@@ -380,7 +380,7 @@ def test_the_notebook_shows_its_output():
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(tmp_path):
+def test_notebook_runs(tmp_path):
     pytest.importorskip("nbclient")
     notebooks = load_generated("notebooks")
     executed = notebooks.run_notebook(notebooks.NOTEBOOK, folder=tmp_path)
@@ -388,7 +388,7 @@ def test_the_notebook_runs(tmp_path):
     assert (tmp_path / "report" / "report.html").is_file()
 
 
-def test_the_worked_example_of_prediction_runs(workplace, capsys):
+def test_prediction_python_runs(workplace, capsys):
     values = np.random.default_rng(0).integers(-1000, 400, (40, 48, 6)).astype(np.int16)
     write_nifti(workplace / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
     names = run_python("docs/how-to/predict.md")
@@ -398,7 +398,7 @@ def test_the_worked_example_of_prediction_runs(workplace, capsys):
     assert " ml, 90 % from " in printed[0]
 
 
-def test_the_arrays_of_the_how_to_become_a_dataset(workplace, cli):
+def test_arrays_page_makes_a_dataset(workplace, cli):
     random = np.random.default_rng(0)
     (block,) = blocks((ROOT / "docs/how-to/arrays-and-legacy-files.md").read_text(encoding="utf-8"), "python")
     given = {
@@ -420,7 +420,7 @@ def command_lines_of(page):
     return command_lines((ROOT / "docs" / page).read_text(encoding="utf-8"))
 
 
-def test_samples_of_another_program_are_scored(workplace, capsys):
+def test_other_samples_page_runs(workplace, capsys):
     random = np.random.default_rng(0)
     probs = random.dirichlet([1, 1], (4, 8, 16, 16)).transpose(0, 1, 4, 2, 3).astype(np.float32)
     np.save("their_probs.npy", probs)
@@ -433,7 +433,7 @@ def test_samples_of_another_program_are_scored(workplace, capsys):
     assert names["scores"][3]["ged"] == ours.ged
 
 
-def test_the_model_of_the_how_to_fulfils_the_contract(workplace):
+def test_new_model_page_fulfils_the_contract(workplace):
     names = run_python("docs/how-to/new-model.md")
     model, image = names["model"], names["image"]
     assert names["logits"].shape == (2, 5, 2, 30, 32)
@@ -450,7 +450,7 @@ def test_the_model_of_the_how_to_fulfils_the_contract(workplace):
         assert found == getattr(small, section), "what every small recipe has"
 
 
-def test_levels_are_redrawn_one_by_one(workplace, capsys):
+def test_levels_page_runs(workplace, capsys):
     names = run_python("docs/explanation/levels.md")
     assert [level.shape for level in names["levels"]] == [(1, 8, 2, 64, 64)] * 5
     assert torch.equal(names["finer"][4], names["latents"][4])
@@ -460,7 +460,7 @@ def test_levels_are_redrawn_one_by_one(workplace, capsys):
     assert all(float(line.split()[-1]) > 0 for line in printed)
 
 
-def test_the_site_builds_without_a_warning_and_takes_nothing_from_elsewhere(tmp_path):
+def test_site_builds_without_external_content(tmp_path):
     pytest.importorskip("mkdocs")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -474,7 +474,7 @@ def test_the_site_builds_without_a_warning_and_takes_nothing_from_elsewhere(tmp_
 
 
 @pytest.mark.slow
-def test_an_onnx_file_is_used_as_the_how_to_does(workplace, cli, capfd):
+def test_onnx_page_runs(workplace, cli, capfd):
     pytest.importorskip("onnxruntime")
     (line,) = (words for words in command_lines_of("how-to/deploy.md") if "--onnx" in words)
     done = cli(*line[1:])
@@ -537,7 +537,7 @@ def write_volumes(folder, dataset, *, num_cases=6):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_tutorial_run_in_their_order(tmp_path, run_small):
+def test_tutorial_commands_run(tmp_path, run_small):
     for page in ("docs/tutorial.md", "docs/how-to/combine-and-calibrate.md", "docs/explanation/levels.md"):
         for words in phiseg_lines(page):
             run_small(words)
@@ -545,14 +545,14 @@ def test_the_commands_of_the_tutorial_run_in_their_order(tmp_path, run_small):
 
 
 @pytest.mark.slow
-def test_the_first_result_of_the_readme_runs_in_its_order(tmp_path, run_small):
+def test_readme_commands_run(tmp_path, run_small):
     for words in phiseg_lines("README.md", section="Your first result in five commands"):
         run_small(words)
     assert (tmp_path / "runs" / "report" / "report.html").is_file()
 
 
 @pytest.mark.slow
-def test_the_commands_that_prepare_and_check_a_dataset_run(tmp_path, lesions, run_small):
+def test_prepare_data_commands_run(tmp_path, lesions, run_small):
     source = Dataset.open(lesions)
     images, masks = np.asarray(source.images)[:, 0], np.asarray(source.labels)
     write_volumes(tmp_path / "SRC", source)
@@ -580,7 +580,7 @@ def test_the_commands_that_prepare_and_check_a_dataset_run(tmp_path, lesions, ru
 
 
 @pytest.mark.slow
-def test_the_prediction_of_the_readme_runs(tmp_path, run_small):
+def test_readme_prediction_runs(tmp_path, run_small):
     values = np.random.default_rng(0).integers(-1000, 400, (128, 96, 44)).astype(np.int16)
     write_nifti(tmp_path / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
     view, predict = phiseg_lines("README.md", section="Segment a scan with the pretrained model")
@@ -590,7 +590,7 @@ def test_the_prediction_of_the_readme_runs(tmp_path, run_small):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_prostate_how_to_run(tmp_path, zones, run_small):
+def test_prostate_commands_run(tmp_path, zones, run_small):
     write_volumes(tmp_path / "SRC", Dataset.open(zones))
     (tmp_path / "scans").mkdir()
     (tmp_path / "scans" / "a.nii.gz").write_bytes((tmp_path / "SRC/case0/image.nii.gz").read_bytes())
@@ -603,7 +603,7 @@ def test_the_commands_of_the_prostate_how_to_run(tmp_path, zones, run_small):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_pages_on_own_volumes_run(tmp_path, lesions, zones, run_small):
+def test_own_nifti_data_commands_run(tmp_path, lesions, zones, run_small):
     """One annotator or several, the samples of a model, and a recipe's keys; then volumes with labels to merge."""
     write_volumes(tmp_path / "SRC", Dataset.open(lesions))
     for page in ("docs/how-to/one-annotator.md", "docs/how-to/score-other-samples.md", "docs/reference/config.md"):
@@ -626,7 +626,7 @@ def test_the_commands_of_the_pages_on_own_volumes_run(tmp_path, lesions, zones, 
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_on_arrays_and_legacy_files_run(tmp_path, lesions, run_small):
+def test_arrays_and_legacy_commands_run(tmp_path, lesions, run_small):
     source = Dataset.open(lesions)
     images, masks = np.asarray(source.images, dtype=np.float32)[:, 0], np.asarray(source.labels)
     np.savez(tmp_path / "crops.npz", images=images, masks=masks)
@@ -660,7 +660,7 @@ def test_the_commands_of_the_page_on_arrays_and_legacy_files_run(tmp_path, lesio
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_on_experiments_run(tmp_path, lesions, run_small):
+def test_experiments_commands_run(tmp_path, lesions, run_small):
     shutil.copytree(lesions, tmp_path / "data")
     few = ("--methods", "phiseg-small", "unet-small", "--rows", "all/phiseg*", "--num-samples", "4")
     training = [word for option, value in TOY_TRAINING.items() if "steps" not in option for word in (option, value)]
@@ -670,7 +670,7 @@ def test_the_commands_of_the_page_on_experiments_run(tmp_path, lesions, run_smal
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_pages_on_lidc_prediction_and_deployment_run(tmp_path, shared_data, run_small):
+def test_lidc_predict_and_deploy_commands_run(tmp_path, shared_data, run_small):
     (tmp_path / "LIDC-IDRI").symlink_to(shared_data("lidc_dicom"))
     (tmp_path / "LIDC-IDRI-0003").symlink_to(shared_data("lidc_dicom/LIDC-IDRI-0003"))
     for words in phiseg_lines("docs/how-to/lidc.md"):

@@ -16,7 +16,7 @@ from PIL import Image
 import phiseg as package
 from helpers.dicom_slices import OBLIQUE, write_scan
 from phiseg.compute import devices
-from phiseg.imaging.nifti import read_nifti, write_nifti
+from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.volumes import Sampling
 from phiseg.plotting import prediction_report
@@ -287,10 +287,10 @@ def test_other_modality_is_skipped_and_other_unit_warns(predict, model, tmp_path
     assert "other has modality MR, but the model was trained on CT" in result.err
     assert [row["case"] for row in table(tmp_path / "pred")] == ["good"]
     values = np.random.default_rng(0).uniform(1e4, 2e4, (14, 12, 3)).astype(np.float32)
-    write_nifti(tmp_path / "strange.nii.gz", Volume(values, np.eye(4)))
-    result = predict(model("plain"), tmp_path / "strange.nii.gz", out=tmp_path / "strange")
+    write_nifti(tmp_path / "odd.nii.gz", Volume(values, np.eye(4)))
+    result = predict(model("plain"), tmp_path / "odd.nii.gz", out=tmp_path / "odd")
     assert result.code == 0
-    assert "phiseg: strange: " in result.err
+    assert "phiseg: odd: " in result.err
     assert "unit" in result.err
 
 

@@ -18,7 +18,7 @@ from phiseg.core.errors import DataError, OutputError
 from phiseg.evaluation.results import Examples, read_evaluation, read_training
 from phiseg.evaluation.summary import Summary, patients_of
 from phiseg.experiment.pooling import pool
-from phiseg.metrics.registry import summary_scores
+from phiseg.metrics.score_registry import summary_scores
 from phiseg.metrics.significance import patient_interval
 
 

@@ -18,7 +18,7 @@ from phiseg.evaluation.results import read_evaluation
 from phiseg.evaluation.score_samples import score
 from phiseg.evaluation.scores import evaluate
 from phiseg.metrics.conventions import CONVENTIONS
-from phiseg.metrics.registry import case_scores
+from phiseg.metrics.score_registry import case_scores
 
 
 def names_of(data, split="test"):

@@ -18,8 +18,8 @@ from phiseg.evaluation.scores import evaluate
 from phiseg.inference.sampling import sample_cases
 from phiseg.metrics import consensus, error_maps, expected_calibration_error, gamma_map, reliability
 from phiseg.metrics.case import score_case
-from phiseg.metrics.registry import summary_scores
 from phiseg.metrics.score import CaseScore
+from phiseg.metrics.score_registry import summary_scores
 from phiseg.models import load_model
 from phiseg.training.loop import train
 from phiseg.training.tracking import read_metrics

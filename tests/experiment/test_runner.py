@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.core.shipped import recipe_names
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import read_evaluation
 from phiseg.experiment import runner
@@ -30,7 +31,7 @@ from phiseg.experiment.runner import (
     unfinished_jobs,
 )
 from phiseg.training.budget import seconds_per_step
-from phiseg.training.recipe import load_recipe, recipe_names
+from phiseg.training.recipe import load_recipe
 
 PLAN = Plan(steps=4, num_samples=6, overrides=("--train.validation_samples=2", "--train.validate_every=2"))
 

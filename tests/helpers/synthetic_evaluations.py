@@ -13,7 +13,7 @@ from scipy.ndimage import gaussian_filter
 from phiseg.evaluation.results import REQUIRED_COLUMNS, Evaluation, Examples, write_evaluation
 from phiseg.evaluation.summary import DatasetRef, ModelRef, Summary
 from phiseg.metrics import expected_calibration_error
-from phiseg.metrics.registry import case_scores
+from phiseg.metrics.score_registry import case_scores
 
 NUM_CASES, NUM_SAMPLES = 40, 100
 PROVENANCE: dict[str, Any] = {

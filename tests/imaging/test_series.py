@@ -23,7 +23,7 @@ from helpers.dicom_slices import (
     write_scan,
 )
 from phiseg.core.errors import DataError
-from phiseg.imaging.nifti import read_nifti, write_nifti
+from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.series import read_series
 
 PLANES = {"axial": AXIAL, "coronal": CORONAL, "sagittal": SAGITTAL, "oblique": OBLIQUE}

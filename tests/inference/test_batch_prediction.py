@@ -12,7 +12,7 @@ import torch
 from helpers.dicom_slices import write_scan
 from helpers.known_models import KnownModel, ball, brightest, noisy, place
 from phiseg.core.errors import ConfigError, DataError, OutputError
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference import batch_prediction
 from phiseg.inference.batch_prediction import (

@@ -13,7 +13,7 @@ import torch
 from phiseg.core.errors import DataError, ModelError, OutputError
 from phiseg.data.intensity import Intensity, normalise
 from phiseg.imaging.frame import Frame, cut
-from phiseg.imaging.nifti import read_nifti, write_nifti
+from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume, from_slices, to_slices
 from phiseg.inference.monai_bundle import Evaluator, MeanPrediction, write_monai_bundle
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing

@@ -47,8 +47,8 @@ def usual():
 
 def test_few_other_training_images_are_unusual(usual):
     random = np.random.default_rng(1)
-    doubted = [usual.doubts(seen(nodule(random)), WINDOW) is not None for _ in range(400)]
-    assert np.mean(doubted) < 0.03
+    flagged = [usual.why_unusual(seen(nodule(random)), WINDOW) is not None for _ in range(400)]
+    assert np.mean(flagged) < 0.03
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_other_tissue_or_modality_is_unusual(usual, mean, noise, above):
     random = np.random.default_rng(2)
     for _ in range(20):
         image = random.normal(mean, noise, (SIZE, SIZE))
-        doubt = usual.doubts(seen(image), WINDOW)
-        assert doubt.startswith("the image around the point does not look like the model's training images")
+        reason = usual.why_unusual(seen(image), WINDOW)
+        assert reason.startswith("the image around the point does not look like the model's training images")
         numbers = re.search(
-            r"(\d+) % of its pixels are below (-?\d+), and in 99.8 % .* (-?\d+) to (-?\d+)\)", doubt
+            r"(\d+) % of its pixels are below (-?\d+), and in 99.8 % .* (-?\d+) to (-?\d+)\)", reason
         )
         share, here, low, high = map(int, numbers.groups())
         assert here == pytest.approx(np.percentile(np.clip(image, -1000, 400), share), abs=1)
@@ -78,18 +78,18 @@ def test_range_is_from_training_images():
     values = np.linspace(-700, -300, 201)
     usual = UsualValues.of([seen(np.full((4, 4), value)) for value in values])
     for value in (-695, -500, -305):
-        assert usual.doubts(seen(np.full((4, 4), value)), WINDOW) is None
-    doubt = usual.doubts(seen(np.full((4, 4), -250)), WINDOW)
-    assert "of its pixels are below -250, and in 99.8 % of those images -700 to -300" in doubt
+        assert usual.why_unusual(seen(np.full((4, 4), value)), WINDOW) is None
+    reason = usual.why_unusual(seen(np.full((4, 4), -250)), WINDOW)
+    assert "of its pixels are below -250, and in 99.8 % of those images -700 to -300" in reason
 
 
 def test_rare_combination_of_percentiles_is_unusual():
     """Each value alone is usual, but training images are constant and this one is a ramp."""
     usual = UsualValues.of([seen(np.full((4, 4), value)) for value in np.linspace(-700, -300, 201)])
     ramp = np.linspace(-690, -310, 16).reshape(4, 4)
-    doubt = usual.doubts(seen(ramp), WINDOW)
-    assert "a combination rarer than in 99.5 % of the training images" in doubt
-    assert f"50 % of its pixels are below {np.median(ramp):.0f}" in doubt
+    reason = usual.why_unusual(seen(ramp), WINDOW)
+    assert "a combination rarer than in 99.5 % of the training images" in reason
+    assert f"50 % of its pixels are below {np.median(ramp):.0f}" in reason
 
 
 def test_few_training_images_decide_nothing():
@@ -100,8 +100,8 @@ def test_few_training_images_decide_nothing():
 def test_z_scores_are_named_as_such():
     random = np.random.default_rng(0)
     usual = UsualValues.of([random.normal(0, 1, (1, 8, 8)).astype(np.float32) for _ in range(100)])
-    doubt = usual.doubts(np.full((1, 8, 8), 7, np.float32), Intensity(kind="zscore"))
-    assert "below 7.00 (z-score)" in doubt
+    reason = usual.why_unusual(np.full((1, 8, 8), 7, np.float32), Intensity(kind="zscore"))
+    assert "below 7.00 (z-score)" in reason
 
 
 def dataset(folder, *, number, centred_on):
@@ -131,8 +131,9 @@ def test_usual_values_are_stored_with_the_model(tmp_path):
     restored = Preprocessing.parse(json.loads(json.dumps(stored.model_dump(mode="json"))), where="a test")
     assert restored == stored == Preprocessing.of_dataset(prepared)  # always of the same images
     random = np.random.default_rng(6)
-    assert np.mean([bool(restored.usual_values.doubts(seen(nodule(random)), WINDOW)) for _ in range(200)]) < 0.04
-    assert restored.usual_values.doubts(seen(np.full((SIZE, SIZE), -1000)), WINDOW)
+    flagged = [restored.usual_values.why_unusual(seen(nodule(random)), WINDOW) for _ in range(200)]
+    assert np.mean([reason is not None for reason in flagged]) < 0.04
+    assert restored.usual_values.why_unusual(seen(np.full((SIZE, SIZE), -1000)), WINDOW)
 
 
 def test_whole_slices_have_no_usual_values(tmp_path):
@@ -162,8 +163,8 @@ def scan(usual):
 def test_prediction_warns_about_unusual_crop(scan):
     model, volume = scan
     sampling = Sampling(num_samples=1)
-    assert predict_volume(model, volume, point=(20, 20, 2), sampling=sampling).doubt is None
-    assert "training images" in predict_volume(model, volume, point=(62, 20, 2), sampling=sampling).doubt
+    assert predict_volume(model, volume, point=(20, 20, 2), sampling=sampling).unusual is None
+    assert "training images" in predict_volume(model, volume, point=(62, 20, 2), sampling=sampling).unusual
 
 
 def test_doubts_are_printed_and_stored(scan, tmp_path, capsys):
@@ -182,10 +183,10 @@ def test_doubts_are_printed_and_stored(scan, tmp_path, capsys):
     )
     usual, unusual = (json.loads((tmp_path / "out" / name / "summary.json").read_text()) for name in ("a-1", "a-2"))
     assert (usual["unusual"], unusual["unusual"]) == (False, True)
-    doubt = "the image around the point does not look like the model's training images"
-    assert not any(doubt in line for line in usual["warnings"])
-    assert any(doubt in line for line in unusual["warnings"])
-    assert f"phiseg: a-2: {doubt}" in capsys.readouterr().err
+    reason = "the image around the point does not look like the model's training images"
+    assert not any(reason in line for line in usual["warnings"])
+    assert any(reason in line for line in unusual["warnings"])
+    assert f"phiseg: a-2: {reason}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not SERIES.is_dir(), reason="needs ../shared/data with LIDC-IDRI")
@@ -196,15 +197,15 @@ def test_lidc_crops_differ_from_air_and_mediastinum():
     random = np.random.default_rng(0)
     train = random.choice(np.flatnonzero(split == "train"), MAX_IMAGES, replace=False)
     usual = UsualValues.of([seen(images[row]) for row in train])
-    val = [usual.doubts(seen(image), WINDOW) is not None for image in images[split == "val"]]
+    val = [usual.why_unusual(seen(image), WINDOW) is not None for image in images[split == "val"]]
     assert np.mean(val) < 0.03
     values = read_series(SERIES).volume.values  # column, row, slice
 
-    def doubted(column, row, number):
+    def flagged(column, row, number):
         crop = values[column - 32 : column + 32, row - 32 : row + 32, number].T
-        return usual.doubts(seen(crop), WINDOW) is not None
+        return usual.why_unusual(seen(crop), WINDOW) is not None
 
-    assert not doubted(368, 351, 77)  # two nodules
-    assert not doubted(307, 198, 83)
-    assert doubted(80, 60, 77)  # air beside the patient
-    assert doubted(250, 240, 58)  # mediastinum
+    assert not flagged(368, 351, 77)  # two nodules
+    assert not flagged(307, 198, 83)
+    assert flagged(80, 60, 77)  # air beside the patient
+    assert flagged(250, 240, 58)  # mediastinum

@@ -5,7 +5,7 @@ import pytest
 
 from helpers.known_models import place
 from phiseg.core.errors import ConfigError
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.batch_prediction import read_summary
 from phiseg.inference.points import Point

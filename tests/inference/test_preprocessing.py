@@ -9,13 +9,13 @@ from PIL import Image
 from helpers.known_models import KnownModel, brightest, place
 from helpers.small_volumes import write_volumes
 from phiseg.core.errors import DataError
+from phiseg.core.shipped import bundled_models
 from phiseg.data.store import Dataset
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import Volume
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
 from phiseg.inference.scans import ScanFile, read_scan
 from phiseg.models import load_model
-from phiseg.models.pretrained import bundled_models
 
 WINDOW = {"kind": "window", "low": -1000, "high": 400}
 

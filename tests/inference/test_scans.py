@@ -12,7 +12,7 @@ from PIL import Image
 from helpers.dicom_slices import ORIGIN, SPACING, write_scan
 from helpers.known_models import place
 from phiseg.core.errors import DataError
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume, to_slices
 from phiseg.inference.scans import ScanFile, find_scans, read_scan
 

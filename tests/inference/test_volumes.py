@@ -19,7 +19,7 @@ from phiseg.data.intensity import normalise
 from phiseg.data.prepare.nifti import prepare_nifti
 from phiseg.data.prepare.nifti_slices import Slicing
 from phiseg.data.store import Dataset
-from phiseg.imaging.nifti import read_nifti, write_nifti
+from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
 from phiseg.inference.slice_noise import Level, SliceNoise

@@ -7,7 +7,7 @@ from helpers import naive_metrics as naive
 from phiseg.core.errors import DataError
 from phiseg.metrics import mean_log_probs
 from phiseg.metrics.case import score_case
-from phiseg.metrics.registry import case_scores
+from phiseg.metrics.score_registry import case_scores
 
 
 def make_case(num_classes, num_samples=6, num_annotators=3, size=(6, 5), seed=0):

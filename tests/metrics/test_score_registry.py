@@ -14,8 +14,8 @@ from phiseg.data.store import Dataset
 from phiseg.evaluation.results import read_evaluation
 from phiseg.evaluation.scores import evaluate
 from phiseg.inference.sampling import sample_cases
-from phiseg.metrics.registry import SCORES, table_scores
 from phiseg.metrics.score import CaseScore, PixelScore
+from phiseg.metrics.score_registry import SCORES, table_scores
 from phiseg.models import load_model
 from phiseg.training.loop import train
 from phiseg.training.recipe import load_recipe

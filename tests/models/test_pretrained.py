@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 import phiseg
 from phiseg.core.errors import ConfigError, ModelError, OutputError
+from phiseg.core.shipped import find_model
 from phiseg.models import pretrained
 from phiseg.models.noise import seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
-from phiseg.models.pretrained import find_model, load_model, load_weights, save_model
+from phiseg.models.pretrained import load_model, load_weights, save_model
 from phiseg.models.registry import build_model
 from phiseg.models.unet import UNetConfig
 

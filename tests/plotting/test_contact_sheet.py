@@ -76,10 +76,10 @@ def test_names_are_escaped_and_shortened(copy, lesions):
     text = (folder / "cases.csv").read_text()
     patients = json.loads((folder / "splits.json").read_text())
     first = Dataset.open(folder).cases[0]["case"]
-    strange = r"$\frac{1}$-" + "x" * 60 + "-end"
-    (folder / "cases.csv").write_text(text.replace(first, strange))
+    unusual = r"$\frac{1}$-" + "x" * 60 + "-end"
+    (folder / "cases.csv").write_text(text.replace(first, unusual))
     patients = {
-        key: [strange if p == first else p for p in part] for key, part in patients.items() if key != "seed"
+        key: [unusual if p == first else p for p in part] for key, part in patients.items() if key != "seed"
     }
     (folder / "splits.json").write_text(json.dumps(patients))
     figure = contact_sheet(Dataset.open(folder), [0])

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from phiseg.imaging.volume import Volume
-from phiseg.inference.measures import Spread, measure
+from phiseg.inference.measures import Measurement, measure
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing, VolumeCheck
 from phiseg.inference.volumes import Prediction
 from phiseg.plotting import prediction_report
@@ -160,7 +160,7 @@ def test_picture_without_a_lesion_has_no_slices_of_it(monkeypatch):
 )
 def test_histogram_is_readable_with_an_outlier(volumes, limit, note):
     axes = Figure().subplots()
-    spread = Spread.of(np.array(volumes))
+    spread = Measurement.of(np.array(volumes))
     measures = SimpleNamespace(classes={"lesion": SimpleNamespace(volume_ml=spread)})
     prediction_report._histogram(axes, measures)
     bars = [bar for bar in axes.patches if bar.get_height()]
@@ -297,9 +297,9 @@ def test_report_states_that_coverage_was_never_measured(finished):
 
 def test_unusual_images_come_first(finished):
     finished("lost", present=0.1, point=[1, 2, 3], agreement=0.9)
-    out = finished("strange", unusual=True, agreement=0.5)
-    page = write_report(out, "lost", "strange")
-    assert headings(page) == ["strange", "lost"]
+    out = finished("odd", unusual=True, agreement=0.5)
+    page = write_report(out, "lost", "odd")
+    assert headings(page) == ["odd", "lost"]
     assert [row["look"] for row in table(out / "cases.csv")] == ["unusual image", "not found"]
 
 

@@ -7,9 +7,10 @@ import yaml
 
 from helpers.small_volumes import write_volumes
 from phiseg.core.errors import ConfigError
+from phiseg.core.shipped import recipe_names
 from phiseg.data.store import Dataset
 from phiseg.models import MODELS
-from phiseg.training.recipe import Recipe, TrainConfig, criteria, load_recipe, recipe_names
+from phiseg.training.recipe import Recipe, TrainConfig, criteria, load_recipe
 
 
 @pytest.mark.parametrize("name", recipe_names())

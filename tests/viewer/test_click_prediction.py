@@ -1,4 +1,4 @@
-"""A click on the page gives what `predict_volume` gives for the same seed."""
+"""The prediction of a click equals `predict_volume` with the same seed."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def voxel(volume, point):
 
 
 @pytest.mark.parametrize(("members", "num_parts"), [(None, 2), (3, 3)])
-def test_the_samples_of_a_click_are_those_of_predict_volume_in_several_messages(scan, members, num_parts):
+def test_samples_equal_predict_volume(scan, members, num_parts):
     served, volume, name = scan(make_model(members=members))
     messages = served.click(name, POINT, num_samples=20, seed=7)
     assert [message["number"] for message in of_type(messages, "samples")] == [4, 12, 4]
@@ -86,7 +86,7 @@ def test_the_samples_of_a_click_are_those_of_predict_volume_in_several_messages(
     np.testing.assert_allclose(outputs, wanted, atol=0.51 / 255)
 
 
-def test_the_lesion_and_its_numbers_are_those_of_predict_volume(scan):
+def test_lesion_and_numbers_equal_predict_volume(scan):
     served, volume, name = scan()
     messages = served.click(name, POINT, num_samples=6, seed=1)
     sampling = Sampling(num_samples=6, seed=1)
@@ -123,7 +123,7 @@ def test_the_lesion_and_its_numbers_are_those_of_predict_volume(scan):
     ],
     ids=["redraw", "hold", "temperature", "ensemble", "redraw member", "hold member"],
 )
-def test_a_level_can_be_redrawn_held_and_tempered_and_a_member_redrawn_and_held(scan, members, levels):
+def test_levels_and_members_are_controlled(scan, members, levels):
     served, volume, name = scan(make_model(members=members))
     controls = [{"seed": level.seed, "hold": level.hold, "temperature": level.temperature} for level in levels]
     plain = samples_of(served.click(name, POINT, num_samples=5))
@@ -134,7 +134,7 @@ def test_a_level_can_be_redrawn_held_and_tempered_and_a_member_redrawn_and_held(
     assert (changed != plain).any()
 
 
-def test_a_held_member_draws_all_samples(scan):
+def test_held_member_draws_all_samples(scan):
     model = make_model(members=3)
     served, volume, name = scan(model)
     alone = []
@@ -162,14 +162,14 @@ def test_only_levels_have_a_temperature(serve, settings, name):
     assert failed["message"] == f"{name} has no temperature; hold or redraw it"
 
 
-def test_samples_without_any_noise_are_all_the_same(scan):
+def test_samples_without_noise_are_equal(scan):
     served, _, name = scan()
     cold = [{"temperature": 0}, {"temperature": 0}]
     labels = samples_of(served.click(name, POINT, num_samples=5, levels=cold))
     assert (labels == labels[:1]).all()
 
 
-def test_a_model_of_whole_slices_looks_at_all_of_a_small_scan(scan):
+def test_whole_slices_of_small_scan_are_all_predicted(scan):
     served, volume, name = scan(make_model(centred_on=None))
     messages = served.click(name, POINT, num_samples=3)
     expected = predict_volume(served.viewer.model, volume, sampling=Sampling(num_samples=3))
@@ -180,14 +180,14 @@ def test_a_model_of_whole_slices_looks_at_all_of_a_small_scan(scan):
     np.testing.assert_array_equal(labels, expected.labels)
 
 
-def test_a_model_of_whole_slices_looks_at_the_clicked_slice_alone_in_a_large_scan(scan, monkeypatch):
+def test_large_scan_predicts_clicked_slice_only(scan, monkeypatch):
     monkeypatch.setattr("phiseg.viewer.click_prediction.MAX_LABELS", 1000)
     served, _, name = scan(make_model(centred_on=None))
     (lesion,) = of_type(served.click(name, POINT, num_samples=3), "volume")
     assert (lesion["first_slice"], lesion["num_slices"]) == (POINT[0], 1)
 
 
-def test_a_case_of_a_dataset_is_scored_against_its_annotators(serve, gaps, trained):
+def test_dataset_case_is_scored(serve, gaps, trained):
     model = load_model(trained())
     dataset = Dataset.open(gaps)
     served = serve(model, gaps)
@@ -213,7 +213,7 @@ def test_a_case_of_a_dataset_is_scored_against_its_annotators(serve, gaps, train
     )
 
 
-def test_numbers_are_also_given_among_samples_with_the_class(serve):
+def test_numbers_of_samples_with_the_class(serve):
     values = np.full((20, 22, 5), -100, np.float32)
     values[8:11, 9:12, 1:3] = 0  # 18 voxels, which a sample has or has not
     served = serve(KnownModel(noisy, centred_on="lesion"))
@@ -230,16 +230,16 @@ def test_numbers_are_also_given_among_samples_with_the_class(serve):
     assert found["diameter_mm_if_present"]["median"] == pytest.approx(diameter)
 
 
-def test_a_place_unlike_the_training_images_is_doubted(scan):
+def test_unusual_image_causes_warning(scan):
     images = np.random.default_rng(1).random((60, 1, 16, 16)).astype(np.float32) - 0.5
     usual = UsualValues.of(list(images)).model_dump(mode="json")
     (numbers,) = of_type(clicked_with(scan, usual), "numbers")
-    assert numbers["doubt"] is None
+    assert numbers["unusual"] is None
     unlike = UsualValues.of(list(images * 0.1 - 0.4)).model_dump(mode="json")
     (numbers,) = of_type(clicked_with(scan, unlike), "numbers")
-    assert "does not look like the model's training images" in numbers["doubt"]
+    assert "does not look like the model's training images" in numbers["unusual"]
     (numbers,) = of_type(clicked_with(scan, None), "numbers")
-    assert numbers["doubt"] is None
+    assert numbers["unusual"] is None
 
 
 def clicked_with(scan, usual):
@@ -274,7 +274,7 @@ def zscored(lesions, tmp_path_factory):
 
 @pytest.mark.parametrize("centred_on", [None, "lesion"])
 @pytest.mark.parametrize("row", [0, 1])
-def test_the_network_sees_a_stored_zscore_as_it_is(serve, zscored, row, centred_on):
+def test_stored_zscore_is_not_normalised_again(serve, zscored, row, centred_on):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build_model(UNetConfig(channels=(4, 4, 8), blocks_per_level=1)).eval()
@@ -299,7 +299,7 @@ def test_the_network_sees_a_stored_zscore_as_it_is(serve, zscored, row, centred_
         np.testing.assert_allclose(shown[0], expected[1], atol=0.51 / 255)
 
 
-def test_outside_of_a_crop_the_samples_of_a_case_are_background(serve, lesions, trained):
+def test_samples_outside_crop_are_background(serve, lesions, trained):
     model = load_model(trained())
     model.preprocessing |= {"centred_on": "lesion", "size": [8, 8]}
     served = serve(model, lesions)
@@ -329,14 +329,14 @@ def test_scans_have_no_scores(scan):
 
 
 @pytest.mark.parametrize("point", [[5, 0, 0], [-1, 0, 0], [0, 22, 0], [0, 0, 20]])
-def test_a_point_outside_of_the_scan_is_a_message(scan, point):
+def test_point_outside_scan_is_reported(scan, point):
     served, _, name = scan()
     (failed,) = served.click(name, point)
     assert failed == {"type": "error", "message": "the point is outside the scan; click inside the scan"}
 
 
 @pytest.mark.parametrize(("members", "names"), [(None, "level 1, level 2"), (3, "level 1, level 2, member")])
-def test_settings_of_other_levels_and_of_an_unknown_scan_are_messages(serve, members, names):
+def test_invalid_levels_and_scan_are_reported(serve, members, names):
     served = serve(make_model(members=members))
     (failed,) = served.click(levels=[{}])
     assert failed["message"] == f"the model has settings for {names}, not 1; reload the page"
@@ -344,7 +344,7 @@ def test_settings_of_other_levels_and_of_an_unknown_scan_are_messages(serve, mem
     assert "this scan is no longer open" in failed["message"]
 
 
-def test_a_model_without_a_hierarchy_has_no_levels(serve, lesions, trained):
+def test_flat_model_has_no_levels(serve, lesions, trained):
     served = serve(load_model(trained("probunet")), lesions)
     info = served.client.get("/api/session").json()["model"]
     assert (info["num_levels"], info["noise_names"]) == (0, [])
@@ -355,7 +355,7 @@ def test_a_model_without_a_hierarchy_has_no_levels(serve, lesions, trained):
     assert of_type(messages, "numbers")[0]["level_shares"] is None
 
 
-def test_what_would_not_fit_into_memory_is_refused_or_followed_less_far(scan, monkeypatch):
+def test_prediction_is_limited_by_memory(scan, monkeypatch):
     served, volume, name = scan()
     per_slice = 16 * 16 * 2 * 4  # pixels, classes, samples: a crop has two pixels to spare on each axis
     monkeypatch.setattr("phiseg.viewer.click_prediction.MAX_VALUES", per_slice - 1)
@@ -370,7 +370,7 @@ def test_what_would_not_fit_into_memory_is_refused_or_followed_less_far(scan, mo
     np.testing.assert_array_equal(unpacked(lesion["labels"], *expected.labels.shape), expected.labels)
 
 
-def test_coarse_pixels_that_would_become_a_giant_image_are_refused(serve):
+def test_giant_image_is_rejected(serve):
     served = serve(make_model(centred_on=None, spacing_mm=[1, 1]))
     volume = random_volume(affine=np.diag([9000.0, 9000, 9000, 1]))
     name = served.drop(("scan.nii", nifti_bytes(volume))).json()["id"]
@@ -378,7 +378,7 @@ def test_coarse_pixels_that_would_become_a_giant_image_are_refused(serve):
     assert "pixels of 9e+03 x 9e+03 mm are too large" in failed["message"]
 
 
-def test_the_first_samples_are_there_before_anything_else_is_computed(serve, monkeypatch):
+def test_first_samples_are_sent_first(serve, monkeypatch):
     served = serve()
     asked = []
 

@@ -6,7 +6,7 @@ import type { LevelControl, ModelInfo } from "./api";
 import { get, make } from "./dom";
 import type { Painter } from "./picture";
 import type { Result } from "./result";
-import { sharesUnderCursor } from "./stage";
+import { sharesUnderCursor } from "./readout";
 import { AS_IT_IS, isAsItIs } from "./state";
 
 const WORDS = ["presence and size", "overall shape", "larger details", "smaller details", "border pixels"];

@@ -9,7 +9,8 @@ import { ExportPanel } from "./exports";
 import { listenToKeys } from "./keys";
 import { LevelPanel } from "./levels";
 import { NumbersPanel } from "./numbers";
-import { Stage, readout } from "./stage";
+import { readout } from "./readout";
+import { Stage } from "./stage";
 import { toHash } from "./state";
 import { exposeForTests } from "./testing";
 import { followTheme } from "./theme";
@@ -25,7 +26,7 @@ async function start(): Promise<void> {
       update?.();
     });
   };
-  const app = new App(session, changed, tell);
+  const app = new App(session, changed, report);
   const stage = new Stage(app, get<HTMLCanvasElement>("picture"));
   const parts = [new Controls(app, stage), new NumbersPanel(app), new LevelPanel(app, stage.painter), new ExportPanel(app, stage)];
   listenToKeys(app, stage);
@@ -87,13 +88,13 @@ function linkToClipboard(): void {
         button.textContent = "Copied";
         window.setTimeout(() => (button.textContent = "Copy link"), 1500);
       },
-      () => tell("The browser does not allow the page to copy. Copy the link from the address bar."),
+      () => report("The browser does not allow the page to copy. Copy the link from the address bar."),
     );
   });
 }
 
 /** Show a message until it is dismissed. */
-function tell(reason: string): void {
+function report(reason: string): void {
   const messages = get("messages");
   const text = reason.charAt(0).toUpperCase() + reason.slice(1);
   if ([...messages.children].some((shown) => shown.firstChild?.textContent === text)) return;
@@ -106,4 +107,4 @@ function tell(reason: string): void {
   messages.append(message);
 }
 
-start().catch((error: unknown) => tell(error instanceof Error ? error.message : String(error)));
+start().catch((error: unknown) => report(error instanceof Error ? error.message : String(error)));

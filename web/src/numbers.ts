@@ -34,7 +34,7 @@ export class NumbersPanel {
     const { result, scan, state } = this.app;
     const { volume_ml: volume, diameter_mm: diameter, present } = numbers;
     const { volume_ml_if_present: volumeIf, diameter_mm_if_present: diameterIf } = numbers;
-    const { agreement, mean_gamma: gamma, doubt } = result!.numbers!;
+    const { agreement, mean_gamma: gamma, unusual } = result!.numbers!;
     const facts = [`agreement ${agreement.toFixed(2)}`, `mean γ ${gamma.toFixed(2)}`];
     if (scan!.num_slices === 1) facts.push(`slice of ${scan!.spacing_mm[0].toFixed(2)} mm`);
     const notes = [facts.join("  ·  ")];
@@ -47,7 +47,7 @@ export class NumbersPanel {
     const cut = result!.numbers!.truncated;
     if (cut > 0) notes.push(`${percent(cut)} of the samples are truncated: the lesion may be larger than measured.`);
     return [
-      ...(doubt === null ? [] : [make("p", { class: "warning", role: "alert" }, `Warning: ${doubt}.`)]),
+      ...(unusual === null ? [] : [make("p", { class: "warning", role: "alert" }, `Warning: ${unusual}.`)]),
       make(
         "div",
         { class: "figures" },

@@ -95,7 +95,7 @@ export interface Numbers {
   level_shares: Record<string, number> | null;
   /** Why the image around the point does not look like a training image; null if it does, or if the model does not
    *  state what its training images look like. */
-  doubt: string | null;
+  unusual: string | null;
 }
 
 /** The annotations of a case. */

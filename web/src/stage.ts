@@ -2,26 +2,10 @@
 
 import type { App, Place } from "./app";
 import type { Box, Pair } from "./api";
-import { ANNOTATOR, type Ramp, classColour } from "./colours";
-import { causeName, coarseToFine } from "./levels";
+import { ANNOTATOR, classColour } from "./colours";
+import { type PlacedTile, paintMontage } from "./montage";
 import { type Frame, type Overlay, Painter, paintLegend, panel, write } from "./picture";
-import { type Patch, valueAt } from "./result";
 
-/** One image of several. */
-interface Tile {
-  title: string;
-  /** The title for a tile that is too small for the full title. */
-  short: string;
-  slice: number;
-  overlay: Overlay;
-  annotators?: boolean;
-  chosen?: boolean;
-  onClick?: () => void;
-  colour?: string;
-}
-
-const GAP = 8;
-const CAPTION = 20;
 const ZOOM_LIMITS: Pair = [0.5, 40];
 
 export class Stage {
@@ -29,7 +13,7 @@ export class Stage {
   private readonly app: App;
   private readonly canvas: HTMLCanvasElement;
   private readonly context: CanvasRenderingContext2D;
-  private tiles: { frame: Frame; tile: Tile }[] = [];
+  private tiles: PlacedTile[] = [];
   private width = 0;
   private height = 0;
   private wheel = 0;
@@ -101,7 +85,7 @@ export class Stage {
     context.fillRect(0, 0, this.width, this.height);
     this.tiles = [];
     if (!this.app.scan || !this.width) return;
-    if (this.isMontage) this.paintMontage(this.montage());
+    if (this.isMontage) this.tiles = paintMontage(context, this.painter, this.app, [this.width, this.height]);
     else this.paintSlice();
   }
 
@@ -156,92 +140,6 @@ export class Stage {
     return { kind: "outlines" };
   }
 
-  private montage(): Tile[] {
-    const { app } = this;
-    const { view, slice, annotators } = app.state;
-    const result = app.result!;
-    if (view === "levels") return this.levelTiles();
-    if (view === "slices") {
-      const drawn = result.drawnSlices();
-      app.slices!.reserve(drawn.length);
-      return drawn.map((number) => ({
-        title: `Slice ${number + 1}`,
-        short: String(number + 1),
-        slice: number,
-        overlay: { kind: "outlines" },
-        annotators,
-        chosen: number === slice,
-        onClick: () => app.setSlice(number),
-      }));
-    }
-    const drawn = app.annotations && annotators ? app.annotations.annotators : [];
-    const theirs = drawn.map((name, n): Tile => {
-      return { title: readable(name), short: `A${n + 1}`, slice, overlay: { kind: "annotator", annotator: n }, colour: ANNOTATOR };
-    });
-    const ours = result.samples.map((_, sample): Tile => {
-      return {
-        title: `Sample ${sample + 1}`,
-        short: String(sample + 1),
-        slice,
-        overlay: { kind: "sample", sample, filled: true },
-        chosen: sample === app.state.sample,
-        onClick: () => (sample === app.state.sample ? app.store.set({ view: "sample" }) : app.setSample(sample)),
-      };
-    });
-    return [...theirs, ...ours];
-  }
-
-  /** The first sample after each level, coarse to fine, and below it the uncertainty caused by each part of the noise. */
-  private levelTiles(): Tile[] {
-    const { result, model } = this.app;
-    const tile = (title: string, cause: number, patch: Patch | null, ramp: Ramp): Tile => {
-      return { title, short: model.noise_names[cause]!.replace("level ", ""), slice: result!.slice, overlay: { kind: "map", patch, ramp } };
-    };
-    const titleOf = (cause: number): string => (cause < model.num_levels ? `After ${model.noise_names[cause]}` : "Image");
-    return [
-      ...coarseToFine(model).map((cause) => tile(titleOf(cause), cause, result!.outputOf(cause), "mean")),
-      ...coarseToFine(model).map((cause) => tile(`Due to ${model.noise_names[cause]}`, cause, result!.contributionOf(cause), "gamma")),
-    ];
-  }
-
-  private paintMontage(tiles: Tile[]): void {
-    const { context } = this;
-    const isLevels = this.app.state.view === "levels";
-    const box = this.painter.focus("close");
-    const [, down, right] = this.app.scan!.spacing_mm;
-    const bottom = isLevels ? 84 : 0;
-    const room = this.width - (this.app.scan!.num_slices > 1 ? 28 : 0); // next to the slice slider
-    const { columns, width, height } = arrange(tiles.length, room, this.height - bottom, (box.width * right) / (box.height * down), isLevels ? tiles.length / 2 : 0);
-    const rows = Math.ceil(tiles.length / columns);
-    const left = (room - columns * (width + GAP) + GAP) / 2;
-    const top = (this.height - bottom - rows * (height + CAPTION + GAP) + GAP) / 2;
-    tiles.forEach((tile, n) => {
-      const x = left + (n % columns) * (width + GAP);
-      const y = top + Math.floor(n / columns) * (height + CAPTION + GAP);
-      const frame = this.painter.fit(box, x, y + CAPTION, width, height);
-      this.painter.paint(context, frame, tile.slice, tile.overlay, tile.annotators ?? false);
-      const colour = tile.chosen ? classColour(1) : (tile.colour ?? "rgb(170 178 188)");
-      context.save();
-      context.beginPath();
-      context.rect(x, y, width, CAPTION);
-      context.clip();
-      write(context, width < 84 ? tile.short : tile.title, x + 1, y + 14, "left", colour);
-      context.restore();
-      if (tile.chosen) {
-        context.strokeStyle = classColour(1);
-        context.lineWidth = 2;
-        context.strokeRect(x, y + CAPTION, width, height);
-      }
-      this.tiles.push({ frame, tile });
-    });
-    if (isLevels) {
-      const y = top + rows * (height + CAPTION + GAP) + 44;
-      const most = this.app.result?.summary?.gammaMax.toFixed(2) ?? "";
-      paintLegend(context, left, y, "mean", "First sample after each level", "0", "1");
-      paintLegend(context, left + 220, y, "gamma", "γ caused by each level", "0", `${most} nats`);
-    }
-  }
-
   private missing(): string {
     const { result, state } = this.app;
     if (!result!.summary) return "Computing the map …";
@@ -282,7 +180,7 @@ export class Stage {
     return row >= 0 && column >= 0 && row < height && column < width ? { row, column } : null;
   }
 
-  private tileAt(x: number, y: number): { frame: Frame; tile: Tile } | undefined {
+  private tileAt(x: number, y: number): PlacedTile | undefined {
     return this.tiles.find(({ frame }) => x >= frame.x && y >= frame.y && x < frame.x + frame.width && y < frame.y + frame.height);
   }
 
@@ -354,55 +252,6 @@ export class Stage {
   }
 }
 
-/** Describe the pixel under the cursor. */
-export function readout(app: App): string {
-  const { hover, result, scan, state } = app;
-  if (!hover || !scan) return "";
-  const { row, column } = hover;
-  const words = [`row ${row}, column ${column}`];
-  const value = app.slices?.valueAt(state.slice, row, column);
-  if (value !== null && value !== undefined) words.push(`value ${Number(value.toPrecision(4))}`);
-  if (result) {
-    app.model.classes.slice(1).forEach((name, n) => {
-      const mean = valueAt(result.meanAt(state.slice, n + 1), row, column);
-      if (mean !== null) words.push(`${name} ${Math.round(mean / 2.55)} %`);
-    });
-    const gamma = valueAt(result.gammaAt(state.slice), row, column);
-    if (gamma !== null) words.push(`γ ${((gamma / 255) * result.summary!.gammaMax).toFixed(2)}`);
-    const cause = mainCause(app);
-    if (cause) words.push(`${Math.round(100 * cause.share)} % due to ${causeName(app.model, cause.number, false)}`);
-  }
-  return words.join("  ·  ");
-}
-
-/** Return the share of each part of the noise in the uncertainty under the cursor, if any. */
-export function sharesUnderCursor(app: App): number[] | null {
-  const { hover, result, state, model } = app;
-  if (!hover || !result?.summary?.shares || state.slice !== result.slice) return null;
-  if (!valueAt(result.gammaAt(result.slice), hover.row, hover.column)) return null;
-  const shares = model.noise_names.map((_, cause) => (valueAt(result.shareOf(cause), hover.row, hover.column) ?? 0) / 255);
-  return shares.some(Boolean) ? shares : null;
-}
-
-function mainCause(app: App): { number: number; share: number } | null {
-  const shares = sharesUnderCursor(app);
-  if (!shares) return null;
-  const share = Math.max(...shares);
-  return { number: shares.indexOf(share), share };
-}
-
-/** Return the number of columns for which tiles of an aspect ratio are largest, and their size. */
-function arrange(number: number, width: number, height: number, aspect: number, fixed: number): { columns: number; width: number; height: number } {
-  let best = { columns: 1, width: 0, height: 0 };
-  for (let columns = fixed || 1; columns <= (fixed || Math.max(number, 1)); columns++) {
-    const rows = Math.ceil(number / columns);
-    const tall = (height - 2 * GAP - rows * (CAPTION + GAP)) / rows;
-    const wide = Math.min((width - 2 * GAP - (columns - 1) * GAP) / columns, tall * aspect, 360);
-    if (wide > best.width) best = { columns, width: wide, height: wide / aspect };
-  }
-  return best;
-}
-
 function cross(context: CanvasRenderingContext2D, frame: Frame, row: number, column: number): void {
   const x = frame.x + (column + 0.5 - frame.left) * frame.scaleX;
   const y = frame.y + (row + 0.5 - frame.top) * frame.scaleY;
@@ -411,8 +260,4 @@ function cross(context: CanvasRenderingContext2D, frame: Frame, row: number, col
   context.beginPath();
   context.arc(x, y, 9, 0, 2 * Math.PI);
   context.stroke();
-}
-
-function readable(name: string): string {
-  return name.charAt(0).toUpperCase() + name.slice(1);
 }

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.shipped import find_model
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
@@ -24,7 +25,6 @@ from phiseg.inference.scans import find_scans, read_scan
 from phiseg.inference.volumes import Prediction, Sampling, predict_volume
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import Generators, seeded_generator
-from phiseg.models.pretrained import find_model
 
 WINDOW_MARGIN = 0.25
 """How far values may lie outside of -0.5 to 0.5, the range of a windowed image, before an image counts as raw."""

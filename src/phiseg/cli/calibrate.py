@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from phiseg.cli.early_checks import check_model_and_data
 from phiseg.cli.parsing import optional, parse
 
 
@@ -47,6 +48,7 @@ class Calibrate:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Calibrate, arguments, prog=prog)
+    check_model_and_data(command.model, command.data)
     from phiseg.evaluation.calibrate import MIN_PATIENTS, calibrate
     from phiseg.inference.class_map import parse_class_map
     from phiseg.models.temperatures import Calibration

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import Flag, parse, required
+from phiseg.core.shipped import find_model
 
 
 @dataclass
@@ -34,6 +35,8 @@ class Combine:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Combine, arguments, prog=prog)
+    for model in command.models:
+        find_model(model)
     from phiseg.training.combining import combine
 
     model = combine(command.models, command.out, half=command.half, overwrite=command.overwrite)

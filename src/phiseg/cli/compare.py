@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from phiseg.cli.early_checks import check_exists
 from phiseg.cli.parsing import Flag, optional, parse, required
+from phiseg.core.errors import ConfigError
 
 
 @dataclass
@@ -39,12 +41,13 @@ class Compare:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Compare, arguments, prog=prog)
-    from phiseg.comparison.compare import compare
-    from phiseg.comparison.table_formats import to_text
-    from phiseg.core.errors import ConfigError
-
     if not command.evaluations:
         raise ConfigError("nothing to compare; give the folders written by `phiseg evaluate`")
+    for folder in command.evaluations:
+        check_exists(folder, advice="give folders written by `phiseg evaluate`")
+    from phiseg.comparison.compare import compare
+    from phiseg.comparison.table_formats import to_text
+
     table = compare(
         command.evaluations,
         command.out,

@@ -41,12 +41,14 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(DataCheck, arguments, prog=prog)
     from phiseg.core.errors import DataError
     from phiseg.core.files import check_new_file, write_json
-    from phiseg.data.check import check_dataset
     from phiseg.data.store import Dataset
 
     if command.json:
         check_new_file(command.json, overwrite=command.overwrite)
-    report = check_dataset(Dataset.open(command.data))
+    dataset = Dataset.open(command.data)
+    from phiseg.data.check import check_dataset
+
+    report = check_dataset(dataset)
     print(_describe(report))
     if command.json:
         write_json(command.json, report.model_dump(mode="json"))

@@ -44,13 +44,14 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.core.errors import OutputError
     from phiseg.core.files import atomic_file, check_new_file
     from phiseg.data.store import Dataset
-    from phiseg.plotting.contact_sheet import choose_cases, contact_sheet
-    from phiseg.plotting.primitives import to_png
 
     if command.out.suffix.lower() != ".png":
         raise OutputError(f"{command.out} is not a PNG file name; use a name that ends in .png")
     check_new_file(command.out, overwrite=command.overwrite)
     dataset = Dataset.open(command.data)
+    from phiseg.plotting.contact_sheet import choose_cases, contact_sheet
+    from phiseg.plotting.primitives import to_png
+
     rows = choose_cases(dataset, command.num, split=command.split, order=command.order, seed=command.seed)
     picture = to_png(contact_sheet(dataset, rows))
     with atomic_file(command.out) as file:

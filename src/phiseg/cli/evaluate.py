@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from phiseg.cli.early_checks import check_model_and_data
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.errors import ConfigError
 
@@ -73,10 +74,11 @@ class Evaluate:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Evaluate, arguments, prog=prog)
+    check_model_and_data(command.model, command.data)
     from phiseg.compute.devices import DeviceConfig, make_fabric
     from phiseg.evaluation.scores import evaluate
     from phiseg.inference.class_map import parse_class_map
-    from phiseg.metrics.registry import summary_scores
+    from phiseg.metrics.score_registry import summary_scores
 
     device, first = command.device, True
     if (command.devices, command.num_nodes) != (1, 1):

@@ -8,6 +8,8 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import Flag, optional, parse
+from phiseg.core.errors import ConfigError
+from phiseg.core.shipped import find_model
 
 
 @dataclass
@@ -45,15 +47,15 @@ class Export:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Export, arguments, prog=prog)
-    from phiseg.core.errors import ConfigError
-    from phiseg.core.files import check_replaceable
-    from phiseg.inference.export import export_onnx
-    from phiseg.inference.monai_bundle import MARKER, write_monai_bundle
-
     if command.onnx is None and command.monai_bundle is None:
         raise ConfigError("nothing to write; give --onnx FILE, --monai-bundle DIR or both")
     if command.size is not None and command.onnx is None:
         raise ConfigError("--size applies to --onnx FILE only; omit it, a MONAI bundle takes images of any size")
+    find_model(Path(command.model))
+    from phiseg.core.files import check_replaceable
+    from phiseg.inference.export import export_onnx
+    from phiseg.inference.monai_bundle import MARKER, write_monai_bundle
+
     calibrated, overwrite = not command.uncalibrated, command.overwrite
     if command.monai_bundle is not None:
         check_replaceable(command.monai_bundle, overwrite=overwrite, marker=MARKER)

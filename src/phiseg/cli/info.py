@@ -9,6 +9,8 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import optional, parse
+from phiseg.core.errors import ConfigError, nearest
+from phiseg.core.shipped import bundled_models, find_model, find_recipe, recipe_names
 
 
 @dataclass
@@ -36,16 +38,10 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         print(_installation())
     elif (Path(what) / "dataset.json").exists():
         print(_dataset(Path(what)))
-    elif Path(what).is_dir() or _is_bundled(what):
+    elif Path(what).is_dir() or what in bundled_models():
         print(_model(Path(what)))
     else:
         print(_recipe(what))
-
-
-def _is_bundled(name: str) -> bool:
-    from phiseg.models.pretrained import bundled_models
-
-    return name in bundled_models()
 
 
 def _installation() -> str:
@@ -53,8 +49,6 @@ def _installation() -> str:
 
     from phiseg import __version__
     from phiseg.models import MODELS
-    from phiseg.models.pretrained import bundled_models
-    from phiseg.training.recipe import recipe_names
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["CPU only"]
     return "\n".join(
@@ -70,14 +64,13 @@ def _installation() -> str:
 
 
 def _recipe(name: str) -> str:
-    from phiseg.core.errors import ConfigError, nearest
-    from phiseg.models import build_model
-    from phiseg.models.pretrained import bundled_models
-    from phiseg.training.recipe import load_recipe, recipe_names
-
     if Path(name).suffix not in {".yaml", ".yml"} and name not in recipe_names():
         known = nearest(name, [*bundled_models(), *recipe_names()])
         raise ConfigError(f"'{name}' is not a folder, pretrained model or recipe ({known})")
+    find_recipe(name)
+    from phiseg.models import build_model
+    from phiseg.training.recipe import load_recipe
+
     recipe = load_recipe(name)
     model = build_model(recipe.model)
     parts = "\n".join(f"#   {part}: {count:,}" for part, count in _parameters(model).items())
@@ -85,7 +78,7 @@ def _recipe(name: str) -> str:
 
 
 def _model(folder: Path) -> str:
-    from phiseg.models.pretrained import find_model, load_model
+    from phiseg.models.pretrained import load_model
 
     model = load_model(folder)
     lines = [f"model: {model.config.name} in {find_model(folder)}"]

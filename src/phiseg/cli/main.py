@@ -1,6 +1,7 @@
 """The entry point of `phiseg`. Each command is a dataclass in a separate module that is imported on demand.
 
-Exit codes: 0 success, 2 user error (one line on stderr), 130 interrupted, 141 output pipe closed.
+Exit codes: 0 success, 2 user error (one line on stderr), 130 interrupted (143 by SIGTERM in a training), 141 output
+pipe closed.
 """
 
 import os
@@ -10,7 +11,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from phiseg import __version__
-from phiseg.core.errors import PhisegError, nearest
+from phiseg.core.errors import Interrupted, PhisegError, nearest
 
 COMMANDS = {
     "prepare phantom": ("prepare_phantom", "Generate a synthetic dataset of lesions or zones."),
@@ -83,6 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MemoryError as error:
         print(f"phiseg: error: not enough memory: {_in_one_line(str(error)) or 'none is left'}", file=sys.stderr)
         sys.exit(2)
+    except Interrupted as stopped:
+        print(f"phiseg: {stopped}", file=sys.stderr)
+        sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
         print("phiseg: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from phiseg.cli.early_checks import check_exists
 from phiseg.cli.fixed_size_options import FixedSizeArguments
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.cli.prepare_common import command_line, print_summary
@@ -56,6 +57,7 @@ class PrepareArrays(FixedSizeArguments):
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(PrepareArrays, arguments, prog=prog)
+    check_exists(command.file)
     from phiseg.data.prepare.arrays import prepare_arrays
 
     options = command.fixed_size_options(

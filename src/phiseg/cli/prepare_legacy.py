@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from phiseg.cli.early_checks import check_exists
 from phiseg.cli.fixed_size_options import FixedSizeArguments
 from phiseg.cli.parsing import parse
 from phiseg.cli.prepare_common import command_line, print_summary
@@ -36,6 +37,7 @@ class PrepareLegacy(FixedSizeArguments):
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(PrepareLegacy, arguments, prog=prog)
+    check_exists(command.file)
     from phiseg.data.prepare.legacy import CLASSES, prepare_legacy
 
     options = command.fixed_size_options(classes=CLASSES, centred_on=CLASSES[1], modality="CT", plane="axial")

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from phiseg.cli.early_checks import check_exists
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.cli.prepare_common import command_line, print_summary
 
@@ -63,6 +64,7 @@ class PrepareLidc:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(PrepareLidc, arguments, prog=prog)
+    check_exists(command.src)
     from phiseg.data.prepare.lidc import prepare_lidc
     from phiseg.data.prepare.lidc_series import LidcOptions
     from phiseg.data.splits import parse_fractions

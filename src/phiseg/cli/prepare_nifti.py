@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from phiseg.cli.early_checks import check_exists
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.cli.prepare_common import command_line, print_summary
 from phiseg.core.errors import ConfigError
@@ -68,6 +69,7 @@ class PrepareNifti:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(PrepareNifti, arguments, prog=prog)
+    check_exists(command.source)
     from phiseg.data.prepare.nifti import prepare_nifti
     from phiseg.data.prepare.nifti_slices import Slicing
     from phiseg.data.splits import parse_fractions

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from phiseg.cli.early_checks import check_model_and_data
 from phiseg.cli.parsing import Flag, optional, parse
 
 
@@ -54,6 +55,7 @@ class Sample:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Sample, arguments, prog=prog)
+    check_model_and_data(command.model, command.data)
     from phiseg.core.files import check_replaceable
     from phiseg.inference.class_map import parse_class_map
     from phiseg.inference.sampling import sample_split

@@ -107,7 +107,7 @@ def parse_numbers(text: str) -> list[int]:
 
 def _print_table(scored: "Sequence[Scored]") -> None:
     """Print one column per number of samples."""
-    from phiseg.metrics.registry import summary_scores
+    from phiseg.metrics.score_registry import summary_scores
 
     width = max(21, *(len(row["convention"]) + 2 for row in scored[0].conventions), 0)
     print(f"  {'samples':<{width}}" + "".join(f"{one.summary.num_samples:9d}" for one in scored))

@@ -1,15 +1,19 @@
 """The command `phiseg train`."""
 
 import re
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from phiseg.cli.parsing import Flag, parse
-from phiseg.core.errors import ConfigError
+from phiseg.core.errors import ConfigError, Interrupted
+from phiseg.core.shipped import find_recipe
 
 
 @dataclass
@@ -23,6 +27,8 @@ class Train:
 
     OUT receives config.yaml (the recipe with all settings), metrics.jsonl (losses and scores), state/ (for
     --resume) and model/ (the best model so far, by validation loss unless train.select_by is set).
+
+    Ctrl-C and SIGTERM finish the current step, save its state and print the command that resumes the training.
 
     Examples:
         phiseg train phiseg --data data --out runs/phiseg
@@ -48,39 +54,51 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     words, overrides = split_overrides(arguments)
     _check_options(words)
     command = parse(Train, words, prog=prog)
+    find_recipe(command.recipe)
+    from phiseg.data.store import Dataset
+
+    dataset = Dataset.open(command.data)
     from lightning_fabric.utilities import rank_zero_only
 
-    from phiseg.data.store import Dataset
+    from phiseg.training.checkpoints import STATE_FILE
     from phiseg.training.loop import train
     from phiseg.training.recipe import load_recipe
 
-    model = train(
-        load_recipe(command.recipe, overrides),
-        command.data,
-        command.out,
-        resume=command.resume,
-        profile=command.profile,
-    )
     print_once = rank_zero_only(print)  # training on several devices runs this command in each process
+    recipe = load_recipe(command.recipe, overrides)
+    if command.resume and not (command.out / STATE_FILE).is_file():
+        print_once(f"{command.out} has no saved state; the training starts at step 0")
+    try:
+        model = train(recipe, command.data, command.out, resume=command.resume, profile=command.profile)
+    except Interrupted as stopped:
+        again = [*prog.split(), *arguments, *([] if command.resume else ["--resume"])]
+        print(f"phiseg: {stopped}. To resume, run:\n  {shlex.join(again)}", file=sys.stderr)
+        raise SystemExit(128 + stopped.signal) from None
     print_once(f"best model: {model}")
-    dataset = Dataset.open(command.data)
     has_test = {case["patient"] for case in dataset.cases} & {*dataset.splits.get("test", ())}
     split = "" if has_test else " --split val"
     print_once(f"next: phiseg evaluate {command.out} --data {command.data} --out {command.out}-eval{split}")
 
 
 def _check_options(words: Sequence[str]) -> None:
-    """Suggest the section of a recipe key that was given without it: --train.steps for --steps."""
+    """Suggest the recipe key for an unknown option: --train.steps for --steps or --step."""
+    own = ["data", "out", "resume", "profile", "help"]
     for option in (word.partition("=")[0] for word in words if word.startswith("--")):
-        if option in {"--data", "--out", "--resume", "--profile", "--help"}:
-            continue
-        from phiseg.data.augment import AugmentConfig
-        from phiseg.training.recipe import TrainConfig
-
         key = option.removeprefix("--").replace("-", "_")
-        for section, config in (("train", TrainConfig), ("augment", AugmentConfig)):
-            if key in config.model_fields:
-                raise ConfigError(f"{option} is a recipe key; write --{section}.{key}")
+        if key in own:
+            continue
+        from phiseg.core.config import keys_at
+        from phiseg.training.recipe import Recipe
+
+        keys: dict[str, list[str]] = {}
+        for section in ("train", "augment", "model"):
+            for name in keys_at(Recipe, [section]):
+                keys.setdefault(name, []).append(f"--{section}.{name}")
+        if key in keys:
+            raise ConfigError(f"{option} is a recipe key; write {' or '.join(keys[key])}")
+        close = get_close_matches(key, [*own, *keys], n=1)
+        if close and close[0] in keys:
+            raise ConfigError(f"unknown option {option}; did you mean {' or '.join(keys[close[0]])}?")
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

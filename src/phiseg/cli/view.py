@@ -11,6 +11,8 @@ import tyro
 
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.errors import ConfigError
+from phiseg.core.shipped import find_model
+from phiseg.inference.input_checks import check_inputs
 
 FIRST_PORT = 8760
 TRIED_PORTS = 100
@@ -49,6 +51,9 @@ class View:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(View, arguments, prog=prog)
+    find_model(Path(command.model))
+    if command.scans:
+        check_inputs(command.scans)
     import secrets
 
     import uvicorn

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from phiseg.comparison.tables import excess_ged, method_names
 from phiseg.evaluation.results import Evaluation
 from phiseg.evaluation.summary import defined
-from phiseg.metrics.registry import SCORES
+from phiseg.metrics.score_registry import SCORES
 from phiseg.plotting.primitives import (
     legend_in,
     level_curves,

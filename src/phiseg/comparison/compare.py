@@ -29,7 +29,7 @@ from phiseg.plotting.primitives import to_png
 _OWN = re.compile(rf"table\.(csv|md|tex)|cases\.csv\.gz|report\.html|{PATTERN}")
 
 
-class Block(NamedTuple):
+class Section(NamedTuple):
     """Methods that are compared with each other under one heading."""
 
     name: str
@@ -65,15 +65,15 @@ def compare(
     """
     _check_former(out, overwrite=overwrite)
     evaluations = [read_evaluation(folder) for folder in folders]
-    block = Block("", "", evaluations, set_aside=set_aside)
-    (table,) = write_comparison([block], out, overwrite=overwrite, title=title, test=test)
+    section = Section("", "", evaluations, set_aside=set_aside)
+    (table,) = write_comparison([section], out, overwrite=overwrite, title=title, test=test)
     return table
 
 
 def write_comparison(
-    blocks: Sequence[Block], out: Path, *, overwrite: bool = False, title: str, test: Test = "patients"
+    sections: Sequence[Section], out: Path, *, overwrite: bool = False, title: str, test: Test = "patients"
 ) -> list[Table]:
-    """Write the tables and figures of one or more blocks, and one `report.html` with all of them.
+    """Write the tables and figures of one or more sections, and one `report.html` with all of them.
 
     `cases.csv.gz` contains all scores by case, patient and training, so that p-values can be recomputed.
 
@@ -81,32 +81,36 @@ def write_comparison(
     case is in `samples.png`, further ones in `samples-2.png` and so on.
 
     Raises:
-        DataError: two evaluations of a block cannot be compared.
+        DataError: two evaluations of a section cannot be compared.
         OutputError: `out` contains a comparison and `overwrite` is false, or it cannot be written.
     """
     former = _check_former(out, overwrite=overwrite)
     tables = [
-        replace(table, notes=(*table.notes, *block.notes))
-        for block, table in (
-            (block, comparison_table(block.evaluations, test=test, set_aside=block.set_aside)) for block in blocks
+        replace(table, notes=(*table.notes, *section.notes))
+        for section, table in (
+            (section, comparison_table(section.evaluations, test=test, set_aside=section.set_aside))
+            for section in sections
         )
     ]
-    drawn = [draw_pictures(block.evaluations, block.labels) for block in blocks]
-    headings = [block.title for block in blocks]
+    drawn = [draw_pictures(section.evaluations, section.labels) for section in sections]
+    headings = [section.title for section in sections]
     texts = {
         f"table.{kind}": write(dict(zip(headings, tables, strict=True)))
         for kind, write in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex))
     }
-    parts = [Part(*part) for part in zip(headings, (b.evaluations for b in blocks), tables, drawn, strict=True)]
+    parts = [
+        Part(*part)
+        for part in zip(headings, (section.evaluations for section in sections), tables, drawn, strict=True)
+    ]
     pictures = {
-        f"{block.name}-{name}" if block.name else name: data
-        for block, pictures in zip(blocks, drawn, strict=True)
+        f"{section.name}-{name}" if section.name else name: data
+        for section, pictures in zip(sections, drawn, strict=True)
         for name, data in pictures.items()
     }
     files = {
         **pictures,
         **{name: text.encode() for name, text in texts.items()},
-        "cases.csv.gz": gzip.compress(_scores_by_case(blocks).encode(), mtime=0),
+        "cases.csv.gz": gzip.compress(_scores_by_case(sections).encode(), mtime=0),
         "report.html": render_report(parts, title=title).encode(),
     }
     for name, data in files.items():
@@ -126,14 +130,14 @@ def _check_former(out: Path, *, overwrite: bool) -> list[Path]:
     return former
 
 
-def _scores_by_case(blocks: Sequence[Block]) -> str:
-    """Return the scores of all blocks as CSV, one row per method, training and case."""
+def _scores_by_case(sections: Sequence[Section]) -> str:
+    """Return the scores of all sections as CSV, one row per method, training and case."""
     rows: list[dict[str, Any]] = []
-    for block in blocks:
-        for method, evaluation in zip(method_names(block.evaluations), block.evaluations, strict=True):
+    for section in sections:
+        for method, evaluation in zip(method_names(section.evaluations), section.evaluations, strict=True):
             for number, scores in enumerate(evaluation.trainings or [evaluation.cases], start=1):
                 columns = {"case": scores["case"], "patient": patients_of(scores)} | scores
-                head = {"block": block.title, "method": method, "training": number}
+                head = {"block": section.title, "method": method, "training": number}
                 rows += [head | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     names = dict.fromkeys(name for row in rows for name in row)
     return cases_to_csv({name: [row.get(name) for row in rows] for name in names})

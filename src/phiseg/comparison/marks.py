@@ -6,7 +6,7 @@ from typing import Literal
 from phiseg.comparison.conditions import same_calibration
 from phiseg.evaluation.results import Evaluation
 from phiseg.evaluation.summary import defined, patients_of
-from phiseg.metrics.registry import SCORES, case_scores
+from phiseg.metrics.score_registry import SCORES, case_scores
 from phiseg.metrics.significance import paired_t_test, patient_t_test
 
 SIGNIFICANCE = 0.01

@@ -8,7 +8,7 @@ from phiseg.comparison.picture_names import PictureKind
 from phiseg.comparison.table_formats import further_columns, further_note, has_further, main_columns, show_cell
 from phiseg.comparison.tables import Table
 from phiseg.evaluation.results import Evaluation
-from phiseg.metrics.registry import table_scores
+from phiseg.metrics.score_registry import table_scores
 from phiseg.plotting.html_page import embedded_png, render_page
 
 
@@ -54,7 +54,7 @@ def render_report(parts: Sequence[Part], *, title: str) -> str:
         ],
         columns=[
             column for column in main_columns() if column.key not in {"num_cases", "num_samples"}
-        ],  # the lead tells
+        ],  # the lead states it
         further_columns=further_columns(),
         further_note=further_note(),
         has_further=has_further,

@@ -11,8 +11,8 @@ from typing import Any
 
 from phiseg.comparison.marks import tested_scores
 from phiseg.comparison.tables import Row, Table
-from phiseg.metrics.registry import SCORES, case_scores, definitions, table_scores
 from phiseg.metrics.score import Score
+from phiseg.metrics.score_registry import SCORES, case_scores, definitions, table_scores
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from phiseg.comparison.marks import Test, best_scores, significance_note, tested
 from phiseg.core.errors import DataError
 from phiseg.evaluation.results import Evaluation
 from phiseg.evaluation.summary import defined
-from phiseg.metrics.registry import GED_EXCESS, SCORES, case_scores, definitions, derived_scores, table_scores
+from phiseg.metrics.score_registry import GED_EXCESS, SCORES, case_scores, definitions, derived_scores, table_scores
 
 
 @dataclass(frozen=True)

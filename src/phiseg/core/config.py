@@ -177,7 +177,7 @@ def _explain(config: type[BaseModel], values: Any, item: Any) -> str:
     name = ".".join(path)
     problem = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        return f"unknown key '{name}' ({nearest(location[-1], _keys_at(config, location[:-1]))})"
+        return f"unknown key '{name}' ({nearest(location[-1], keys_at(config, location[:-1]))})"
     if item["type"] == "missing":
         return f"'{'.'.join([*path, location[-1]])}' is missing"
     if isinstance(item["input"], dict):  # a whole section: the message names the keys
@@ -201,7 +201,7 @@ def _user_path(values: Any, location: Iterable[str | int]) -> Iterator[str]:
             yield str(part)
 
 
-def _keys_at(config: type[BaseModel], location: list[str]) -> list[str]:
+def keys_at(config: type[BaseModel], location: list[str]) -> list[str]:
     """List the keys that are valid at `location`, following sections and tagged unions."""
     found: list[type[BaseModel]] = [config]
     for part in location:

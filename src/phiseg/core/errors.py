@@ -32,6 +32,18 @@ class OutputError(PhisegError):
     """A result cannot be written."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM stopped a training."""
+
+    def __init__(self, signal: int, step: int | None = None) -> None:
+        saved = "before a state was saved" if step is None else f"after step {step}, whose state is saved"
+        super().__init__(f"stopped {saved}")
+        self.signal = signal
+        """Number of the signal."""
+        self.step = step
+        """Step from which the training resumes; None if it must start again."""
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """Return a hint with the valid word closest to `word`, or with all valid words.
 

@@ -20,6 +20,7 @@ from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import AnyPath
 from phiseg.core.random import derive_seed
+from phiseg.core.shipped import bundled_models, find_model
 from phiseg.data.store import Dataset
 from phiseg.evaluation.scores import warn_of_leak
 from phiseg.evaluation.temperature_search import LOGITS, cross_validated, logit_temperature, search_noise
@@ -30,7 +31,6 @@ from phiseg.metrics import brier_score, energy_distance, expected_calibration_er
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration
 from phiseg.models.noise import seeded_generator
-from phiseg.models.pretrained import bundled_models, find_model
 from phiseg.models.temperatures import Calibration
 from phiseg.training.card import patient_tokens
 

@@ -34,8 +34,8 @@ from phiseg.core.formats import EVALUATION
 from phiseg.data.npy import NPY_ERRORS
 from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Summary, defined
 from phiseg.metrics.calibration import bin_edges, expected_calibration_error
-from phiseg.metrics.registry import case_scores, summary_scores
 from phiseg.metrics.score import CaseScore
+from phiseg.metrics.score_registry import case_scores, summary_scores
 
 MARKER = "summary.json"
 """The file that identifies the folder of an evaluation."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError, nearest
 from phiseg.data.npy import NPY_ERRORS
-from phiseg.imaging.nifti import SUFFIXES, read_nifti, read_nifti_labels
+from phiseg.imaging.nifti_files import SUFFIXES, read_nifti, read_nifti_labels
 from phiseg.imaging.png import read_png
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
 

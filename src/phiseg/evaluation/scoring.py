@@ -18,8 +18,8 @@ from phiseg.data.store import Dataset
 from phiseg.evaluation.results import Examples
 from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Provenance, Summary
 from phiseg.metrics import consensus, expected_cross_entropy
-from phiseg.metrics.registry import case_scores, pixel_scores
 from phiseg.metrics.sampled_case import SampledCase
+from phiseg.metrics.score_registry import case_scores, pixel_scores
 
 DiceAnnotator = int | Literal["all", "majority", "staple"]
 """Reference for Dice: the number of an annotator, all annotators, or their consensus."""

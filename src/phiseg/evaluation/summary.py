@@ -17,8 +17,8 @@ from phiseg import __version__
 from phiseg.core.config import StrictConfig
 from phiseg.core.formats import EVALUATION
 from phiseg.metrics.correlation import correlated_excess
-from phiseg.metrics.registry import summary_scores
 from phiseg.metrics.score import CaseScore
+from phiseg.metrics.score_registry import summary_scores
 from phiseg.metrics.significance import patient_interval
 from phiseg.models.temperatures import Calibration
 
@@ -93,7 +93,7 @@ class Summary(Provenance):
     num_patients: int | None = Field(default=None, ge=1)
     """Number of patients; None if patients were not recorded."""
     scores: dict[str, FiniteFloat | None]
-    """The scores of `registry.summary_scores`; None where one is undefined. An older file may lack some of them. In
+    """The scores of `summary_scores`; None where one is undefined. An older file may lack some of them. In
     the file each score is a key of its own; in Python it is also an attribute, such as `summary.ged`."""
     intervals: dict[str, tuple[FiniteFloat, FiniteFloat]]
     """95 % interval of the mean of each metric that is defined for at least two patients, by resampling of patients

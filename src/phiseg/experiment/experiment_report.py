@@ -1,10 +1,10 @@
-"""The report of an experiment: one block per regime, one row per method with its trainings pooled."""
+"""The report of an experiment: one section per regime, one row per method with its trainings pooled."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from phiseg.comparison.compare import Block, write_comparison
+from phiseg.comparison.compare import Section, write_comparison
 from phiseg.comparison.examples import chosen_cases
 from phiseg.comparison.marks import Test
 from phiseg.comparison.tables import Table
@@ -37,19 +37,19 @@ def write_report(data: Path, out: Path, *, title: str | None = None, test: Test 
         DataError: no row is finished, or a row is damaged.
     """
     dataset = Dataset.open(data)
-    blocks = []
+    sections = []
     for regime, heading in TITLES.items():
         rows = {folder.name: _trainings(folder) for folder in (out / "rows" / regime).glob("*")}
         finished = {name: rows[name] for name in sorted(rows, key=_place) if rows[name]}
         if finished:
             pooled = [pool([read_evaluation(row / "eval") for row in trainings]) for trainings in finished.values()]
             evaluations, labels = _with_examples(pooled, dataset)
-            blocks.append(Block(regime, heading, evaluations, labels, [_how(finished)]))
-    if not blocks:
+            sections.append(Section(regime, heading, evaluations, labels, [_how(finished)]))
+    if not sections:
         raise DataError(f"{out} has no finished row; run the rows first")
     title = title or f"Experiment on {dataset.info.name}"
-    tables = write_comparison(blocks, out, overwrite=True, title=title, test=test)
-    return {block.title: table for block, table in zip(blocks, tables, strict=True)}
+    tables = write_comparison(sections, out, overwrite=True, title=title, test=test)
+    return {section.title: table for section, table in zip(sections, tables, strict=True)}
 
 
 def _trainings(folder: Path) -> list[Path]:

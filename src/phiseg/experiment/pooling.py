@@ -8,7 +8,7 @@ import numpy as np
 from phiseg.comparison.tables import check_comparable
 from phiseg.evaluation.results import Evaluation
 from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Provenance, Summary, defined
-from phiseg.metrics.registry import pixel_scores, summary_scores
+from phiseg.metrics.score_registry import pixel_scores, summary_scores
 
 
 def pool(evaluations: Sequence[Evaluation]) -> Evaluation:

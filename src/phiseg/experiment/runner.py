@@ -31,13 +31,15 @@ from tqdm import tqdm
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, OutputError, nearest
 from phiseg.core.files import write_json
+from phiseg.core.shipped import recipe_names
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import MARKER
 from phiseg.evaluation.scores import evaluate
 from phiseg.training.budget import seconds_per_step
+from phiseg.training.checks import check_folder
 from phiseg.training.loop import train
-from phiseg.training.recipe import Criterion, Recipe, load_recipe, recipe_names
-from phiseg.training.setup import check_folder, dataset_identity, describe_software
+from phiseg.training.recipe import Criterion, Recipe, load_recipe
+from phiseg.training.setup import dataset_identity, describe_software
 
 REGIMES = ("all", "one")
 """Training with the annotations of all experts, or of one expert."""

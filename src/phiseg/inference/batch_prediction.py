@@ -23,14 +23,15 @@ from phiseg.compute.ranks import gather
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json
 from phiseg.core.formats import PREDICTION
-from phiseg.imaging.nifti import write_nifti, write_nifti_sequence
+from phiseg.imaging.nifti_files import write_nifti, write_nifti_sequence
 from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import Volume
+from phiseg.inference.input_checks import check_point
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
 from phiseg.inference.scans import PICTURE, SUMMARY, Scan, ScanFile, read_scan
-from phiseg.inference.volumes import Prediction, Sampling, check_point, predict_prepared
+from phiseg.inference.volumes import Prediction, Sampling, predict_prepared
 from phiseg.models import Segmenter
 
 DrawCase = Callable[[Prediction, Measures, str], bytes]
@@ -59,11 +60,11 @@ def list_prediction_jobs(
     Raises:
         ConfigError: there are points of an unknown scan, or two cases have the same name.
     """
-    strange = sorted(set(points_by_case) - {scan.name for scan in scans})
-    if strange:
+    unknown = sorted(set(points_by_case) - {scan.name for scan in scans})
+    if unknown:
         known = ", ".join(scan.name for scan in scans[:5])
         raise ConfigError(
-            f"there are points of '{strange[0]}', which is not one of the scans ({known}); check the names"
+            f"there are points of '{unknown[0]}', which is not one of the scans ({known}); check the names"
         )
     jobs = []
     for scan in scans:
@@ -110,7 +111,7 @@ def unfinished_predictions(
     preprocessing = Preprocessing.of(model)
     left: list[PredictionJob] = []
     for job in jobs:
-        check_point(preprocessing, job.point, name=job.name)
+        check_point(preprocessing.centred_on, has_point=job.point is not None, name=job.name)
         folder = out / job.name
         if finished := read_summary(folder):
             try:
@@ -277,7 +278,7 @@ def _write_case(
     folder: Path, prediction: Prediction, scan: Scan, made_with: Mapping[str, Any], draw: DrawCase, name: str
 ) -> None:
     measures = measure(prediction)
-    warnings = [*prediction.stack.warnings, *filter(None, (prediction.doubt, prediction.cut_warning))]
+    warnings = [*prediction.stack.warnings, *filter(None, (prediction.unusual, prediction.cut_warning))]
     foreground = np.moveaxis(prediction.mean_probs[1:], 0, 3)  # (n, h, w, K-1)
     mean = prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
     labels = prediction.on_grid(prediction.consensus)
@@ -305,7 +306,7 @@ def _write_case(
                 "box": _box_in_file(prediction),
                 "point": prediction.point and prediction.voxel(*prediction.point),
                 "has_spacing": scan.has_spacing,
-                "unusual": prediction.doubt is not None,
+                "unusual": prediction.unusual is not None,
                 "warnings": [*scan.warnings, *warnings],
                 "made_with": made_with,
             },

@@ -22,7 +22,7 @@ INTERVAL = (5.0, 95.0)
 
 
 @dataclass(frozen=True)
-class Spread:
+class Measurement:
     """Distribution of a quantity over samples. Samples without the class count as zero."""
 
     median: float
@@ -46,12 +46,12 @@ class ClassMeasures:
 
     present: float
     """Share of the samples that contain the class."""
-    volume_ml: Spread
-    diameter_mm: Spread
+    volume_ml: Measurement
+    diameter_mm: Measurement
     """Longest distance between two pixels of a connected component in one slice, plus one pixel."""
-    volume_ml_if_present: Spread | None
+    volume_ml_if_present: Measurement | None
     """Volume over the samples that contain the class; None if there are none."""
-    diameter_mm_if_present: Spread | None
+    diameter_mm_if_present: Measurement | None
     """Diameter over the samples that contain the class; None if there are none."""
 
 
@@ -86,10 +86,10 @@ def measure(prediction: Prediction) -> Measures:
         has = volumes > 0
         classes[name] = ClassMeasures(
             present=float(has.mean()),
-            volume_ml=Spread.of(volumes),
-            diameter_mm=Spread.of(diameters),
-            volume_ml_if_present=Spread.of(volumes[has]) if has.any() else None,
-            diameter_mm_if_present=Spread.of(diameters[has]) if has.any() else None,
+            volume_ml=Measurement.of(volumes),
+            diameter_mm=Measurement.of(diameters),
+            volume_ml_if_present=Measurement.of(volumes[has]) if has.any() else None,
+            diameter_mm_if_present=Measurement.of(diameters[has]) if has.any() else None,
         )
     touched = prediction.labels.max(0) > 0
     return Measures(

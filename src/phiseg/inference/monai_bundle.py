@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from phiseg import __version__
 from phiseg.core.errors import DataError, ModelError
 from phiseg.core.files import AnyPath, atomic_file, atomic_folder, check_replaceable, write_json, write_text
+from phiseg.core.shipped import find_model
 from phiseg.data.neighbours import neighbour_offsets, with_neighbours
 from phiseg.imaging.volume import PLANES
 from phiseg.inference.export import INTENDED_USE
@@ -30,7 +31,7 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_summary import summarise_samples
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import seeded_generator
-from phiseg.models.pretrained import CALIBRATION_FILE, find_model
+from phiseg.models.pretrained import CALIBRATION_FILE
 
 MARKER = "models/phiseg/config.json"
 """The file that identifies a bundle written by phiseg."""

@@ -60,7 +60,7 @@ class UsualValues(StrictConfig):
             max_distance=float(limit),
         )
 
-    def doubts(self, image: NDArray[np.float32], intensity: Intensity) -> str | None:
+    def why_unusual(self, image: NDArray[np.float32], intensity: Intensity) -> str | None:
         """Return why a crop (C, h, w) does not look like the training images, or None if it does.
 
         Args:

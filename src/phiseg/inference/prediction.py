@@ -41,7 +41,7 @@ class Prediction:
     """Point (slice, row, column) for a model of lesion-centred crops."""
     level_names: tuple[str, ...]
     """Names of the levels of `level_variance`, from `Segmenter.noise_names`."""
-    doubt: str | None = None
+    unusual: str | None = None
     """Why the image around the point does not look like a training image; None if it does or this is unknown."""
 
     @property

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from lightning_fabric import Fabric
 
+from phiseg.core.shipped import find_model
 from phiseg.inference.batch_prediction import (
     DrawCase,
     find_vanished,
@@ -25,7 +26,7 @@ from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
 from phiseg.inference.scans import find_scans
 from phiseg.inference.slice_sampler import Sampling
 from phiseg.models import load_model
-from phiseg.models.pretrained import find_model, weights_hash
+from phiseg.models.pretrained import weights_hash
 
 
 class WriteReport(Protocol):

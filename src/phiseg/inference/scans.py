@@ -19,9 +19,10 @@ from pydicom.misc import is_dicom
 from phiseg.core.errors import DataError
 from phiseg.core.formats import is_from_phiseg
 from phiseg.imaging.dicom import read_folder
-from phiseg.imaging.nifti import SUFFIXES, read_nifti
+from phiseg.imaging.nifti_files import SUFFIXES, read_nifti
 from phiseg.imaging.series import DicomSeries, read_series
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
+from phiseg.inference.input_checks import INPUTS, check_inputs
 
 SUMMARY = "summary.json"
 """The file that identifies a folder with results."""
@@ -90,25 +91,19 @@ def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> tuple[
     Raises:
         DataError: an input does not exist, is not a scan, or contains no scan.
     """
-    fix = "give a NIfTI file, a PNG file, a DICOM folder or a folder of these, but no results of phiseg"
-    if not inputs:
-        raise DataError(f"there is no INPUT; {fix}")
+    check_inputs(inputs, results=results)
     found: dict[Path, ScanFile] = {}
     notes: list[str] = []
     for path in inputs:
-        if not path.exists():
-            raise DataError(f"{path} does not exist; {fix}")
-        if results and path.resolve() == results.resolve():
-            raise DataError(f"{path} is both an input and the folder for the results; use another --out")
         passed_over: list[str] = []
         scans = list(_scans_in(path, set(), passed_over))
         if not scans and not passed_over:
-            raise DataError(f"{path} {'contains no' if path.is_dir() else 'is not a'} scan; {fix}")
+            raise DataError(f"{path} {'contains no' if path.is_dir() else 'is not a'} scan; {INPUTS}")
         notes += passed_over
         for scan in scans:
             found.setdefault(scan.path.resolve(), scan)
     if not found:
-        raise DataError(f"no scans found: {notes[0]}; {fix}")
+        raise DataError(f"no scans found: {notes[0]}; {INPUTS}")
     return sorted(_named_apart(list(found.values())), key=lambda scan: scan.name), list(dict.fromkeys(notes))
 
 

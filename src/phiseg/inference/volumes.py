@@ -19,6 +19,7 @@ from tqdm import tqdm
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import Volume
+from phiseg.inference.input_checks import check_point
 from phiseg.inference.lesion import predict_lesion
 from phiseg.inference.prediction import Prediction
 from phiseg.inference.preprocessing import PreparedStack, Preprocessing
@@ -30,7 +31,6 @@ __all__ = [
     "Prediction",
     "Sampling",
     "case_key",
-    "check_point",
     "level_outputs",
     "predict_prepared",
     "predict_volume",
@@ -66,7 +66,7 @@ def predict_volume(
         ConfigError: a point is missing, or given to a model of whole slices; or there are no such slices.
     """
     preprocessing = Preprocessing.of(model)
-    check_point(preprocessing, point, name=name)
+    check_point(preprocessing.centred_on, has_point=point is not None, name=name)
     stack = PreparedStack.of(volume, preprocessing, name=name, resample=resample)
     return predict_prepared(model, stack, point=point, slices=slices, sampling=sampling, progress=progress)
 
@@ -97,7 +97,7 @@ def predict_prepared(
         ConfigError: a point is missing, or given to a model of whole slices; or there are no such slices.
     """
     sampling, name, preprocessing = sampling or Sampling(), name or stack.name, stack.preprocessing
-    check_point(preprocessing, point, name=name)
+    check_point(preprocessing.centred_on, has_point=point is not None, name=name)
     every = range(stack.stack.grid[0])
     numbers = every if slices is None else slices
     if point is not None and slices is not None:
@@ -115,7 +115,7 @@ def predict_prepared(
         prediction = predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), place, bar)
     usual = preprocessing.usual_values
     image = stack.images(np.array([place[0]]), frame)[0]
-    return replace(prediction, doubt=usual.doubts(image, preprocessing.intensity) if usual else None)
+    return replace(prediction, unusual=usual.why_unusual(image, preprocessing.intensity) if usual else None)
 
 
 def case_key(volume: Volume, place: tuple[int, int, int] | None) -> str:
@@ -132,16 +132,6 @@ def case_key(volume: Volume, place: tuple[int, int, int] | None) -> str:
     digest = hashlib.blake2b(np.ascontiguousarray(coarse, dtype=np.float32).tobytes(), digest_size=16)
     digest.update(repr((volume.grid, place)).encode())
     return digest.hexdigest()
-
-
-def check_point(preprocessing: Preprocessing, point: object | None, *, name: str) -> None:
-    """Check that a point is given for a model of lesion-centred crops, and not for a model of whole slices."""
-    if preprocessing.centred_on is None and point is not None:
-        raise ConfigError(f"the model segments whole slices and takes no point; predict {name} without a point")
-    if preprocessing.centred_on is not None and point is None:
-        raise ConfigError(
-            f"the model segments crops around a {preprocessing.centred_on}; give its position in {name}: --at x,y,z"
-        )
 
 
 def _predict_slices(slices: SliceSampler, numbers: range, bar: "tqdm[Any]") -> Prediction:

@@ -19,8 +19,8 @@ from phiseg.metrics.ncc import (
     s_ncc,
 )
 from phiseg.metrics.overlap import dice, iou, most_probable, pairwise_dice, pairwise_iou
-from phiseg.metrics.registry import SCORES
 from phiseg.metrics.score import CaseScore, PixelScore, Score
+from phiseg.metrics.score_registry import SCORES
 from phiseg.metrics.significance import PairedTest, paired_t_test, patient_interval, patient_t_test
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from phiseg.metrics.registry import case_scores
 from phiseg.metrics.sampled_case import SampledCase
+from phiseg.metrics.score_registry import case_scores
 
 
 def score_case(

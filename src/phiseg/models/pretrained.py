@@ -6,7 +6,6 @@ config.json (architecture), model.safetensors (weights), preprocessing.json (pre
 
 import hashlib
 import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from safetensors.torch import save as dump_tensors
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
 from phiseg.core.formats import CALIBRATION, MODEL
+from phiseg.core.shipped import find_model
 from phiseg.models.registry import build_model, model_class
 from phiseg.models.segmenter import Segmenter
 from phiseg.models.temperatures import Calibration
@@ -121,31 +121,6 @@ def load_weights(model: Segmenter, weights: dict[str, torch.Tensor], *, where: s
 def weights_hash(folder: Path) -> str:
     """Return the SHA-256 hash of the weights in a model folder."""
     return hashlib.sha256((find_model(folder) / "model.safetensors").read_bytes()).hexdigest()
-
-
-def find_model(folder: Path) -> Path:
-    """Return `folder`, its subfolder model/ for a run folder, or the bundled model with that name."""
-    if not folder.is_dir():
-        if (bundled := bundled_models().get(str(folder))) is not None:
-            return bundled
-        known = ", ".join(bundled_models()) or "none yet"
-        raise ModelError(
-            f"there is no model folder {folder}; pass a folder written by `phiseg train`, or the name of a bundled "
-            f"model ({known})"
-        )
-    for candidate in (folder, folder / "model"):
-        if (candidate / "config.json").is_file():
-            return candidate
-    raise ModelError(
-        f"{folder} contains no model: there is no config.json in it or in its subfolder model/; "
-        "a run writes its model after the first validation"
-    )
-
-
-def bundled_models() -> dict[str, Path]:
-    """Return the folders of the bundled models by name."""
-    folders = sorted(Path(str(files("phiseg.weights"))).iterdir())
-    return {folder.name: folder for folder in folders if (folder / "config.json").is_file()}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from phiseg.data.store import Dataset
-from phiseg.metrics.registry import SCORES
+from phiseg.metrics.score_registry import SCORES
 from phiseg.training.recipe import Recipe
 
 

@@ -16,6 +16,9 @@ from phiseg.core.errors import TrainingError
 from phiseg.core.files import atomic_file
 from phiseg.core.formats import STATE
 
+STATE_FILE = Path("state", "last.pt")
+"""The file in a run folder."""
+
 
 @dataclass
 class TrainingState:

@@ -15,27 +15,23 @@ from torch.profiler import record_function
 from tqdm import tqdm
 
 from phiseg.compute.devices import make_fabric
-from phiseg.core.errors import ConfigError, OutputError, TrainingError
+from phiseg.core.errors import Interrupted, OutputError, TrainingError
 from phiseg.core.files import write_json, write_text
 from phiseg.data.loader import Batch, TrainingStream, prefetch
 from phiseg.data.store import Dataset
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.metrics.registry import selectable_scores
 from phiseg.models import load_model, save_model
 from phiseg.models.pretrained import load_weights, weights_hash
 from phiseg.training.card import model_card, provenance
-from phiseg.training.checkpoints import TrainingState, load_state, save_state
+from phiseg.training.checkpoints import STATE_FILE, TrainingState, load_state, save_state
+from phiseg.training.checks import check_dataset, check_folder
+from phiseg.training.interruption import StopSignal
 from phiseg.training.normalisation import recalibrate
 from phiseg.training.profiling import profiled
 from phiseg.training.recipe import Recipe, criteria
-from phiseg.training.setup import (
-    check_folder,
-    dataset_identity,
-    describe_environment,
-    match_memory_format,
-)
+from phiseg.training.setup import dataset_identity, describe_environment, match_memory_format
 from phiseg.training.step import TrainingStep, initial_model, training_stream
-from phiseg.training.tracking import Tracker
+from phiseg.training.tracking import Tracker, progress_values
 from phiseg.training.validation import validate
 
 HINT = (
@@ -62,6 +58,7 @@ def train(
         DataError: the dataset is missing, damaged or unsuitable.
         OutputError: the run folder exists or cannot be written.
         TrainingError: training cannot continue.
+        Interrupted: SIGINT or SIGTERM stopped the training; the state of the last step is saved.
     """
     dataset = Dataset.open(data)
     recipe = recipe.for_dataset(dataset)
@@ -69,6 +66,8 @@ def train(
     training = _Training(recipe, dataset, out, resume=resume, progress=progress, profile=profile)
     try:
         return training.run()
+    except Interrupted as stopped:
+        raise Interrupted(stopped.signal, training.saved_step) from None
     except RuntimeError as error:
         if "memory" in str(error):  # torch has no exception type for CPU memory
             raise TrainingError(
@@ -94,21 +93,9 @@ class _Training:
         self.dataset, self.out, self.progress, self.profile = dataset, out, progress, profile
         self.identity = dataset_identity(dataset)
         self.fabric = make_fabric(self.settings)
-        rows = self._stream("train").rows
-        num_annotators = {score.name: score.min_annotators for score in selectable_scores()}
-        if self.settings.select_by not in num_annotators:  # loss or elbo
-            self._stream("val")  # raises an error if the annotator saw no case
-        elif not (dataset.valid[dataset.rows("val")].sum(1) >= num_annotators[self.settings.select_by]).any():
-            raise ConfigError(
-                f"train.select_by {self.settings.select_by} needs cases with several annotators, but no validation "
-                f"case of {dataset.path} has two; use loss or elbo"
-            )
-        self._check_batch()
-        dataset.check_labels(rows)
-        dataset.check_labels(dataset.rows("val"))
-        dataset.verify()
+        check_dataset(recipe, dataset)
         model = initial_model(recipe, self.fabric.device)
-        self.state_file = out / "state" / "last.pt"
+        self.state_file = out / STATE_FILE
         stored = load_state(self.state_file) if resume and self.state_file.is_file() else None
         self.initial = stored.initial if stored else {}
         if (start := self.settings.initial_weights) and not self.initial:  # a resumed run has a record of it
@@ -119,6 +106,7 @@ class _Training:
         self.step, self.skipped, self.skipped_in_a_row = 0, 0, 0
         self.best: float | None = None
         self.validation_due = False
+        self.saved_step: int | None = None
         if stored is not None:
             self._restore(stored)
 
@@ -141,9 +129,9 @@ class _Training:
             dynamic_ncols=True,
         )
         batches = self._batches()
-        with bar, self._profiled() as profile_step:
+        with bar, self._profiled() as profile_step, StopSignal(announce=self.fabric.is_global_zero) as stop:
             if self.validation_due:  # the run was stopped during validation
-                self._validate(bar)
+                self._validate(bar, stop)
                 self._checkpoint()
             for batch in batches:
                 values = self._optimise(batch)
@@ -153,14 +141,17 @@ class _Training:
                 if self.step % self.settings.log_every == 0 or last:
                     means = {name: self._mean(value) for name, value in values.items()}
                     self._track("train", {**means, "skipped": self.skipped})
-                    bar.set_postfix(_progress_values(means))
+                    bar.set_postfix(progress_values(means))
                 self.validation_due = self.step % self.settings.validate_every == 0 or last
+                stopped_by = self._signal_in_any_process(stop)
                 due = self.validation_due or self.step % self.settings.checkpoint_every == 0
                 good = last or not self.skipped_in_a_row  # do not save a state without finite steps
-                if due and good:
+                if (due or stopped_by) and good:
                     self._checkpoint()
+                if stopped_by:
+                    raise Interrupted(stopped_by) if self.fabric.is_global_zero else SystemExit(0)
                 if self.validation_due:
-                    self._validate(bar)
+                    self._validate(bar, stop)
                     if good:
                         self._checkpoint()
                 bar.update()
@@ -199,19 +190,6 @@ class _Training:
             self.recipe, self.dataset, split, augmented=augmented, rank=rank, num_processes=number
         )
 
-    def _check_batch(self) -> None:
-        """Raise a ConfigError if batch norm would see a single value per channel."""
-        stride = 2 ** (len(self.recipe.model.channels) - 1)
-        if (
-            self.recipe.model.norm == "batch"
-            and self.settings.batch_size == 1
-            and max(self.dataset.info.size) <= stride
-        ):
-            raise ConfigError(
-                "with train.batch_size 1, batch norm has a single value at the coarsest resolution; "
-                "use 2 or more, fewer model.channels, or model.norm group"
-            )
-
     def _batches(self) -> Iterator[Batch]:
         """Yield the remaining batches. They are prefetched only on a GPU: on a CPU, the network needs all cores."""
         steps = range(self.step, self.settings.steps)
@@ -242,8 +220,21 @@ class _Training:
             )
         return values
 
+    def _signal_in_any_process(self, stop: StopSignal) -> int:
+        """Return the signal that stops the training, or 0; the same in all processes."""
+        if self.fabric.world_size == 1:
+            return stop.received
+        received = torch.tensor(stop.received, device=self.fabric.device)
+        return int(self.fabric.all_reduce(received, reduce_op="max"))  # type: ignore[arg-type]
+
+    def _validate(self, bar: Any, stop: StopSignal) -> None:
+        """Validate the model. The state is saved, so a single process can stop at once."""
+        with stop.at_once() if self.fabric.world_size == 1 else nullcontext():
+            self._select_model(bar)
+
     @record_function("validate")
-    def _validate(self, bar: Any) -> None:
+    def _select_model(self, bar: Any) -> None:
+        """Validate the model, and keep it if it is the best so far."""
         self.validation_due = False
         model = self.training.average.model
         statistics = self.settings.norm_statistics
@@ -296,6 +287,7 @@ class _Training:
             save_state(self.state_file, state)
 
         self._write(save)
+        self.saved_step = self.step
 
     def _write(self, action: Callable[[], None]) -> None:
         """Run `action` in the first process; if it fails, all processes stop and the first reports the error."""
@@ -323,6 +315,7 @@ class _Training:
             match_memory_format(self.training.optimizer)
             self.fabric.strategy.precision.load_state_dict(stored.scaler)
             self.step, self.best, self.skipped = int(stored.step), stored.best, stored.skipped
+            self.saved_step = self.step
             self.validation_due = bool(stored.validation_due)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):
             raise TrainingError(
@@ -341,14 +334,3 @@ class _Training:
 def _is_lost_process(error: RuntimeError) -> bool:
     """Return whether an error is a connection error; gloo has no exception type for these."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
-
-
-def _progress_values(values: dict[str, float | None]) -> dict[str, str]:
-    """Return the values for the progress bar: loss, cross-entropies and KLs, fine to coarse."""
-
-    def join(prefix: str) -> str:
-        chosen = [value for name, value in values.items() if name.startswith(prefix)]
-        return "/".join("nan" if value is None else f"{value:.3g}" for value in chosen)
-
-    short = {"loss": join("loss"), "ce": join("cross_entropy/"), "kl": join("kl/")}
-    return {name: text for name, text in short.items() if text}

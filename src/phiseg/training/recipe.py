@@ -5,7 +5,6 @@ Recipes of the package are loaded by name, other recipes by path.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -16,10 +15,11 @@ from pydantic import Field, model_validator
 from phiseg.compute.devices import Accelerator, Precision
 from phiseg.core.config import OneOf, StrictConfig, apply_overrides, read_yaml
 from phiseg.core.errors import ConfigError, nearest
+from phiseg.core.shipped import find_recipe
 from phiseg.data.augment import AugmentConfig
 from phiseg.data.patches import patch_size_for
 from phiseg.data.store import Dataset
-from phiseg.metrics.registry import selectable_scores
+from phiseg.metrics.score_registry import selectable_scores
 from phiseg.models import ModelConfig
 from phiseg.models.pyramid import plan_pyramid
 
@@ -228,12 +228,6 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def recipe_names() -> list[str]:
-    """Return the names of the recipes in the package."""
-    folder = files("phiseg.recipes")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
 def load_recipe(
     name: str | Path, overrides: Sequence[str] = (), *, settings: Mapping[str, Any] | None = None, **more: Any
 ) -> Recipe:
@@ -251,15 +245,9 @@ def load_recipe(
     Raises:
         ConfigError: there is no such recipe, or a key or value is invalid.
     """
-    path, named = Path(name), str(name)
-    if path.suffix not in {".yaml", ".yml"}:
-        if named not in recipe_names():
-            raise ConfigError(
-                f"there is no recipe '{named}' ({nearest(named, recipe_names())}); pass a name or a .yaml file"
-            )
-        path = Path(str(files("phiseg.recipes") / f"{named}.yaml"))
+    path = find_recipe(name)
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a recipe: it must have a section 'model'")
-    recipe = Recipe.parse({"name": path.stem, **apply_overrides(values, overrides)}, where=named)
+    recipe = Recipe.parse({"name": path.stem, **apply_overrides(values, overrides)}, where=str(name))
     return recipe.with_settings(settings, **more) if settings or more else recipe

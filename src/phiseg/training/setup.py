@@ -1,4 +1,4 @@
-"""Checks and records before the first step: run folder, memory format and environment."""
+"""Memory format of a model, and records of the environment and the dataset of a run."""
 
 import hashlib
 import json
@@ -12,49 +12,11 @@ import torch
 from lightning_fabric import Fabric
 
 import phiseg
-from phiseg.core.errors import ConfigError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.models import Segmenter
-from phiseg.training.recipe import Recipe, load_recipe
-
-MAY_CHANGE_ON_RESUME = {
-    "steps",
-    "recalibration_batches",
-    "checkpoint_activations",
-    "accelerator",
-    "devices",
-    "num_nodes",
-    "tensorboard",
-}
-"""Settings that do not affect single steps; with a cosine schedule, `steps` does."""
 
 MIN_WIDTH = 128
 """Minimum width for which `set_memory_format` chooses contiguous memory."""
-
-
-def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
-    """Raise an error if a run would be overwritten, or resumed with another recipe."""
-    config = out / "config.yaml"
-    if not config.is_file():
-        if out.exists() and not out.is_dir():
-            raise OutputError(f"{out} is a file; choose another folder")
-        if (out / "state").exists() or (out / "model").exists():
-            raise OutputError(
-                f"{out} contains part of a run, but no config.yaml; restore it or choose another folder"
-            )
-        return
-    if not resume:
-        raise OutputError(f"{out} already contains a run; pass --resume to continue it, or choose another folder")
-    before = load_recipe(str(config)).model_dump(mode="json")
-    may_change = MAY_CHANGE_ON_RESUME - ({"steps"} if recipe.train.schedule == "cosine" else set())
-    for section, values in recipe.model_dump(mode="json", exclude={"name"}).items():
-        for key, value in values.items():
-            old = before[section].get(key)
-            if value != old and not (section == "train" and key in may_change):
-                raise ConfigError(
-                    f"{out} was started with {section}.{key} = {old!r}, but now it is {value!r}; "
-                    "resume with the same recipe, or train into a new folder"
-                )
 
 
 def set_memory_format(model: Segmenter, device: torch.device) -> None:

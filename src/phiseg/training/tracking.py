@@ -1,6 +1,7 @@
 """metrics.jsonl: one JSON object per line, `{"step": ..., "kind": "train" | "val", name: number, ...}`.
 
-The file contains no times or paths, so that a killed and resumed run writes the same bytes.
+The file contains no times or paths, so that a killed and resumed run writes the same bytes. The progress bar shows
+some of the values.
 """
 
 import json
@@ -65,6 +66,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
                 break
             lines.append(line)
     return lines
+
+
+def progress_values(values: dict[str, float | None]) -> dict[str, str]:
+    """Return the values for the progress bar: loss, cross-entropies and KLs, fine to coarse."""
+
+    def join(prefix: str) -> str:
+        chosen = [value for name, value in values.items() if name.startswith(prefix)]
+        return "/".join("nan" if value is None else f"{value:.3g}" for value in chosen)
+
+    short = {"loss": join("loss"), "ce": join("cross_entropy/"), "kl": join("kl/")}
+    return {name: text for name, text in short.items() if text}
 
 
 def _open_board(folder: Path, start: int) -> Any:

@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from phiseg.data.store import Dataset
 from phiseg.inference.sampling import sample_cases
-from phiseg.metrics.registry import case_scores
 from phiseg.metrics.sampled_case import SampledCase
+from phiseg.metrics.score_registry import case_scores
 from phiseg.models import Segmenter
 from phiseg.models.noise import seeded_generator
 from phiseg.training.recipe import TrainConfig

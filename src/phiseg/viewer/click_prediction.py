@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
-from phiseg.inference.measures import Measures, measure
-from phiseg.inference.measures import Spread as MeasuredSpread
+from phiseg.inference.measures import Measurement, Measures, measure
 from phiseg.inference.slice_noise import Level
 from phiseg.inference.volumes import Prediction, Sampling, level_outputs, predict_prepared
 from phiseg.metrics import EPSILON
@@ -132,7 +131,7 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
     whole = clicked
     if centred or request.num_samples * prod(scan.stack.stack.grid) <= MAX_LABELS:
         whole = predict_prepared(model, scan.stack, point=point, sampling=replace(sampling, level_draws=0))
-    numbers = _numbers(measure(whole), measure(clicked).level_shares, whole.doubt)
+    numbers = _numbers(measure(whole), measure(clicked).level_shares, whole.unusual)
     yield numbers
     yield _lesion(whole)
     scores = None
@@ -210,8 +209,8 @@ def _summary(prediction: Prediction, outputs: NDArray[np.float32] | None) -> Sli
     )
 
 
-def _numbers(measures: Measures, level_shares: dict[str, float] | None, doubt: str | None) -> Numbers:
-    def spread(found: MeasuredSpread) -> Spread:
+def _numbers(measures: Measures, level_shares: dict[str, float] | None, unusual: str | None) -> Numbers:
+    def spread(found: Measurement) -> Spread:
         return Spread(median=found.median, low=found.low, high=found.high, samples=list(found.samples))
 
     return Numbers(
@@ -229,7 +228,7 @@ def _numbers(measures: Measures, level_shares: dict[str, float] | None, doubt: s
         agreement=measures.agreement,
         truncated=measures.truncated,
         level_shares=level_shares,
-        doubt=doubt,
+        unusual=unusual,
     )
 
 

@@ -188,7 +188,7 @@ class Numbers(Message):
     """Share of the samples that are cut off by the crop, the reach or the end of the scan and may be too small."""
     level_shares: dict[str, float] | None
     """Share of each of `ModelInfo.noise_names` in the uncertainty of the clicked slice."""
-    doubt: str | None
+    unusual: str | None
     """Why the image around the point does not look like a training image; None if it does, or if the model does not
     state what its training images look like."""
 

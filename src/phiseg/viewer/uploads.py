@@ -20,7 +20,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from phiseg.core.errors import DataError
-from phiseg.imaging.nifti import read_nifti_header
+from phiseg.imaging.nifti_files import read_nifti_header
 
 _SUFFIXES = (".nii.gz", ".nii", ".png")
 _ADVICE = "pass the file to the command instead: phiseg view MODEL SCAN"

@@ -37,7 +37,7 @@ from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.splits import split_patients
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.imaging.nifti import read_nifti_header
+from phiseg.imaging.nifti_files import read_nifti_header
 from phiseg.imaging.volume import Volume, to_slices
 
 

@@ -21,7 +21,7 @@ from phiseg.data.spacing import HORIZONTAL, VERTICAL
 from phiseg.data.store import check_classes
 from phiseg.data.writer import Case
 from phiseg.imaging.frame import Frame, cut
-from phiseg.imaging.nifti import read_nifti, read_nifti_labels
+from phiseg.imaging.nifti_files import read_nifti, read_nifti_labels
 from phiseg.imaging.volume import PLANES, Plane, Volume, coarsest_plane, difference_of_grids, to_slices
 
 Window = tuple[float, float]

@@ -11,7 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phiseg.core.errors import DataError
-from phiseg.imaging.nifti import read_nifti, read_nifti_header, read_nifti_labels, write_nifti, write_nifti_sequence
+from phiseg.imaging.nifti_files import (
+    read_nifti,
+    read_nifti_header,
+    read_nifti_labels,
+    write_nifti,
+    write_nifti_sequence,
+)
 from phiseg.imaging.volume import Volume
 
 AFFINE = np.array([[-0.6, 0.1, 0, 30.0], [0.1, 0.6, 0.2, -20], [0, -0.1, 3.0, 7], [0, 0, 0, 1]])

@@ -1,0 +1,45 @@
+"""Checks of arguments before slow imports such as PyTorch, so that typing errors are reported at once.
+
+The functions that do the work check their arguments again.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from phiseg.core.errors import DataError
+from phiseg.core.shipped import find_model
+from phiseg.inference.input_checks import check_point
+
+
+def check_exists(path: Path, *, advice: str = "check the path") -> None:
+    """Raise a DataError if there is no file or folder of that name."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist; {advice}")
+
+
+def check_model_and_data(model: str | Path, data: Path) -> None:
+    """Raise an error if there is no such model or no such dataset."""
+    find_model(Path(model))
+    check_dataset(data)
+
+
+def check_dataset(data: Path) -> None:
+    """Raise a DataError if the folder is not a dataset."""
+    from phiseg.data.store import Dataset
+
+    Dataset.open(data)
+
+
+def check_has_point(model: str, inputs: Sequence[Path], *, has_point: bool) -> None:
+    """Raise a ConfigError if the model needs a point and there is none, or the opposite.
+
+    A damaged preprocessing.json is reported when the model is loaded.
+    """
+    try:
+        stored = json.loads((find_model(Path(model)) / "preprocessing.json").read_text(encoding="utf-8"))
+        centred_on = stored["centred_on"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if isinstance(centred_on, str | None):
+        check_point(centred_on, has_point=has_point, name=inputs[0].name)

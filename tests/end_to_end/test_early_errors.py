@@ -1,0 +1,72 @@
+"""Typing errors are reported before slow imports."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SLOW = ("torch", "lightning_fabric", "pydicom", "nibabel", "matplotlib")
+SCRIPT = """
+import contextlib, io, json, sys
+from phiseg.cli.main import main
+
+slow, commands = json.loads(sys.argv[1])
+found = []
+for command in commands:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            main(command.split())
+    except SystemExit as ended:
+        found.append((ended.code, said.getvalue(), [name for name in slow if name in sys.modules]))
+print(json.dumps(found))
+"""
+ERRORS = {
+    "train phiseg-smal --data none --out out": "did you mean 'phiseg-small'?",
+    "train none.yaml --data none --out out": "cannot read none.yaml: No such file",
+    "train unet --data none --out out": "none is not a folder",
+    "combine none none --out out": "no model folder none",
+    "calibrate none --data none": "no model folder none",
+    "evaluate none --data none --out out": "no model folder none",
+    "evaluate lidc-nodule --data none --out out": "none is not a folder",
+    "sample lidc-nodule --data none --out out": "none is not a folder",
+    "compare none --out out": "none does not exist; give folders written by `phiseg evaluate`",
+    "experiment table1 --data none --out out": "none is not a folder",
+    "predict none scan.nii.gz --out out": "no model folder none",
+    "predict lidc-nodule none.nii.gz --out out": "none.nii.gz does not exist; give a NIfTI file",
+    "predict lidc-nodule scan.nii.gz --out out": "give its position in scan.nii.gz: --at x,y,z",
+    "predict lidc-nodule scan.nii.gz --points none.csv --out out": "none.csv does not exist",
+    "view none": "no model folder none",
+    "view lidc-nodule none.nii.gz": "none.nii.gz does not exist",
+    "export none --onnx out.onnx": "no model folder none",
+    "export lidc-nodule": "give --onnx FILE",
+    "info none": "is not a folder, pretrained model or recipe",
+    "data check none": "none is not a folder",
+    "data show none --out out.png": "none is not a folder",
+    "data split none": "none is not a folder",
+    "prepare arrays none.npz out": "none.npz does not exist",
+    "prepare legacy none out": "none does not exist",
+    "prepare lidc none out": "none does not exist",
+    "prepare nifti none out": "none does not exist",
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """All commands run in one process, so that an import by one of them would show in the next ones."""
+    folder = tmp_path_factory.mktemp("early")
+    (folder / "scan.nii.gz").touch()
+    words = [sys.executable, "-c", SCRIPT, json.dumps([SLOW, list(ERRORS)])]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in folder.iterdir()] == ["scan.nii.gz"]
+    return dict(zip(ERRORS, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("command", ERRORS)
+def test_error_is_reported_before_slow_imports(command, results):
+    code, said, imported = results[command]
+    assert (code, imported) == (2, [])
+    assert ERRORS[command] in said
+    assert said.count("\n") == 1
