@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from phiseg import metrics as metrics
     from phiseg.api.commands import compare as compare
     from phiseg.api.commands import evaluate as evaluate
-    from phiseg.api.commands import export_onnx as export_onnx
-    from phiseg.api.commands import predict as predict
     from phiseg.api.commands import read_scores as read_scores
     from phiseg.api.commands import sample as sample
     from phiseg.api.commands import train as train
-    from phiseg.api.commands import write_monai_bundle as write_monai_bundle
+    from phiseg.api.deployment import export_onnx as export_onnx
+    from phiseg.api.deployment import predict as predict
+    from phiseg.api.deployment import write_monai_bundle as write_monai_bundle
     from phiseg.api.model import Model as Model
     from phiseg.api.model import load as load
     from phiseg.api.results import Comparison as Comparison
@@ -52,13 +52,11 @@ _MODULES = {
     "phiseg.api.commands": (
         "compare",
         "evaluate",
-        "export_onnx",
-        "predict",
         "read_scores",
         "sample",
         "train",
-        "write_monai_bundle",
     ),
+    "phiseg.api.deployment": ("export_onnx", "predict", "write_monai_bundle"),
     "phiseg.api.model": ("Model", "load"),
     "phiseg.api.results": ("Comparison", "Predictions", "Run", "Samples", "Scores"),
     "phiseg.api.scoring": ("score",),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import phiseg
-from phiseg.api.commands import _points
+from phiseg.api.deployment import _points
 from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.imaging.nifti_files import read_nifti, write_nifti

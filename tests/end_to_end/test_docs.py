@@ -581,10 +581,9 @@ def test_prepare_data_commands_run(tmp_path, lesions, run_small):
 
 @pytest.mark.slow
 def test_readme_prediction_runs(tmp_path, run_small):
-    values = np.random.default_rng(0).integers(-1000, 400, (128, 96, 44)).astype(np.int16)
-    write_nifti(tmp_path / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
-    view, predict = phiseg_lines("README.md", section="Segment a scan with the pretrained model")
+    view, example, predict = phiseg_lines("README.md", section="Segment a scan with the pretrained model")
     assert view == ["phiseg", "view"]  # tests/viewer and tests/browser use it
+    run_small(example)
     run_small(predict)
     assert (tmp_path / "pred" / "report.html").is_file()
 

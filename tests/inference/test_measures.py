@@ -13,7 +13,8 @@ from hypothesis.extra.numpy import arrays
 from helpers.known_models import KnownModel, brightest, depth_in_ball, place
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import longest_diameter, measure, to_json
-from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.volumes import Prediction
 
 

@@ -16,7 +16,8 @@ from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume, from_slices, to_slices
 from phiseg.inference.monai_bundle import Evaluator, MeanPrediction, write_monai_bundle
-from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models.noise import seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.pretrained import load_model, save_calibration, save_model

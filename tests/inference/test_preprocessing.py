@@ -13,7 +13,8 @@ from phiseg.core.shipped import bundled_models
 from phiseg.data.store import Dataset
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import Volume
-from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import ScanFile, read_scan
 from phiseg.models import load_model
 

@@ -1,42 +1,29 @@
-"""The main commands as functions that return objects.
+"""The commands that work on datasets, as functions that return objects.
 
 Paths may be text, `Path`s or objects that stand for their folder: a `Run`, `Model`, `Dataset` or `Scores`.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
-from phiseg.api.model import Model
-from phiseg.api.results import Comparison, Predictions, Run, Samples, Scores
+from phiseg.api.model import uses_calibration
+from phiseg.api.results import Comparison, Run, Samples, Scores
 from phiseg.comparison import compare as comparison
 from phiseg.comparison.table_formats import to_text
-from phiseg.compute.devices import usable_device
-from phiseg.core.errors import ConfigError, nearest
+from phiseg.core.errors import ConfigError
 from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.core.records import Records
 from phiseg.evaluation import scores as scoring
 from phiseg.evaluation.results import read_evaluation
-from phiseg.inference import export, monai_bundle
-from phiseg.inference.points import Point, read_points
-from phiseg.inference.prediction_folder import write_predictions
 from phiseg.inference.sampling import CaseSamples, sample_split
-from phiseg.inference.volumes import Sampling
 from phiseg.inference.writers import MARKER, write_samples
-from phiseg.plotting.prediction_report import case_picture, write_prediction_report
 from phiseg.training import loop
 from phiseg.training.recipe import Recipe, load_recipe
-
-Points = str | Sequence[float] | Sequence[str | Sequence[float] | NDArray[Any]] | NDArray[Any]
-"""One point or several; each is text or three voxel indices."""
 
 
 def train(
@@ -134,7 +121,7 @@ def evaluate(
         batch_size=batch_size,
         chunk_size=chunk_size,
         device=device,
-        calibrated=_uses_calibration(model, calibrated),
+        calibrated=uses_calibration(model, calibrated),
         hide_neighbours=hide_neighbours,
         class_map=class_map,
         overwrite=overwrite,
@@ -240,7 +227,7 @@ def sample(
         chunk_size=chunk_size,
         keep_probs=probs,
         device=device,
-        calibrated=_uses_calibration(model, calibrated),
+        calibrated=uses_calibration(model, calibrated),
         class_map=class_map,
     )
     cases = Records(dataset.cases[row] for row in rows)
@@ -263,136 +250,6 @@ def sample(
     return Samples(cases=cases, path=folder, **arrays)
 
 
-def predict(
-    model: AnyPath,
-    scans: AnyPath | Sequence[AnyPath],
-    out: AnyPath,
-    *,
-    at: Points = (),
-    points: AnyPath | None = None,
-    series: str | None = None,
-    sampling: Sampling | None = None,
-    strict_spacing: bool = False,
-    device: str = "auto",
-    calibrated: bool = True,
-    progress: bool = True,
-    **more: Any,
-) -> Predictions:
-    """Segment scans and write the results of each into a folder, as `phiseg predict` does.
-
-    Finished cases in `out` are kept. For one scan without files, use `Model.predict`.
-
-    Args:
-        model: a run, a model, or the name of a bundled model.
-        scans: NIfTI files, PNGs, folders with a DICOM series, or folders of any of these.
-        out: the folder for the results: one subfolder per case, cases.csv and report.html.
-        at: a point inside the lesion, or several: (x, y, z) in voxels, or text such as `mm:12.5,-3,40`.
-        points: a CSV file with the points of many scans.
-        series: the UID of the series, for a DICOM folder with several.
-        sampling: the sampling settings.
-        strict_spacing: whether to refuse scans whose pixel spacing is outside of the range of the training images
-            instead of resampling them.
-        device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
-        calibrated: whether to use the temperatures that `calibrate` fitted, if there are any.
-        progress: whether to show progress bars.
-        more: sampling settings as keyword arguments, such as `num_samples=16, seed=1`.
-
-    Returns:
-        One row per finished case and class (volumes, diameters, agreement of the samples), and the failed cases.
-
-    Raises:
-        ConfigError, DataError, ModelError, OutputError: an argument, the input, the model or `out` is unsuitable. A
-            scan that cannot be predicted is reported in `Predictions.failed` instead.
-    """
-    inputs = [Path(one) for one in ([scans] if isinstance(scans, str | PathLike) else scans)]
-    place = Path(out)
-    written = write_predictions(
-        Path(model),
-        inputs,
-        place,
-        draw=case_picture,
-        write_report=write_prediction_report,
-        points=_points(at),
-        points_by_case=read_points(Path(points)) if points is not None else None,
-        series=series,
-        sampling=_sampling(sampling, more),
-        calibrated=_uses_calibration(model, calibrated),
-        strict_spacing=strict_spacing,
-        device=usable_device(device),
-        progress=progress,
-        notify=lambda note: warnings.warn(note, stacklevel=4),  # the line that calls predict
-    )
-    assert written is not None  # there is one process
-    table = (place / "cases.csv").read_text(encoding="utf-8")
-    rows = Records.from_csv(table, text_columns=["case", "class", "look"])
-    return Predictions(rows, path=place, failed=written.failed)
-
-
-def export_onnx(
-    model: AnyPath,
-    path: AnyPath,
-    *,
-    size: tuple[int, int] | None = None,
-    calibrated: bool = True,
-    overwrite: bool = False,
-) -> tuple[str, ...]:
-    """Export a model as an ONNX file that computes one sample per image from given noise, as `phiseg export` does.
-
-    Args:
-        model: a run, a model, or the name of a bundled model.
-        path: the file to write.
-        size: (height, width) of the images; by default that of the training images.
-        calibrated: whether to include the temperatures that `calibrate` fitted, if there are any.
-        overwrite: whether to replace an existing file.
-
-    Returns:
-        The names of the inputs: `image`, and the noise from fine to coarse.
-
-    Raises:
-        ConfigError, ModelError, OutputError: a package is missing, or the size, the model or `path` is unsuitable.
-    """
-    uses = _uses_calibration(model, calibrated)
-    return export.export_onnx(model, path, size=size, calibrated=uses, overwrite=overwrite)
-
-
-def write_monai_bundle(model: AnyPath, out: AnyPath, *, calibrated: bool = True, overwrite: bool = False) -> None:
-    """Write a model as a MONAI bundle, as `phiseg export --monai-bundle` does.
-
-    Args:
-        model: a run, a model, or the name of a bundled model; it is copied into the bundle.
-        out: the folder of the bundle.
-        calibrated: whether to include the temperatures that `calibrate` fitted, if there are any.
-        overwrite: whether to replace an existing bundle.
-
-    Raises:
-        ModelError, OutputError: the model or `out` is unsuitable.
-    """
-    monai_bundle.write_monai_bundle(
-        model, out, calibrated=_uses_calibration(model, calibrated), overwrite=overwrite
-    )
-
-
-def _sampling(sampling: Sampling | None, more: Mapping[str, Any]) -> Sampling:
-    """Return sampling settings with some changed by name."""
-    valid = [field.name for field in fields(Sampling)]
-    for name in more:
-        if name not in valid:
-            raise ConfigError(f"there is no sampling setting '{name}' ({nearest(name, valid)})")
-    return replace(sampling or Sampling(), **more)
-
-
-def _points(at: Points) -> list[Point]:
-    """Return one point or several, each as text or as three voxel indices.
-
-    >>> _points(np.array([1, 2, 3]))
-    [Point(x=1.0, y=2.0, z=3.0, unit='voxel')]
-    """
-    given: list[Any] = [at] if isinstance(at, str) else list(at)
-    if given and isinstance(given[0], Real):
-        given = [given]
-    return [Point.parse(one if isinstance(one, str) else ",".join(map(str, one))) for one in given]
-
-
 def _in_memory(drawn: Sequence[CaseSamples], cases: Records) -> Samples:
     kept = [case.probs.numpy() for case in drawn if case.probs is not None]
     return Samples(
@@ -402,8 +259,3 @@ def _in_memory(drawn: Sequence[CaseSamples], cases: Records) -> Samples:
         cases=cases,
         probs=np.stack(kept) if kept else None,
     )
-
-
-def _uses_calibration(model: AnyPath, calibrated: bool) -> bool:
-    """A model that was loaded without its temperatures is used without them."""
-    return calibrated and not (isinstance(model, Model) and not model.calibrated)

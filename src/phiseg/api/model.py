@@ -17,10 +17,12 @@ from torch import Tensor
 
 from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, DataError
+from phiseg.core.files import AnyPath
 from phiseg.core.shipped import find_model
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
-from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import find_scans, read_scan
 from phiseg.inference.volumes import Prediction, Sampling, predict_volume
 from phiseg.models import Segmenter, load_model
@@ -275,3 +277,8 @@ def _as_stack(
     affine = affine_towards(PLANES[plane]) @ np.diag([1.0, vertical, horizontal, 1.0])
     volume = Volume(np.moveaxis(given, 0, 2)[None], affine)  # (1, H, W, C)
     return PreparedStack.of(volume, preprocessing, name="the image")
+
+
+def uses_calibration(model: AnyPath, calibrated: bool) -> bool:
+    """Return whether to use the temperatures of a model: not if it was loaded without them."""
+    return calibrated and not (isinstance(model, Model) and not model.calibrated)

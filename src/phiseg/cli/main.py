@@ -30,6 +30,7 @@ COMMANDS = {
     "compare": ("compare", "Compare evaluations in a table with figures and a report."),
     "experiment table1": ("experiment", "Train, evaluate and compare all methods, as in the paper's table."),
     "sample": ("sample", "Draw samples for a split and save them as NumPy arrays."),
+    "example": ("example", "Write a synthetic scan, to try predict and view without own data."),
     "predict": ("predict", "Segment NIfTI, DICOM or PNG images: samples, uncertainty maps, volumes, report."),
     "view": ("view", "Open the viewer: click a lesion in the browser and see plausible segmentations."),
     "export": ("export", "Export a model as ONNX or as a MONAI bundle."),

@@ -29,7 +29,8 @@ from phiseg.imaging.volume import Volume
 from phiseg.inference.input_checks import check_point
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
-from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import PICTURE, SUMMARY, Scan, ScanFile, read_scan
 from phiseg.inference.volumes import Prediction, Sampling, predict_prepared
 from phiseg.models import Segmenter

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from phiseg.imaging.volume import Volume, from_slices
-from phiseg.inference.preprocessing import PreparedStack
+from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.slice_sampler import Box
 from phiseg.metrics import expected_cross_entropy
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from phiseg.core.errors import ConfigError
 from phiseg.imaging.frame import Frame, cut
-from phiseg.inference.preprocessing import PreparedStack, SliceCoupling
+from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.preprocessing import SliceCoupling
 from phiseg.inference.slice_noise import Level, SliceNoise
 from phiseg.models import Segmenter
 from phiseg.models.segmenter import Encoding

@@ -22,7 +22,8 @@ from phiseg.imaging.volume import Volume
 from phiseg.inference.input_checks import check_point
 from phiseg.inference.lesion import predict_lesion
 from phiseg.inference.prediction import Prediction
-from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_summary import summarise_probs
 from phiseg.inference.slice_sampler import Sampling, SliceSampler, pixels_of, tiles
 from phiseg.models import Segmenter

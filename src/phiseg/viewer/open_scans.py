@@ -16,9 +16,10 @@ from phiseg.core.errors import DataError
 from phiseg.data.store import Dataset
 from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
-from phiseg.inference.preprocessing import PreparedStack, Preprocessing
+from phiseg.inference.example_scan import example_volume
+from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import ScanFile, find_scans, read_scan
-from phiseg.viewer.example import example_volume
 from phiseg.viewer.schema import ScanInfo
 from phiseg.viewer.uploads import Upload, check_affordable
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from phiseg.inference.preprocessing import PreparedStack, Preprocessing
-from phiseg.viewer.example import NUM_SLICES, example_volume
+from phiseg.inference.example_scan import NUM_SLICES, example_volume
+from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.preprocessing import Preprocessing
 
 
 def preprocessing(**changes):

@@ -1,4 +1,4 @@
-"""The example scan of the viewer: a synthetic lesion in several slices."""
+"""A synthetic scan with a lesion in several slices, to try a model without data."""
 
 import numpy as np
 from numpy.typing import NDArray

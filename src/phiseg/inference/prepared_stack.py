@@ -1,0 +1,208 @@
+"""Preparation of a volume for a model, in the same way as its training images.
+
+Shapes: N slices of H x W pixels, C channels; n slices of h x w pixels of what the network sees.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phiseg.core.errors import DataError
+from phiseg.data.intensity import Intensity, normalise, zscored
+from phiseg.data.neighbours import with_neighbours
+from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
+from phiseg.inference.preprocessing import Preprocessing
+
+MIN_INSIDE = 0.01
+"""Share of voxels inside the window of a model below which a warning about their unit is given."""
+
+
+@dataclass(frozen=True)
+class PreparedStack:
+    """A volume as slices in the plane of the model, with its intensity rule."""
+
+    volume: Volume
+    """The scan as it was read, (I, J, K) or (I, J, K, C)."""
+    stack: Volume
+    """Values (N, H, W, C), and the affine from (slice, row, column) to world coordinates."""
+    plane: Plane
+    preprocessing: Preprocessing
+    name: str
+    warnings: tuple[str, ...] = ()
+    """Warnings for the user, one line each."""
+    is_prepared: bool = False
+    """Whether the values are from a prepared dataset, where they are already z-scored."""
+
+    @classmethod
+    def of(
+        cls,
+        volume: Volume,
+        preprocessing: Preprocessing,
+        *,
+        name: str,
+        modality: str | None = None,
+        is_prepared: bool = False,
+        resample: bool = True,
+    ) -> Self:
+        """Slice a volume (I, J, K) or (I, J, K, C).
+
+        Args:
+            volume: scan.
+            preprocessing: preprocessing of the model.
+            name: name of the scan for messages.
+            modality: DICOM modality of the scan; None if unknown.
+            is_prepared: whether the values are from a prepared dataset.
+            resample: resample a scan whose pixel spacing is outside the range of the training images; otherwise it
+                is rejected.
+
+        Raises:
+            DataError: the scan has another shape, modality, number of channels or spacing, or its voxels are not
+                finite, all equal, or too large.
+        """
+        if modality is not None:
+            preprocessing.check_modality(modality, name=name)
+        values = volume.values[..., None] if volume.values.ndim == 3 else volume.values
+        if values.ndim != 4 or not values.size:
+            raise DataError(f"{name} has shape {volume.values.shape}; it must be (I, J, K) or (I, J, K, C)")
+        if values.shape[3] != preprocessing.image_channels:
+            raise DataError(
+                f"{name} has {values.shape[3]} channels, but the model takes {preprocessing.image_channels}; "
+                "use a scan like the training data"
+            )
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise DataError(f"{name} has NaN or infinite voxels; fix or remove the image")
+        if values.min() == values.max() and not is_prepared:
+            raise DataError(f"{name} is empty: every voxel is {float(values.flat[0]):g}; check the scan")
+        if values.dtype.kind == "f" and np.abs(values).max() > np.finfo(np.float32).max:
+            raise DataError(f"{name} has values beyond the range of 32 bits; check its unit and scaling")
+        plane = preprocessing.plane or "auto"
+        chosen = coarsest_plane(volume) if plane == "auto" else plane
+        stack = to_slices(Volume(values, volume.affine), chosen)
+        warnings = () if is_prepared else _unit_warnings(values, preprocessing.intensity)
+        warnings = (*warnings, *_spacing_warnings(stack, preprocessing, name=name, resample=resample))
+        return cls(volume, stack, chosen, preprocessing, name, warnings, is_prepared)
+
+    @property
+    def step(self) -> tuple[float, float]:
+        """Pixels of a slice per pixel of the network's image (vertical, horizontal)."""
+        return _step(self.stack, self.preprocessing)
+
+    @cached_property
+    def _scale(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and standard deviation of each channel over the volume."""
+        values = self.stack.values
+        mean = values.mean(axis=(0, 1, 2), dtype=np.float64)
+        deviation = values.std(axis=(0, 1, 2), dtype=np.float64)
+        return mean, np.where(deviation > 0, deviation, 1)
+
+    def normalised(self, slices: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return slices in the range of the network's input, (len(slices), C, H, W)."""
+        values = self._values(slices)
+        intensity = self.preprocessing.intensity
+        if intensity.kind == "window" or self.is_prepared:
+            return normalise(values, intensity)
+        if intensity.kind == "image_zscore":
+            return np.stack([zscored(image) for image in values])
+        mean, deviation = (part[:, None, None] for part in self._scale)
+        return ((values - mean) / deviation).astype(np.float32)
+
+    def images(self, slices: NDArray[np.int64], frame: Frame, *, context: int = 0) -> NDArray[np.float32]:
+        """Return the network's input: a frame of slices with their neighbours, (n, C * (1 + 2c), h, w).
+
+        If a neighbour is outside the scan, all neighbours are replaced by the slice itself, as in training.
+
+        Args:
+            slices: numbers of the n slices.
+            frame: crop of the slices.
+            context: c, the number of neighbours on each side.
+        """
+        stacks = with_neighbours(slices, self.stack.grid[0], context)  # (n, 1 + 2c)
+        needed, places = np.unique(stacks, return_inverse=True)
+        images = self._slice_images(needed, frame)[places.reshape(stacks.shape)]  # (n, 1 + 2c, C, h, w)
+        return images.reshape(len(slices), -1, *images.shape[3:])
+
+    def _slice_images(self, slices: NDArray[np.int64], frame: Frame) -> NDArray[np.float32]:
+        """Return a frame of slices in the range of the network's input, (n, C, h, w).
+
+        As in training, a window clips the resampled values, and z-scores are computed from the volume or the slice
+        before resampling. If the training images were crops with individual z-scores, the z-score is that of the
+        frame.
+        """
+        intensity = self.preprocessing.intensity
+        if intensity.kind == "zscore":
+            return cut(self.normalised(slices), frame, fill=0, interpolation="linear")
+        if intensity.kind == "image_zscore":
+            of_the_cut = self.preprocessing.centred_on is not None and not self.is_prepared
+            images = self._values(slices).astype(np.float32) if of_the_cut else self.normalised(slices)
+            parts = [cut(image, frame, fill=float(image.min()), interpolation="linear") for image in images]
+            return np.stack([zscored(part) if of_the_cut else part for part in parts])
+        assert intensity.low is not None
+        values = self._values(slices).astype(np.float32)
+        return normalise(cut(values, frame, fill=intensity.low, interpolation="linear"), intensity)
+
+    def _values(self, slices: NDArray[np.int64]) -> NDArray[Any]:
+        """Return slices with their original values, (len(slices), C, H, W)."""
+        return np.moveaxis(self.stack.values[slices], 3, 1)
+
+
+def _step(stack: Volume, preprocessing: Preprocessing) -> tuple[float, float]:
+    _, *own = stack.spacing_mm
+    wanted = preprocessing.network_spacing_mm((own[0], own[1]))
+    row, column = (1.0 if abs(w / o - 1) < 1e-4 else w / o for w, o in zip(wanted, own, strict=True))
+    return row, column
+
+
+def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str, resample: bool) -> tuple[str, ...]:
+    """Return warnings about pixels or slices outside the range of the training images.
+
+    Raises:
+        DataError: the pixel spacing is outside the range, and `resample` is false.
+    """
+    warnings = []
+    distance, vertical, horizontal = stack.spacing_mm
+    pixels, thickness = preprocessing.spacing_range_mm, preprocessing.thickness_range_mm
+    if pixels and preprocessing.spacing_mm is None and _step(stack, preprocessing) != (1.0, 1.0):
+        own = f"pixels of {vertical:.3g} x {horizontal:.3g} mm"
+        usual = f"{pixels[0]:.3g} to {pixels[1]:.3g} mm"
+        if not resample:
+            raise DataError(
+                f"{name} has {own}, but the model was trained on {usual}; use a scan in this range, or allow "
+                "resampling (omit --strict-spacing)"
+            )
+        row, column = preprocessing.network_spacing_mm((vertical, horizontal))
+        warnings.append(
+            f"the scan has {own}, but the model was trained on {usual}; it is resampled to "
+            f"{row:.3g} x {column:.3g} mm for the network, and results are on the grid of the scan"
+        )
+    if thickness and stack.grid[0] > 1 and not thickness[0] * 0.999 <= distance <= thickness[1] * 1.001:
+        warnings.append(
+            f"the slices are {distance:.3g} mm apart, but those of the training images were {thickness[0]:.3g} to "
+            f"{thickness[1]:.3g} mm thick; the samples may be less reliable"
+        )
+    return tuple(warnings)
+
+
+def _unit_warnings(values: NDArray[Any], intensity: Intensity) -> tuple[str, ...]:
+    """Return a warning if the values do not match the window of the model.
+
+    This is the case if nearly all values would be clipped, such as Hounsfield units by a window of 0 to 1, or if no
+    value is negative although the window is, such as grey values with a window of Hounsfield units.
+    """
+    if intensity.low is None or intensity.high is None:
+        return ()
+    if intensity.low < 0 <= values.min():
+        return (
+            f"no value is below 0 (range {values.min():g} to {values.max():g}), but the window of the model starts "
+            f"at {intensity.low:g}; the samples are meaningless if this is a picture or CT without its offset",
+        )
+    inside = float(np.mean((values > intensity.low) & (values < intensity.high)))
+    if inside >= MIN_INSIDE:
+        return ()
+    return (
+        f"only {inside:.1%} of voxels are in the window of the model ({intensity.low:g} to {intensity.high:g}), "
+        f"and the values ({values.min():g} to {values.max():g}) may be in another unit; check them",
+    )
