@@ -55,6 +55,7 @@ def train(
     Raises:
         ConfigError: the recipe or a setting is invalid; an unknown setting names the nearest one.
         DataError, OutputError, TrainingError: the dataset, the run folder or the training itself fails.
+        Interrupted: Ctrl-C or SIGTERM stopped the training after its state was saved. It is a `KeyboardInterrupt`.
     """
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe))
     chosen = chosen.with_settings(settings, **more)
