@@ -35,8 +35,8 @@ class Combine:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Combine, arguments, prog=prog)
-    for model in command.models:
-        find_model(model)
+    for folder in command.models:
+        find_model(folder)
     from phiseg.training.combining import combine
 
     model = combine(command.models, command.out, half=command.half, overwrite=command.overwrite)
