@@ -39,7 +39,7 @@ def check_has_point(model: str, inputs: Sequence[Path], *, has_point: bool) -> N
     try:
         stored = json.loads((find_model(Path(model)) / "preprocessing.json").read_text(encoding="utf-8"))
         centred_on = stored["centred_on"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return
     if isinstance(centred_on, str | None):
         check_point(centred_on, has_point=has_point, name=inputs[0].name)

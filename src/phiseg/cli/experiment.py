@@ -74,7 +74,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     words, overrides = split_overrides(arguments)
     command = parse(Experiment, words, prog=prog)
-    check_dataset(command.data)
+    if not command.dry_run:
+        check_dataset(command.data)
     from phiseg.comparison.table_formats import to_text
     from phiseg.core.errors import TrainingError
     from phiseg.experiment.experiment_report import write_report
