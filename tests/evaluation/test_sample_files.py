@@ -6,7 +6,7 @@ import pytest
 
 from phiseg.core.errors import DataError
 from phiseg.evaluation.sample_files import open_samples
-from phiseg.imaging.nifti import write_nifti_sequence
+from phiseg.imaging.nifti_files import write_nifti_sequence
 from phiseg.imaging.volume import Volume
 
 DEPTHS = {"a": 4, "b": 1, "c": 3}
