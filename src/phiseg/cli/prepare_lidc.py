@@ -30,7 +30,8 @@ class PrepareLidc:
 
     Examples:
         phiseg prepare lidc LIDC-IDRI data/lidc
-        phiseg prepare lidc LIDC-IDRI data/lidc-volumes --margin 4
+        phiseg prepare lidc LIDC-IDRI data/lidc-margins --margin 4
+        phiseg prepare lidc LIDC-IDRI data/lidc-volumes --volumes --margin 8
     """
 
     src: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
@@ -41,6 +42,9 @@ class PrepareLidc:
     """Height and width of a crop in pixels."""
     slices: Literal["all", "largest"] = "all"
     """Slices of a nodule to use: all outlined slices, or only the one with the largest area."""
+    volumes: Flag = False
+    """Write each nodule as a volume, for 3-D models, instead of a crop on each slice. Use it with --margin:
+    otherwise volumes end where the outlines end, which is not known for a new scan."""
     margin: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Number of slices added beyond the last outline on both sides of each nodule, with empty masks, so that a
     model can learn where nodules end. Slices outside the scan are omitted."""
@@ -73,7 +77,12 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         command.src,
         command.out,
         options=LidcOptions(
-            command.size, command.slices, command.spacing, margin=command.margin, readers=command.readers
+            command.size,
+            command.slices,
+            command.spacing,
+            margin=command.margin,
+            readers=command.readers,
+            volumes=command.volumes,
         ),
         window=command.window,
         seed=command.seed,

@@ -18,7 +18,7 @@ from phiseg.core.errors import ConfigError
 
 @dataclass
 class PrepareNifti:
-    """Prepare a dataset of slices from NIfTI volumes with one label file per rater.
+    """Prepare a dataset of slices or volumes from NIfTI files with one label file per rater.
 
     SRC has one folder per case: <case>/image.nii.gz (a fourth dimension holds channels) and
     <case>/rater-<name>.nii.gz. Alternatively, SRC is a raw data folder of nnU-Net: imagesTr/<case>_0000.nii.gz
@@ -32,12 +32,16 @@ class PrepareNifti:
     Examples:
         phiseg prepare nifti scans data --window -1000 400
         phiseg prepare nifti prostate data --spacing 0.6 --size 192 --merge 3:0 --classes background tz pz
+        phiseg prepare nifti scans data --volumes --spacing 0.7 --size 256 --window -1000 400
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
     """Folder with the volumes."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Folder of the dataset to write."""
+    volumes: Flag = False
+    """Write each scan as a volume, for 3-D models, instead of separate slices. Slices are resampled and cropped in
+    their plane only."""
     plane: Literal["axial", "coronal", "sagittal", "auto"] = "axial"
     """Plane of the slices, along the closest axis of each volume; auto uses the plane of acquisition."""
     spacing: Annotated[float | None, optional("MM", "keep the spacing of each volume")] = None
@@ -83,6 +87,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
             size=_size(command.size),
             window=command.window,
             slices=command.slices,
+            volumes=command.volumes,
         ),
         merge=_merge(command.merge),
         classes=command.classes,

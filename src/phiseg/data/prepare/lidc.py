@@ -27,6 +27,7 @@ from phiseg.core.files import AnyPath, atomic_file, check_replaceable, write_jso
 from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.lidc_series import LidcOptions, crop_series
+from phiseg.data.prepare.lidc_volumes import volumes_of
 from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
 from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.splits import split_patients
@@ -150,7 +151,8 @@ def prepare_lidc(
         image_shape=(1, options.size, options.size),
         image_dtype=np.int16,
         intensity=Intensity(kind="window", low=window[0], high=window[1]),
-        cases=_cases(series, work, progress=progress),
+        cases=_cases(series, work, skipped if options.volumes else None, progress=progress),
+        dims=3 if options.volumes else 2,
         seed=seed,
         fractions=fractions,
         spacing_mm=(options.spacing_mm, options.spacing_mm) if options.spacing_mm else None,
@@ -323,16 +325,23 @@ def _gather(found: _Found, outcomes: list[_Outcome]) -> tuple[list[_Series], Cou
     return sorted(once.values()), +counts
 
 
-def _cases(all_series: list[_Series], work: Path, *, progress: bool) -> Iterator[Case]:
-    """Yield the crops of all series, reading one series at a time."""
+def _cases(
+    all_series: list[_Series], work: Path, skipped: SkippedCases | None, *, progress: bool
+) -> Iterator[Case]:
+    """Yield the crops of all series, reading one series at a time; with `skipped`, join them to volumes."""
     names = _short_names(all_series)
     for series in tqdm(all_series, desc="writing", unit="series", disable=not progress):
-        with np.load(work / series.crops, allow_pickle=False) as arrays:
-            images, labels, rows = arrays["images"], arrays["labels"], json.loads(str(arrays["columns"]))
-            valid = arrays["valid"]
-        for image, masks, present, columns in zip(images, labels, valid, rows, strict=True):
-            case = f"{names[series.uid]}-n{columns['nodule']}-s{columns['slice']}"
-            yield Case(case, series.patient, image[None], masks, present, {"series_uid": series.uid, **columns})
+        crops = _crops(series, names[series.uid], work)
+        yield from crops if skipped is None else volumes_of(crops, names[series.uid], skipped)
+
+
+def _crops(series: _Series, name: str, work: Path) -> Iterator[Case]:
+    with np.load(work / series.crops, allow_pickle=False) as arrays:
+        images, labels, rows = arrays["images"], arrays["labels"], json.loads(str(arrays["columns"]))
+        valid = arrays["valid"]
+    for image, masks, present, columns in zip(images, labels, valid, rows, strict=True):
+        case = f"{name}-n{columns['nodule']}-s{columns['slice']}"
+        yield Case(case, series.patient, image[None], masks, present, {"series_uid": series.uid, **columns})
 
 
 def _short_names(all_series: list[_Series]) -> dict[str, str]:

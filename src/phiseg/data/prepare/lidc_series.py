@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phiseg.core.errors import ConfigError, DataError
-from phiseg.data.spacing import SQUARE
+from phiseg.data.spacing import SLICES, SQUARE
 from phiseg.imaging.dicom import Series, SliceHeader, read_values
 from phiseg.imaging.frame import Frame, cut
 from phiseg.imaging.lidc_xml import LidcReading, Outline
@@ -42,12 +42,17 @@ class LidcOptions:
     readers: Literal["pylidc", "sessions"] = "pylidc"
     """Handling of a second annotation of a nodule by the same reader. `pylidc`: stored in a free slot, as in
     datasets made with pylidc. `sessions`: merged with the first one in the slot of the reader."""
+    volumes: bool = False
+    """Each nodule is a volume of all slices from its first to its last one, not a crop on each slice."""
 
     def __post_init__(self) -> None:
         if self.margin < 0:
             raise ConfigError(f"margin {self.margin} is negative; use 0 or more slices")
-        if self.margin and self.slices == "largest":
-            raise ConfigError("--margin requires all slices of a nodule; use --slices all or omit --margin")
+        for option in ("margin", "volumes"):
+            if getattr(self, option) and self.slices == "largest":
+                raise ConfigError(
+                    f"--{option} requires all slices of a nodule; use --slices all or omit --{option}"
+                )
 
 
 class Crop(NamedTuple):
@@ -106,7 +111,7 @@ class _Nodule:
         """Return the numbers of the slices to crop in a scan with `num_levels` slices."""
         if options.slices == "largest":
             return [self.largest()]
-        if not options.margin:
+        if not options.margin and not options.volumes:
             return self.levels
         first, last = self.levels[0] - options.margin, self.levels[-1] + options.margin
         return range(max(first, 0), min(last, num_levels - 1) + 1)
@@ -151,7 +156,10 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
             problems.append(f"{error} ({'an outlined slice' if outlined else 'a slice next to a nodule'})")
             continue
         for _, number, nodule in group:
-            crops[number, level] = _crop(image, values, level, number, nodule, options)
+            crop = _crop(image, values, level, number, nodule, options)
+            crops[number, level] = crop
+            if options.volumes:
+                crop.columns[SLICES] = round(_distance(levels) or _thickness(levels), 6)
     return [crops[key] for key in sorted(crops)], sum(nodule.repeated for nodule in found), problems
 
 
@@ -172,10 +180,13 @@ def _levels(series: Series) -> list[list[SliceHeader]]:
 
 def _thickness(levels: list[list[SliceHeader]]) -> float:
     """Return the slice thickness, or the distance of the slices if the headers do not state it."""
-    if levels[0][0].thickness_mm:
-        return levels[0][0].thickness_mm
+    return levels[0][0].thickness_mm or _distance(levels) or 1.0
+
+
+def _distance(levels: list[list[SliceHeader]]) -> float | None:
+    """Return the distance of adjacent slices, or None if there is only one slice."""
     positions = [group[0].depth_mm for group in levels]
-    return float(np.median(np.diff(positions))) if len(positions) > 1 else 1.0
+    return float(np.median(np.diff(positions))) if len(positions) > 1 else None
 
 
 def _locate(

@@ -1,4 +1,4 @@
-"""Prepare NIfTI volumes with one label file per rater, slice by slice.
+"""Prepare NIfTI volumes with one label file per rater, slice by slice or as volumes.
 
     phiseg prepare nifti SRC DATA --spacing 0.6 --size 192
 
@@ -57,7 +57,7 @@ def prepare_nifti(
     command: str = "",
     progress: bool = True,
 ) -> Dataset:
-    """Write the slices of NIfTI volumes as a prepared dataset.
+    """Write the slices of NIfTI volumes, or the volumes themselves, as a prepared dataset.
 
     The entry `source` of `dataset.json` lists the raters in the order of the annotators, and the skipped cases.
 
@@ -115,6 +115,7 @@ def prepare_nifti(
         image_dtype=plan.dtype,
         intensity=_intensity(slicing.window),
         cases=cases(),
+        dims=3 if slicing.volumes else 2,
         seed=seed,
         fractions=fractions,
         spacing_mm=plan.spacing_mm,

@@ -1,4 +1,4 @@
-"""Read one scan on a common grid and cut its slices into cases.
+"""Read one scan on a common grid and cut its slices, or the whole volume, into cases.
 
 N slices of H x W pixels, C channels, A annotators.
 """
@@ -17,7 +17,7 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.manifest import MISSING
 from phiseg.data.prepare.nifti_layout import AnnotatedScan
 from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
-from phiseg.data.spacing import HORIZONTAL, VERTICAL
+from phiseg.data.spacing import HORIZONTAL, SLICES, VERTICAL
 from phiseg.data.store import check_classes
 from phiseg.data.writer import Case
 from phiseg.imaging.frame import Frame, cut
@@ -41,10 +41,19 @@ class Slicing:
     """Values that are mapped to -0.5 and 0.5; None z-scores each volume."""
     slices: Literal["all", "annotated"] = "all"
     """Slices to use; "annotated" keeps slices with a non-empty mask of at least one rater."""
+    volumes: bool = False
+    """Each scan is one case, a volume, instead of one case for each slice."""
 
     def __post_init__(self) -> None:
         if self.plane not in (*PLANES, "auto"):
             raise ConfigError(f"unknown plane '{self.plane}'; use {', '.join(PLANES)} or auto")
+        if self.volumes and self.slices == "annotated":
+            raise ConfigError(
+                "--volumes with --slices annotated would end volumes where the annotations end, which is not known "
+                "for a new scan; use --slices all"
+            )
+        if self.volumes and self.plane == "auto":
+            raise ConfigError("--volumes needs one plane for all scans; use --plane axial, coronal or sagittal")
         check_spacing(self.spacing)
         check_window(self.window)
         if self.size is not None:
@@ -66,7 +75,7 @@ class SlicingPlan:
 
 
 def cases_of_scan(scan: AnnotatedScan, plan: SlicingPlan) -> list[Case]:
-    """Read one scan and return its slices."""
+    """Read one scan and return its slices, or the whole volume."""
     images, drawn = on_one_grid(scan, partial(read_nifti, channels=True), partial(_read_classes, plan=plan))
     plane = plane_of(plan.slicing, images[0])
     stack = to_slices(images[0], plane)
@@ -85,6 +94,18 @@ def cases_of_scan(scan: AnnotatedScan, plan: SlicingPlan) -> list[Case]:
         if rater in drawn:
             slices = to_slices(drawn[rater], plane).values
             labels[:, annotator] = cut(slices, frame, fill=0, interpolation="nearest")
+    if plan.slicing.volumes:
+        place = {**_place(stack, 0, frame), SLICES: round(float(stack.spacing_mm[0]), 6)}
+        return [
+            Case(
+                case=scan.case,
+                patient=scan.patient,
+                image=pixels.swapaxes(0, 1),  # (C, N, H, W)
+                labels=labels.swapaxes(0, 1),  # (A, N, H, W)
+                valid=valid,
+                columns={"scan": scan.case, "plane": plane, **place},
+            )
+        ]
     kept = list(range(len(pixels)))
     if plan.slicing.slices == "annotated":
         kept = np.flatnonzero((labels[:, valid] > 0).any(axis=(1, 2, 3))).tolist()
