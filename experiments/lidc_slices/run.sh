@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The paper's table on every annotated slice of LIDC nodules. OUT is outside the repository; run again to resume.
-#   run.sh search SLICES.npz OUT    learning rates and schedules of every method, 5 minutes each, scored on validation patients
+#   run.sh search SLICES.npz OUT    learning rates and schedules of every method, 1,000 steps each, scored on validation patients
 #   run.sh 64 SLICES.npz OUT        all methods with the chosen settings (recipes/), 64 x 64 pixels
 #   run.sh 128 SLICES.npz OUT       PHiSeg, PHiSeg L=1 and Prob. U-Net, 128 x 128 pixels
 # WORKERS=2 trains two rows at a time, MINUTES=60 is the budget of a row on one core, ROWS='all/*' selects rows.
@@ -32,7 +32,7 @@ search)
   for rate in 0.001 0.003; do
     for schedule in cosine constant; do
       "$phiseg" experiment table1 $common --out "search/$rate-$schedule" --methods $methods --regimes all \
-        --minutes "${MINUTES:-5}" --split val --num-samples 16 --train.learning_rate "$rate" --train.schedule "$schedule" \
+        --steps "${STEPS:-1000}" --split val --num-samples 16 --train.learning_rate "$rate" --train.schedule "$schedule" \
         --train.validate_every 1000000
     done
   done
