@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from phiseg.cli.main import COMMANDS
+
 SLOW = ("torch", "lightning_fabric", "pydicom", "nibabel", "matplotlib")
 SCRIPT = """
 import contextlib, io, json, sys
@@ -31,12 +33,15 @@ ERRORS = {
     "evaluate none --data none --out out": "no model folder none",
     "evaluate lidc-nodule --data none --out out": "none is not a folder",
     "sample lidc-nodule --data none --out out": "none is not a folder",
+    "score none.npz --data none --out out": "none.npz does not exist",
     "compare none --out out": "none does not exist; give folders written by `phiseg evaluate`",
     "experiment table1 --data none --out out": "none is not a folder",
     "predict none scan.nii.gz --out out": "no model folder none",
     "predict lidc-nodule none.nii.gz --out out": "none.nii.gz does not exist; give a NIfTI file",
     "predict lidc-nodule scan.nii.gz --out out": "give its position in scan.nii.gz: --at x,y,z",
     "predict lidc-nodule scan.nii.gz --points none.csv --out out": "none.csv does not exist",
+    "example scan.nii.gz": "scan.nii.gz already exists",
+    "example new.nii.gz --model none": "no model folder none",
     "view none": "no model folder none",
     "view lidc-nodule none.nii.gz": "none.nii.gz does not exist",
     "export none --onnx out.onnx": "no model folder none",
@@ -50,6 +55,11 @@ ERRORS = {
     "prepare lidc none out": "none does not exist",
     "prepare nifti none out": "none does not exist",
 }
+
+
+def test_every_command_with_a_path_is_tested():
+    tested = {name for name in COMMANDS if any(command.startswith(f"{name} ") for command in ERRORS)}
+    assert set(COMMANDS) - tested == {"prepare phantom", "demo"}  # they read no file
 
 
 @pytest.fixture(scope="module")

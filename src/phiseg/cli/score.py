@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from phiseg.cli.early_checks import check_dataset, check_exists
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.errors import ConfigError
 
@@ -68,6 +69,9 @@ class Score:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Score, arguments, prog=prog)
+    num_samples = parse_numbers(command.num_samples)
+    check_exists(command.samples)
+    check_dataset(command.data)
     from phiseg.evaluation.score_samples import score
 
     scored = score(
@@ -76,7 +80,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         command.out,
         split=command.split,
         cases=command.cases,
-        num_samples=parse_numbers(command.num_samples),
+        num_samples=num_samples,
         conventions=command.conventions,
         method=command.method,
         dice_annotator=command.dice_annotator,
