@@ -377,7 +377,7 @@ def test_point_outside_the_scan_is_skipped(predict, model, tmp_path):
         ((), "there is no INPUT"),
         (("IN/n.nii.gz", "--at", "1,2,3"), "the model segments whole slices and takes no point"),
         (("IN/n.nii.gz", "--at", "1,2"), "'1,2' is not a point"),
-        (("IN/n.nii.gz", "--points", "IN/none.csv"), "none.csv: No such file"),
+        (("IN/n.nii.gz", "--points", "IN/none.csv"), "none.csv does not exist; give a CSV file"),
         (("IN/n.nii.gz", "--num-samples", "0"), "num_samples is 0; it must be at least 1"),
         (("IN/n.nii.gz", "--reach", "-1"), "reach_mm is -1.0"),
         (("IN/n.nii.gz", "--devices", "0"), "'devices' = 0"),
@@ -400,7 +400,7 @@ def test_crop_model_requires_a_point(predict, model, tmp_path):
     result = predict(model(centred_on="nodule"), nifti(tmp_path / "n.nii.gz"))
     assert result.code == 2
     assert messages(result) == [
-        "phiseg: error: the model segments crops around a nodule; give its position in n: --at x,y,z"
+        "phiseg: error: the model segments crops around a nodule; give its position in n.nii.gz: --at x,y,z"
     ]
 
 

@@ -145,7 +145,7 @@ def _sampling(sampling: Sampling | None, more: Mapping[str, Any]) -> Sampling:
 def _points(at: Points) -> list[Point]:
     """Return one point or several, each as text or as three voxel indices.
 
-    >>> _points(np.array([1, 2, 3]))
+    >>> _points([1, 2, 3])
     [Point(x=1.0, y=2.0, z=3.0, unit='voxel')]
     """
     given: list[Any] = [at] if isinstance(at, str) else list(at)

@@ -31,8 +31,8 @@ def check_dataset(data: Path) -> None:
     Dataset.open(data)
 
 
-def check_has_point(model: str, inputs: Sequence[Path], *, has_point: bool) -> None:
-    """Raise a ConfigError if the model needs a point and there is none, or the opposite.
+def check_needs_no_point(model: str, inputs: Sequence[Path]) -> None:
+    """Raise a ConfigError if the model needs a point.
 
     A damaged preprocessing.json is reported when the model is loaded.
     """
@@ -41,5 +41,5 @@ def check_has_point(model: str, inputs: Sequence[Path], *, has_point: bool) -> N
         centred_on = stored["centred_on"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return
-    if isinstance(centred_on, str | None):
-        check_point(centred_on, has_point=has_point, name=inputs[0].name)
+    if isinstance(centred_on, str):
+        check_point(centred_on, has_point=False, name=inputs[0].name)

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from phiseg.cli.early_checks import check_exists, check_has_point
+from phiseg.cli.early_checks import check_exists, check_needs_no_point
 from phiseg.cli.parsing import Flag, optional, parse, required
+from phiseg.core.shipped import find_model
 from phiseg.inference.input_checks import check_inputs
 
 
@@ -89,7 +90,9 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     check_inputs(command.inputs, results=command.out)
     if command.points:
         check_exists(command.points, advice="give a CSV file with the columns case,x,y,z")
-    check_has_point(command.model, command.inputs, has_point=bool(command.at or command.points))
+    find_model(Path(command.model))
+    if not (command.at or command.points):
+        check_needs_no_point(command.model, command.inputs)
     from phiseg.compute.devices import DeviceConfig, make_fabric
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.prediction_folder import write_predictions
