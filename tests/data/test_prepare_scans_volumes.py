@@ -9,7 +9,7 @@ from phiseg.data.prepare.lidc import prepare_lidc
 from phiseg.data.prepare.lidc_series import LidcOptions
 from phiseg.data.prepare.nifti import prepare_nifti
 from phiseg.data.prepare.nifti_slices import Slicing
-from phiseg.imaging.nifti import write_nifti
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 
 PLAIN = np.diag([-1.0, -0.5, 3.0, 1.0])  # L, P, S: an axial slice is values[:, :, k].T

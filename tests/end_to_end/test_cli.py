@@ -114,6 +114,7 @@ def test_sample_matches_model(tour):
     assert {name: (array.shape, str(array.dtype)) for name, array in arrays.items()} == {
         "labels": ((3, 3, 16, 16), "uint8"),
         "mean_probs": ((3, 2, 16, 16), "float32"),
+        "mean_log_probs": ((3, 2, 16, 16), "float32"),
         "gamma": ((3, 16, 16), "float32"),
         "probs": ((3, 3, 2, 16, 16), "float32"),
     }
