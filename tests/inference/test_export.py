@@ -35,12 +35,16 @@ PREPROCESSING = {
 def save(make_recipe, tmp_path):
     """Return a function that writes the folder of a tiny model with temperatures far from 1."""
 
-    def save(name="phiseg", **settings):
+    def save(name="phiseg", *, patch_size=None, **settings):
         torch.manual_seed(0)
         model = build_model(make_recipe(name, settings=settings).model).eval()
         folder = tmp_path / f"{name}-model"
         save_model(
-            folder, model, preprocessing=PREPROCESSING, provenance={"recipe": f"tiny-{name}"}, card="# A card\n"
+            folder,
+            model,
+            preprocessing=PREPROCESSING | {"patch_size": patch_size},
+            provenance={"recipe": f"tiny-{name}"},
+            card="# A card\n",
         )
         factors = tuple(1.7 - 0.5 * level if takes else 1.0 for level, takes in enumerate(model.takes_temperature))
         save_calibration(folder, Calibration(noise=factors, logits=2.5), fit={})
@@ -98,6 +102,34 @@ def test_torch_export_matches_sample(save, name):
         torch.testing.assert_close(exported(image, *noise)[0], expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [("phiseg", {"presence": True, "norm": "group"}), ("probunet", {}), ("unet", {}), ("ssn", {})],
+    ids=str,
+)
+def test_onnxruntime_draws_volumes(save, name, extra, tmp_path):
+    """Sizes that need padding along every axis, strides that differ, and two slices at the coarsest level."""
+    axes = {"dims": 3, "strides": ((1, 2, 2), (2, 2, 2)), "kernels": ((1, 3, 3), (3, 3, 3), (3, 3, 3))}
+    extra = extra | ({"num_levels": 2} if name == "phiseg" else {})
+    folder, path = save(name, channels=[3, 4, 4], patch_size=[3, 6, 7], **axes, **extra), tmp_path / "model.onnx"
+    model = load_model(folder)
+    for size in (None, (4, 8, 5)):
+        export_onnx(folder, path, size=size, overwrite=True)
+        for number in (1, 3):
+            image, noise, expected = drawn(model, number, size=size or (3, 6, 7))
+            logits, probs = run_onnx(path, image, noise)
+            assert logits.shape == (number, 2, *(size or (3, 6, 7)))
+            np.testing.assert_allclose(logits, expected.numpy(), atol=1e-4)
+            np.testing.assert_allclose(probs, expected.softmax(1).numpy(), atol=1e-5)
+
+
+def test_size_must_have_the_dimensions_of_the_model(save, tmp_path):
+    folder = save(dims=3, channels=[3, 4], num_levels=2)
+    with pytest.raises(ConfigError, match="size 8 x 8 is invalid; give slices, height and width, each at least 1"):
+        export_onnx(folder, tmp_path / "model.onnx", size=(8, 8))
+
+
 def test_command_exports_size_and_bundle_without_temperatures(save, cli, tmp_path, monkeypatch):
     monkeypatch.setitem(main_module.COMMANDS, "export", ("export", ""))
     folder, path, bundle = save(channels=[3, 4]), tmp_path / "new" / "model.onnx", tmp_path / "bundle"
@@ -138,6 +170,7 @@ def test_command_exports_size_and_bundle_without_temperatures(save, cli, tmp_pat
         ([], "give --onnx FILE, --monai-bundle DIR or both"),
         (["--monai-bundle", "new", "--size", "8", "8"], "--size applies to --onnx FILE only"),
         (["--onnx", "new", "--size", "0", "8"], "size 0 x 8"),
+        (["--onnx", "new", "--size", "2", "8", "8"], "size 2 x 8 x 8 is invalid; give height and width"),
     ],
 )
 def test_command_errors_are_one_line(save, cli, monkeypatch, tmp_path, words, reason):

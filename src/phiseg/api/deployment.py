@@ -95,7 +95,7 @@ def export_onnx(
     model: AnyPath,
     path: AnyPath,
     *,
-    size: tuple[int, int] | None = None,
+    size: tuple[int, ...] | None = None,
     calibrated: bool = True,
     overwrite: bool = False,
 ) -> tuple[str, ...]:
@@ -104,7 +104,8 @@ def export_onnx(
     Args:
         model: a run, a model, or the name of a bundled model.
         path: the file to write.
-        size: (height, width) of the images; by default that of the training images.
+        size: (height, width) of the images, or (slices, height, width) of volumes; by default the size of the
+            training images or patches.
         calibrated: whether to include the temperatures that `calibrate` fitted, if there are any.
         overwrite: whether to replace an existing file.
 

@@ -1,6 +1,7 @@
 """Export a trained model as an ONNX file that runs without phiseg and torch, with the noise as inputs.
 
-Shapes: B images, C image channels, K classes, H W pixels, L noise tensors.
+Shapes: B images, C image channels, K classes, H W pixels, L noise tensors. For a model of volumes, read D H W for
+H W.
 """
 
 import json
@@ -49,7 +50,7 @@ class OneSample(nn.Module):
         logits = self.model.decode_samples(encoding, tempered, 1)[:, 0] / self.model.calibration.logits
         return logits, logits.softmax(1)
 
-    def export(self, size: tuple[int, int]) -> torch.export.ExportedProgram:
+    def export(self, size: tuple[int, ...]) -> torch.export.ExportedProgram:
         """Return the graph for images of `size` (H, W) in batches of any size.
 
         Raises:
@@ -74,20 +75,20 @@ def export_onnx(
     model_folder: AnyPath,
     path: AnyPath,
     *,
-    size: tuple[int, int] | None = None,
+    size: tuple[int, ...] | None = None,
     calibrated: bool = True,
     overwrite: bool = False,
 ) -> tuple[str, ...]:
     """Export a model as an ONNX file that computes one sample per image from given noise.
 
     Inputs are `image` (B, C, H, W) and `noise_0` .. `noise_{L-1}`, each (B, *shape), fine to coarse; outputs are
-    `logits` and `probs` (B, K, H, W). B is variable, H and W are fixed. The metadata of the file describes the
+    `logits` and `probs` (B, K, H, W). B is variable, the size is fixed. The metadata of the file describes the
     preprocessing, the classes and the intended use.
 
     Args:
         model_folder: model folder, or the run folder that contains it.
         path: file to write.
-        size: (H, W) of the images; None uses the size of the training images.
+        size: (H, W) of the images; None uses the size of the training images or patches.
         calibrated: include the factors fitted by `phiseg calibrate`, if any.
         overwrite: replace an existing file.
 
@@ -107,9 +108,10 @@ def export_onnx(
     check_new_file(path, overwrite=overwrite)
     model = load_model(model_folder, calibrated=calibrated)
     preprocessing = Preprocessing.of(model)
-    size = size or preprocessing.size
-    if min(size) < 1:
-        raise ConfigError(f"size {size[0]} x {size[1]} is invalid; height and width must be at least 1 pixel")
+    size = size or (preprocessing.size if model.config.dims == 2 else preprocessing.patch)
+    if len(size) != model.config.dims or min(size) < 1:
+        axes = "height and width" if model.config.dims == 2 else "slices, height and width"
+        raise ConfigError(f"size {' x '.join(map(str, size))} is invalid; give {axes}, each at least 1")
     exported = OneSample(model).export(size)
     inputs = ("image", *(f"noise_{level}" for level in range(len(model.noise_shapes(size)))))
     with _quietly():
