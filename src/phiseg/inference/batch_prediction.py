@@ -105,11 +105,11 @@ def unfinished_predictions(
         ConfigError: points are missing, or the model does not take points.
         OutputError: `out` cannot be written, or contains a case with other settings or of another scan.
     """
-    sampling = sampling.coupled_like(Preprocessing.of(model).slice_coupling)
+    preprocessing = Preprocessing.of(model)
+    sampling = sampling.for_model(model, preprocessing.slice_coupling)
     settings = _settings(sampling, identity)
     for name, summary in read_summaries(out).items():
         _check_same(out / name, {key: summary["made_with"].get(key) for key in settings}, settings)
-    preprocessing = Preprocessing.of(model)
     left: list[PredictionJob] = []
     for job in jobs:
         check_point(preprocessing.centred_on, has_point=job.point is not None, name=job.name)
@@ -180,7 +180,7 @@ def predict_scans(
         OutputError: `out` cannot be written.
     """
     preprocessing = Preprocessing.of(model)
-    sampling = sampling.coupled_like(preprocessing.slice_coupling)
+    sampling = sampling.for_model(model, preprocessing.slice_coupling)
     failed: dict[str, str] = {}
     opened: tuple[Scan, PreparedStack] | None = None
     read: ScanFile | None = None

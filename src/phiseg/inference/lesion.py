@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from phiseg.inference.prediction import Limit, Prediction
 from phiseg.inference.sample_summary import summarise_probs
-from phiseg.inference.slice_sampler import SliceSampler, pixels_of
+from phiseg.inference.slice_sampler import FrameSampler
+from phiseg.inference.tiling import pixels_of
 
 POINT_TOLERANCE_MM = 5.0
 """Maximum distance of a lesion from the point, in the slice of the point or an adjacent one."""
@@ -25,8 +26,8 @@ _CONNECTED = ndimage.generate_binary_structure(3, 1)
 _CONNECTED[1] = True  # pixels of a slice are also connected at their corners
 
 
-def predict_lesion(slices: SliceSampler, point: tuple[int, int, int], bar: "tqdm[Any]") -> Prediction:
-    """Sample a lesion slice by slice, starting at its point, until it has ended in every sample.
+def predict_lesion(slices: FrameSampler, point: tuple[int, int, int], bar: "tqdm[Any]") -> Prediction:
+    """Sample a lesion, starting at the slices around its point, until it has ended in every sample.
 
     Mean and gamma are computed from the samples after other components are removed, so that all results describe
     the same lesions.
@@ -49,19 +50,19 @@ def predict_lesion(slices: SliceSampler, point: tuple[int, int, int], bar: "tqdm
             found[number] = result
             bar.update()
 
-    look(range(max(centre - 1, first), min(centre + 1, last) + 1))
+    seen = slices.slices_seen(centre)
+    look(range(max(min(seen[0], centre - 1), first), min(max(seen[-1], centre + 1), last) + 1))
     while True:
         numbers = sorted(found)
         probs = np.stack([found[number][0] for number in numbers], axis=2)  # (S, K, n, h, w)
         drawn = probs.argmax(1).astype(np.uint8)  # (S, n, h, w)
         place = (centre - numbers[0], point[1] - rows.start, point[2] - columns.start)
         bodies = np.stack([_body(labels > 0, place, stack.stack.spacing_mm) for labels in drawn])
-        ahead = slices.sampling.batch_size
-        below = range(max(numbers[0] - ahead, first), numbers[0]) if bodies[:, 0].any() else range(0)
-        above = range(numbers[-1] + 1, min(numbers[-1] + ahead, last) + 1) if bodies[:, -1].any() else range(0)
+        below = range(max(numbers[0] - slices.ahead, first), numbers[0]) if bodies[:, 0].any() else ()
+        above = range(numbers[-1] + 1, min(numbers[-1] + slices.ahead, last) + 1) if bodies[:, -1].any() else ()
         if not (below or above):
             break
-        look([*below, *above])
+        look([*below, *(numbers if slices.joint else ()), *above])
     # The slices of the lesion and one on each side, regardless of the batch size.
     inside = numbers[0] + np.flatnonzero(bodies.any((0, 2, 3)))
     low, high = (inside[0], inside[-1]) if inside.size else (centre, centre)
@@ -70,7 +71,7 @@ def predict_lesion(slices: SliceSampler, point: tuple[int, int, int], bar: "tqdm
     return _prediction(slices, point, numbers[part], probs[:, :, part], drawn[:, part], bodies[:, part], levels)
 
 
-def _reach_in_slices(slices: SliceSampler) -> int:
+def _reach_in_slices(slices: FrameSampler) -> int:
     """Return the maximum distance from the point in slices."""
     stack, frame = slices.stack.stack, slices.frames[0]
     reach = slices.sampling.reach_mm
@@ -81,7 +82,7 @@ def _reach_in_slices(slices: SliceSampler) -> int:
 
 
 def _prediction(
-    slices: SliceSampler,
+    slices: FrameSampler,
     point: tuple[int, int, int],
     numbers: Sequence[int],
     probs: NDArray[np.float32],

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from phiseg.imaging.volume import Volume, from_slices
 from phiseg.inference.prepared_stack import PreparedStack
-from phiseg.inference.slice_sampler import Box
+from phiseg.inference.tiling import Box
 from phiseg.metrics import expected_cross_entropy
 
 Limit = Literal["reach", "crop", "scan"]

@@ -23,6 +23,17 @@ class Level:
     """Factor on the noise."""
 
 
+def level_settings(levels: Sequence[Level], number: int) -> Sequence[Level]:
+    """Return the settings of `number` levels; no settings change nothing.
+
+    Raises:
+        ConfigError: there are settings for another number of levels.
+    """
+    if len(levels) not in (0, number):
+        raise ConfigError(f"there are settings of {len(levels)} levels, but the model has {number} levels")
+    return levels or [Level()] * number
+
+
 class SliceNoise:
     """The noise of S samples at any depth of a volume.
 
@@ -59,11 +70,9 @@ class SliceNoise:
             raise ConfigError(f"the noise length is {length_mm} mm; it must be 0 or more, or inf")
         if not 0 <= shared <= 1:
             raise ConfigError(f"the shared part of the noise is {shared}; it must be between 0 and 1")
-        if len(levels) not in (0, len(shapes)):
-            raise ConfigError(f"there are settings of {len(levels)} levels, but the model has {len(shapes)} levels")
         self.shapes, self.num_samples = shapes, num_samples
         self.seed, self.keys, self.length_mm, self.shared = seed, keys, length_mm, shared
-        self.levels = levels or [Level()] * len(shapes)
+        self.levels = level_settings(levels, len(shapes))
         self._knots: dict[float, list[Tensor]] = {}
 
     def at(self, depth_mm: float) -> list[Tensor]:

@@ -1,7 +1,8 @@
 """Draw samples of a volume on its own grid.
 
 A model of whole slices processes all slices, in overlapping tiles if a slice is larger than the training images. A
-model of lesion-centred crops gets a point, and the lesion is followed through the slices.
+model of lesion-centred crops gets a point, and the lesion is followed through the slices. A model of volumes does
+the same with patches of several slices.
 
 Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples, K classes, L latent levels.
 """
@@ -25,7 +26,9 @@ from phiseg.inference.prediction import Prediction
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_summary import summarise_probs
-from phiseg.inference.slice_sampler import Sampling, SliceSampler, pixels_of, tiles
+from phiseg.inference.slice_sampler import FrameSampler, Sampling, SliceSampler
+from phiseg.inference.tiling import pixels_of, tiles
+from phiseg.inference.volume_sampler import VolumeSampler
 from phiseg.models import Segmenter
 
 __all__ = [
@@ -106,17 +109,30 @@ def predict_prepared(
     if not numbers or numbers.step != 1 or numbers[0] not in every or numbers[-1] not in every:
         raise ConfigError(f"{name}: slices {numbers} are not consecutive slices of the {len(every)} of the scan")
     place = None if point is None else _to_stack(stack, point, name=name)
-    key = case_key(stack.volume, place)
     bar: tqdm[Any] = tqdm(desc=name, unit="slice", leave=False, disable=not progress, dynamic_ncols=True)
     with bar, torch.inference_mode():
+        sampler = _sampler(model, stack, sampling, place)
         if place is None:
-            frames = tiles(stack, max(model.strides))
-            return _predict_slices(SliceSampler(model, stack, sampling, frames, key=key), numbers, bar)
-        frame = Frame.centred(place[1:], preprocessing.size, stack.step)
-        prediction = predict_lesion(SliceSampler(model, stack, sampling, [frame], key=key), place, bar)
+            return _predict_slices(sampler, numbers, bar)
+        prediction = predict_lesion(sampler, place, bar)
     usual = preprocessing.usual_values
-    image = stack.images(np.array([place[0]]), frame)[0]
+    seen = np.clip(sampler.slices_seen(place[0]), 0, len(every) - 1)
+    image = stack.images(seen, sampler.frames[0])
     return replace(prediction, unusual=usual.why_unusual(image, preprocessing.intensity) if usual else None)
+
+
+def _sampler(
+    model: Segmenter, stack: PreparedStack, sampling: Sampling, place: tuple[int, int, int] | None
+) -> FrameSampler:
+    """Return the sampler of a whole scan, or of a crop around a (slice, row, column)."""
+    key = case_key(stack.volume, place)
+    if place is None:
+        frames = tiles(stack, max(model.strides[-2:]))
+    else:
+        frames = [Frame.centred(place[1:], stack.preprocessing.size, stack.step)]
+    if model.config.dims == 3:
+        return VolumeSampler(model, stack, sampling, frames, key=key, centre=None if place is None else place[0])
+    return SliceSampler(model, stack, sampling, frames, key=key)
 
 
 def case_key(volume: Volume, place: tuple[int, int, int] | None) -> str:
@@ -135,21 +151,25 @@ def case_key(volume: Volume, place: tuple[int, int, int] | None) -> str:
     return digest.hexdigest()
 
 
-def _predict_slices(slices: SliceSampler, numbers: range, bar: "tqdm[Any]") -> Prediction:
+def _predict_slices(slices: FrameSampler, numbers: range, bar: "tqdm[Any]") -> Prediction:
     """Predict slices one after another, keeping only the results in memory."""
     stack, num_samples = slices.stack, slices.sampling.num_samples
     depth, (height, width) = len(numbers), stack.stack.grid[1:]
     box = (slice(numbers.start, numbers.stop), slice(0, height), slice(0, width))
-    bar.total = depth
+    bar.total = depth * len(slices.passes)
     labels = np.zeros((num_samples, depth, height, width), np.uint8)
     mean_probs = np.zeros((len(stack.preprocessing.classes), depth, height, width), np.float32)
     mean_log_probs = np.zeros_like(mean_probs)
     variance = np.zeros((len(slices.level_names), depth, height, width), np.float32)
-    for number, (probs, levels) in enumerate(slices.look(numbers, box)):
-        (summary,) = summarise_probs([torch.from_numpy(probs)[None]])
-        labels[:, number], mean_probs[:, number], mean_log_probs[:, number] = (part.numpy() for part in summary)
-        variance[:, number] = levels
-        bar.update()
+    for samples in slices.passes:
+        share = len(samples) / num_samples
+        for number, (probs, levels) in enumerate(slices.look(numbers, box, samples)):
+            (summary,) = summarise_probs([torch.from_numpy(probs)[None]])
+            labels[samples.start : samples.stop, number] = summary.labels.numpy()
+            mean_probs[:, number] += share * summary.mean_probs.numpy()
+            mean_log_probs[:, number] += share * summary.mean_log_probs.numpy()
+            variance[:, number] += levels
+            bar.update()
     levels_or_none = variance if slices.level_names else None
     return Prediction(stack, box, labels, mean_probs, mean_log_probs, levels_or_none, {}, None, slices.level_names)
 
@@ -176,17 +196,12 @@ def level_outputs(
     Returns:
         Probabilities from fine to coarse.
     """
-    frames, rows, columns = (
-        tiles(stack, max(model.strides)),
-        slice(0, stack.stack.grid[1]),
-        slice(0, stack.stack.grid[2]),
-    )
     place = None if point is None else _to_stack(stack, point, name=stack.name)
+    sampler = _sampler(model, stack, sampling or Sampling(), place)
+    rows, columns = (slice(0, length) for length in stack.stack.grid[1:])
     if place is not None:
         slice_number = place[0]
-        frames = [Frame.centred(place[1:], stack.preprocessing.size, stack.step)]
-        rows, columns = (pixels_of(frames[0], axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
-    sampler = SliceSampler(model, stack, sampling or Sampling(), frames, key=case_key(stack.volume, place))
+        rows, columns = (pixels_of(sampler.frames[0], axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
     with torch.inference_mode():
         return sampler.levels_of_first_sample(slice_number, (slice(slice_number, slice_number + 1), rows, columns))
 
