@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 class Score:
     """Score samples from any program: compare them with the annotations of every case of a split.
 
-    SAMPLES is one of:
-    - labels.npy (cases, samples, H, W) with class indices, or probs.npy (cases, samples, classes, H, W)
-    - an .npz file with labels or probs, and optionally the names in cases; or with one array per case
-    - a folder with labels.npy or probs.npy, and optionally cases.csv, as `phiseg sample` writes it
-    - a folder with one subfolder per case: CASE/sample-1.nii.gz, CASE/sample-2.nii.gz, ... or .png or .npy files
+    SAMPLES has one of four forms:
+
+    Array: labels.npy (cases, samples, H, W) with class indices, or probs.npy (cases, samples, classes, H, W).
+
+    Archive: an .npz file with labels or probs, and optionally the names in cases; or with one array per case.
+
+    Folder of arrays: labels.npy or probs.npy, and optionally cases.csv, as `phiseg sample` writes them.
+
+    Folder of cases: CASE/sample-1.nii.gz, CASE/sample-2.nii.gz, ..., or .png or .npy files.
 
     Cases are matched by name. Without names, they must be in the order of the split. S_NCC and calibration need
     probabilities. Without them, Dice is that of the majority of the samples.
