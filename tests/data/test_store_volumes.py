@@ -177,6 +177,19 @@ def test_check_computes_overlaps_over_volumes(folder):
     drawn = np.concatenate([case.labels[case.valid].ravel() for case in map(make_volume, range(5))])
     assert report.classes["lesion"].pixels == pytest.approx(drawn.mean())
     assert disagreement(dataset, 0) > 0
+    assert report.depth == (1, 7)
+    assert report.slice_spacing_mm == (2.5, 2.5)
+    assert report.notes == ()
+
+
+def test_check_notes_volumes_of_unknown_spacing(tmp_path, cli):
+    cases = [make_volume(0, columns={}), *map(make_volume, range(1, 5))]
+    report = check_dataset(write_volumes(tmp_path / "data", cases), progress=False)
+    assert report.problems == ()
+    assert report.notes == ("volumes of unknown spacing, so that they cannot be measured in ml: 1 (volume-0)",)
+    shown = cli("data", "check", tmp_path / "data")
+    assert shown.code == 0
+    assert "slices: 1 to 7 per volume, 2.5 mm apart" in shown.out
 
 
 def test_check_finds_equal_volumes_in_two_splits(tmp_path):

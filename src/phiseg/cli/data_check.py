@@ -65,8 +65,10 @@ def _describe(report: "Report") -> str:
         f"  {name:<9}{count.cases:6} cases of {count.patients} patients" for name, count in report.splits.items()
     ]
     if report.spacing_mm:
-        low, high = report.spacing_mm
-        lines.append(f"spacing: {low:.3g} mm" if low == high else f"spacing: {low:.3g} to {high:.3g} mm")
+        lines.append(f"spacing: {_range(report.spacing_mm)} mm")
+    if report.depth:
+        apart = f", {_range(report.slice_spacing_mm)} mm apart" if report.slice_spacing_mm else ""
+        lines.append(f"slices: {_range(report.depth)} per volume{apart}")
 
     lines.append("classes: share of all pixels, share of annotations that contain the class")
     lines += [
@@ -93,6 +95,11 @@ def _describe(report: "Report") -> str:
     lines += [f"note: {note}" for note in report.notes]
     lines += [f"problem: {problem}" for problem in report.problems] or ["no problems found"]
     return "\n".join(lines)
+
+
+def _range(ends: tuple[float, float]) -> str:
+    low, high = ends
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 
 
 def _number(value: float | None) -> str:

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import DataError
-from phiseg.data.spacing import case_spacing
+from phiseg.data.spacing import SLICES, case_spacing, positive_number
 from phiseg.data.store import Dataset
 from phiseg.metrics.ged import ged_floor
 from phiseg.metrics.overlap import pairwise_iou
@@ -26,6 +27,8 @@ FLOOR_SAMPLES = (16, 100)
 """Numbers of samples for which the GED floor is reported, as in the figures of the paper."""
 
 NO_SPLIT = "no split"
+
+UNKNOWN_SPACING = "volumes of unknown spacing, so that they cannot be measured in ml"
 
 
 class Count(StrictConfig):
@@ -87,6 +90,10 @@ class Report(StrictConfig):
     agreement: Agreement
     spacing_mm: tuple[float, float] | None
     """Smallest and largest pixel spacing of the cases, if known."""
+    depth: tuple[int, int] | None = None
+    """Smallest and largest number of slices of volumes."""
+    slice_spacing_mm: tuple[float, float] | None = None
+    """Smallest and largest distance between slices of volumes, if known."""
 
 
 def check_dataset(dataset: Dataset, *, progress: bool = True) -> Report:
@@ -108,7 +115,11 @@ def check_dataset(dataset: Dataset, *, progress: bool = True) -> Report:
     leaks, copies = _duplicates(dataset, tally.rows_of_image, homes)
     return tally.report(
         problems=[*problems, *leaks],
-        notes=[*_few("constant images", tally.constant), *copies],
+        notes=[
+            *_few("constant images", tally.constant),
+            *copies,
+            *_few(UNKNOWN_SPACING, _without_spacing(dataset)),
+        ],
         splits=_count_splits(dataset, homes),
     )
 
@@ -212,6 +223,7 @@ class _Tally:
                 ged_floor={number: mean.value for number, mean in self.floors.items()},
             ),
             spacing_mm=_spacing_range(self.dataset),
+            **_slices(self.dataset),
         )
 
 
@@ -259,6 +271,24 @@ def _spacing_range(dataset: Dataset) -> tuple[float, float] | None:
     own = [spacing for spacing in map(case_spacing, dataset.cases) if spacing is not None]
     spacings = [mm for spacing in own for mm in spacing] or list(dataset.info.spacing_mm or ())
     return (min(spacings), max(spacings)) if spacings else None
+
+
+def _without_spacing(dataset: Dataset) -> list[str]:
+    if dataset.dims == 2:
+        return []
+    return [case["case"] for row, case in enumerate(dataset.cases) if dataset.voxel_spacing_mm(row) is None]
+
+
+def _slices(dataset: Dataset) -> dict[str, Any]:
+    """Return the ranges of depths and distances of slices, nothing for a dataset of images."""
+    if dataset.dims == 2:
+        return {}
+    depths = np.diff(dataset.starts)
+    known = [mm for case in dataset.cases if (mm := positive_number(case, SLICES)) is not None]
+    return {
+        "depth": (int(depths.min()), int(depths.max())),
+        "slice_spacing_mm": (min(known), max(known)) if known else None,
+    }
 
 
 def disagreement(dataset: Dataset, row: int) -> float:
