@@ -1,5 +1,7 @@
 """Volumes in .npz files: one array per volume, or slices that form volumes."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -127,6 +129,32 @@ def test_unsuitable_file_is_rejected(arrays, message, tmp_path):
     with pytest.raises(DataError, match=message):
         prepare(tmp_path, arrays)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("layout", ["listed", "stacked"])
+def test_memory_does_not_grow_with_the_number_of_volumes(layout, tmp_path):
+    image, masks = np.zeros((40, 64, 64), np.uint8), np.zeros((4, 40, 64, 64), np.uint8)
+    image[20], masks[:, 20, 30, 30] = 100, 1
+    size = image.nbytes + masks.nbytes
+    tables = {"pixel_spacing_mm": np.array(0.7)}
+    if layout == "listed":
+        tables |= {f"image_{number}": image for number in range(30)}
+        tables |= {f"masks_{number}": masks for number in range(30)}
+        rows = np.arange(30)
+    else:
+        tables |= {"images": np.tile(image, (30, 1, 1)), "masks": np.tile(masks.swapaxes(0, 1), (30, 1, 1, 1))}
+        tables["slice"] = np.tile(np.arange(40), 30)
+        rows = np.repeat(np.arange(30), 40)
+    np.savez_compressed(tmp_path / "volumes.npz", **tables, case_ids=rows, slice_spacing_mm=np.full(len(rows), 2.0))
+    del tables
+    tracemalloc.start()
+    try:
+        dataset = prepare_arrays(tmp_path / "volumes.npz", tmp_path / "data", volumes=True, progress=False)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert dataset.num_cases == 30
+    assert peak < 8 * size  # of 30 volumes
 
 
 def test_command_writes_volumes(tmp_path, cli):
