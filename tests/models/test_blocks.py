@@ -60,13 +60,20 @@ def test_batch_norm_in_one_process_equals_torch(training, momentum):
         assert all(torch.equal(expected[name], result[name]) for name in expected)
 
 
-def steps(kind, share=slice(None)):
-    """Train on three batches and evaluate on a fourth for each momentum, using only `share` of each batch."""
+def steps(kind, share=slice(None), *, volumes=False):
+    """Train on three batches and evaluate on a fourth for each momentum, using only `share` of each batch.
+
+    With `volumes`, the pixels of the images are the voxels of volumes.
+    """
     results = []
+
+    def parts(batch):
+        return [tensor[share].unsqueeze(3) if volumes else tensor[share] for tensor in batch]
+
     for momentum in MOMENTA:
         layer = batch_norm(kind, momentum)
-        results += [use(layer, input[share], target[share]) for input, target in batches(3)]
-        results.append(use(layer.eval(), *(tensor[share] for tensor in batches(1, seed=1)[0])))
+        results += [use(layer, *parts(batch)) for batch in batches(3)]
+        results.append(use(layer.eval(), *parts(batches(1, seed=1)[0])))
     return results
 
 
@@ -76,14 +83,16 @@ def one_of_two_processes(rank, folder):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     share = slice(rank, None, 2)
     low = batch_norm(BatchNorm)(batches(1)[0][0][share].bfloat16())
-    torch.save((steps(BatchNorm, share), low), f"{folder}/{rank}.pt")
+    results = steps(BatchNorm, share) + steps(BatchNorm, share, volumes=True)
+    torch.save((results, low), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 def test_batch_norm_in_two_processes_equals_whole_batch(tmp_path):
     multiprocessing.spawn(one_of_two_processes, (str(tmp_path),), nprocs=2)
     (first, first_low), (second, second_low) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    for whole, left, right in zip(steps(nn.BatchNorm2d), first, second, strict=True):
+    expected = steps(nn.BatchNorm2d) + steps(nn.BatchNorm3d, volumes=True)
+    for whole, left, right in zip(expected, first, second, strict=True):
         for name in ("output", "input"):
             together = torch.stack([left[name], right[name]], dim=1).flatten(0, 1)
             torch.testing.assert_close(together, whole[name], rtol=1e-4, atol=1e-5)
