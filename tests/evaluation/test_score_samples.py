@@ -194,6 +194,7 @@ def test_comparison_accepts_given_samples(trained, lesions, scored, tmp_path):
     assert table.rows[0].s_ncc is None
     assert table.rows[1].s_ncc is not None
     assert any(note.startswith("copies: only labels are known") for note in table.notes)
+    assert "<td>None</td>" not in (tmp_path / "report" / "report.html").read_text()
     assert {"samples.png", "reliability.png", "report.html"} <= {
         path.name for path in (tmp_path / "report").iterdir()
     }
