@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from helpers.known_models import KnownModel, brightest, place
-from helpers.small_volumes import write_volumes
+from helpers.small_volumes import SPACING_MM, write_volumes
 from phiseg.core.errors import DataError
 from phiseg.core.shipped import bundled_models
 from phiseg.data.store import Dataset
@@ -205,6 +205,7 @@ def test_preprocessing_of_volumes_has_a_patch_size(tmp_path):
     assert (stored.size, stored.patch_size, stored.patch) == ((5, 8), (3, 4, 8), (3, 4, 8))
     assert Preprocessing.parse(stored.to_json(), where="preprocessing.json") == stored
     assert Preprocessing.of_dataset(dataset).patch == (16, 5, 8)
+    assert stored.thickness_range_mm == (SPACING_MM[0], SPACING_MM[0])
 
 
 @pytest.mark.parametrize("folder", bundled_models().values(), ids=lambda folder: folder.name)

@@ -58,11 +58,11 @@ class Predict:
     """Random seed of the samples."""
     noise_length: Annotated[float | None, optional("MM", "the length stored with the model, or inf")] = None
     """Distance in mm between slices over which the noise of a sample changes (inf: never; 0: slices are
-    independent)."""
+    independent). Not for models of volumes."""
     noise_shared: Annotated[
         float | None, optional("SHARE", "the share stored with the model, or 0 with --noise-length")
     ] = None
-    """Share of the noise variance, from 0 to 1, that is common to all slices."""
+    """Share of the noise variance, from 0 to 1, that is common to all slices. Not for models of volumes."""
     reach: Annotated[float | None, optional("MM", "half the longer side of the crop")] = None
     """Maximum distance in mm from the point over which a lesion is followed."""
     strict_spacing: Flag = False
@@ -73,7 +73,8 @@ class Predict:
     uncalibrated: Flag = False
     """Ignore the factors fitted by `phiseg calibrate`."""
     batch_size: int = 4
-    """Number of slices encoded at once. Affects memory use only, not results."""
+    """Number of slices encoded at once (at least a patch, for a model of volumes). Affects memory use only, not
+    results."""
     chunk_size: int = 16
     """Number of samples decoded at once. Affects memory use only, not results."""
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"

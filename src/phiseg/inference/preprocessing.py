@@ -75,7 +75,7 @@ class Preprocessing(StrictConfig):
     spacing_range_mm: Range | None = None
     """Smallest and largest pixel spacing of the training images; None if unknown."""
     thickness_range_mm: Range | None = None
-    """Smallest and largest slice thickness of the training images; None if unknown."""
+    """Smallest and largest slice thickness of the training images (slice distance of volumes); None if unknown."""
     usual_values: UsualValues | None = None
     """Usual values of images around a lesion; None for whole slices or if unknown."""
     slice_coupling: SliceCoupling = SliceCoupling()
@@ -88,7 +88,7 @@ class Preprocessing(StrictConfig):
         info = dataset.info
         rows = dataset.rows("train")
         spacings = [spacing for row in rows if (spacing := dataset.spacing_mm(row))]
-        thicknesses = [thickness for row in rows if (thickness := dataset.thickness_mm(row))]
+        thicknesses = [thickness for row in rows if (thickness := _slice_mm(dataset, row))]
         return cls(
             classes=info.classes,
             image_channels=info.image_channels,
@@ -154,6 +154,12 @@ class Preprocessing(StrictConfig):
                 f"{name} has modality {series_modality or '(none)'}, but the model was trained on {self.modality}; "
                 f"use a {self.modality} series, or a model for this modality"
             )
+
+
+def _slice_mm(dataset: Dataset, row: int) -> float | None:
+    """Return the thickness of a slice, or the distance between the slices of a volume."""
+    spacing = dataset.voxel_spacing_mm(row) if dataset.dims == 3 else None
+    return spacing[0] if spacing else dataset.thickness_mm(row)
 
 
 def _range(values: Sequence[float]) -> Range | None:
