@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Models of slices and of volumes on a phantom whose true distribution of volumes is known, with equal training time.
+# Usage: run.sh OUT (a folder outside the repository). Run it again to resume. MINUTES=20 is the training budget of a row
+# on one core.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+bin=${BIN:-$here/../../.venv/bin}
+mkdir -p "$1" && cd "$1"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+[ -d volumes ] || "$bin/phiseg" prepare phantom lesion3d volumes --num-cases "${CASES:-400}" --seed 0
+[ -d slices ] || "$bin/python" "$here/slices.py" volumes slices
+
+minutes=${MINUTES:-20}
+train() { # NAME RECIPE DATA SETTINGS...: the number of steps is that of the budget
+  [ -f "steps-$1" ] || "$bin/python" "$here/budget.py" "$minutes" "${@:2}" > "steps-$1.part"
+  [ -f "steps-$1" ] || mv "steps-$1.part" "steps-$1"
+  "$bin/phiseg" train "$2" --data "$3" --out "runs/$1" --resume --train.steps "$(cat "steps-$1")" \
+    --train.validate_every 1000000 --train.validation_samples 4 "${@:4}"
+}
+train slices phiseg-small slices
+train context phiseg-small slices --model.context 1
+train probunet3d probunet3d-small volumes
+train phiseg3d phiseg3d-small volumes
+
+mkdir -p samples
+slicewise() { # MODEL SPLIT NUMBER LENGTH
+  out=samples/$2-$1-$4.npz
+  [ -f "$out" ] || "$bin/python" "$here/slicewise.py" "runs/$1/model" volumes "$out" --split "$2" --num-samples "$3" --noise-length "$4"
+}
+best() { # MODEL: the length with the lowest CRPS on the validation volumes
+  for length in 0 2 4 8 inf; do slicewise "$1" val 32 $length; done
+  "$bin/python" "$here/truth.py" volumes val samples/val-"$1"-*.npz --out "lengths-$1.csv" > "lengths-$1.md"
+  "$bin/python" "$here/truth.py" --best "lengths-$1.csv"
+}
+for length in 0 inf "$(best slices)"; do slicewise slices test 100 "$length"; done
+slicewise context test 100 "$(best context)"
+for model in probunet3d phiseg3d; do
+  [ -d "samples/test-$model" ] || "$bin/phiseg" sample "runs/$model/model" --data volumes --split test --num-samples 100 \
+    --out "samples/test-$model"
+done
+"$bin/python" "$here/truth.py" volumes test samples/test-* --out volumes.csv | tee volumes.md
+for samples in samples/test-*; do
+  name=$(basename "$samples" .npz)
+  [ -d "evals/$name" ] || "$bin/phiseg" score "$samples" --data volumes --split test --out "evals/$name"
+done
+"$bin/phiseg" compare evals/* --out table
