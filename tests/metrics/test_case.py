@@ -21,10 +21,13 @@ def score(probs, annotations, **options):
     return score_case(probs.argmax(1).to(torch.uint8), probs.mean(0), mean_log_probs(probs), annotations, **options)
 
 
+@pytest.mark.parametrize("size", [(6, 5), (3, 2, 5)])
 @pytest.mark.parametrize("num_classes", [2, 3, 4])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_score_case_matches_reference(num_classes, seed):
-    probs, annotations = make_case(num_classes, seed=seed)
+def test_score_case_matches_reference(num_classes, seed, size):
+    probs, annotations = make_case(num_classes, seed=seed, size=size)
+    found = score(probs, annotations, voxel_ml=0.25 if len(size) == 3 else None)
+    probs, annotations = probs.flatten(2, -2), annotations.flatten(1, -2)  # a volume as slices below each other
     samples, experts, numbers = probs.argmax(1).tolist(), annotations.tolist(), probs.tolist()
     gamma = naive.gamma(numbers)
     delta = naive.mean_distance(experts, experts, num_classes, distinct=True)
@@ -39,17 +42,53 @@ def test_score_case_matches_reference(num_classes, seed):
         "best_dice": naive.best_dice(samples, experts, num_classes),
         "diversity": naive.diversity(samples, num_classes),
         "diversity_annotators": delta,
-        "area_crps": naive.area_crps(samples, experts, num_classes),
-        "area_coverage": naive.area_interval(samples, experts, num_classes)[0],
-        "area_width": naive.area_interval(samples, experts, num_classes)[1],
+        **(naive_areas if len(size) == 2 else naive_volumes)(samples, experts, num_classes),
         "ged_cross": naive.mean_distance(samples, experts, num_classes),
         "ged_within_samples": naive.mean_distance(samples, samples, num_classes),
         "ged_within_annotations": naive.mean_distance(experts, experts, num_classes),
         "num_annotators": 3,
         "s_ncc_constant": 0,
     }
-    assert score(probs, annotations) == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert [*expected] == [score.name for score in case_scores()]
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert [*expected] == [score.name for score in case_scores(len(size))]
+
+
+def naive_areas(samples, experts, num_classes):
+    coverage, width = naive.area_interval(samples, experts, num_classes)
+    return {
+        "area_crps": naive.area_crps(samples, experts, num_classes),
+        "area_coverage": coverage,
+        "area_width": width,
+    }
+
+
+def naive_volumes(samples, experts, num_classes):
+    """Scores of volumes with voxels of 0.25 ml."""
+    areas = naive_areas(samples, experts, num_classes)
+    marked = [naive.area(y, label) for y in experts for label in range(1, num_classes)]
+    return {
+        "volume_crps": areas["area_crps"] / 4,
+        "volume_coverage": areas["area_coverage"],
+        "volume_width": areas["area_width"] / (sum(marked) / len(marked)),
+    }
+
+
+def test_score_case_without_voxel_size_has_no_crps_in_ml():
+    probs, annotations = make_case(2, size=(3, 2, 5))
+    known, unknown = score(probs, annotations, voxel_ml=2.0), score(probs, annotations)
+    assert unknown == known | {"volume_crps": None}
+    assert known["volume_crps"] is not None
+
+
+def test_score_case_of_volumes_without_annotated_voxels_has_no_relative_width():
+    probs, annotations = make_case(2, size=(3, 2, 5))
+    assert score(probs, torch.zeros_like(annotations))["volume_width"] is None
+
+
+def test_score_case_rejects_volumes_of_other_depth():
+    probs, annotations = make_case(2, size=(3, 2, 5))
+    with pytest.raises(DataError, match="do not match"):
+        score(probs, annotations[:, :1])  # one slice does not broadcast
 
 
 def test_score_case_dice_uses_reference_only():

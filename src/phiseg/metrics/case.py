@@ -13,23 +13,25 @@ def score_case(
     annotations: Tensor,
     *,
     reference: Tensor | None = None,
+    voxel_ml: float | None = None,
 ) -> dict[str, float | None]:
-    """Score the samples of one image against its annotations.
+    """Score the samples of one image or volume against its annotations.
 
     Args:
-        labels: (S, H, W) labels of the samples.
-        mean_probs: (K, H, W) mean of the softmax samples.
-        mean_log_probs: (K, H, W) mean over samples of log(probability + eps).
-        annotations: (A, H, W) labels of the annotators who saw the image.
-        reference: (A', H, W) annotations for the Dice score of the mean prediction, which is averaged over them;
+        labels: (S, *size) labels of the samples; *size is (H, W) or (D, H, W).
+        mean_probs: (K, *size) mean of the softmax samples.
+        mean_log_probs: (K, *size) mean over samples of log(probability + eps).
+        annotations: (A, *size) labels of the annotators who saw the image.
+        reference: (A', *size) annotations for the Dice score of the mean prediction, which is averaged over them;
             default: all annotators. If empty, Dice is undefined.
+        voxel_ml: volume of a voxel in ml, for the scores in ml.
 
     Returns:
-        Every `CaseScore` of the registry by name. Undefined scores are None (fewer than two annotators or samples,
-        no reference).
+        Every `CaseScore` of the registry for images or volumes, by name. Undefined scores are None (fewer than two
+        annotators or samples, no reference).
 
     Raises:
         DataError: labels are not integers in 0..K-1, there is no sample or no annotation, or they differ in size.
     """
-    case = SampledCase(labels, mean_probs, mean_log_probs, annotations, reference=reference)
-    return {score.name: score.value(case) for score in case_scores()}
+    case = SampledCase(labels, mean_probs, mean_log_probs, annotations, reference=reference, voxel_ml=voxel_ml)
+    return {score.name: score.value(case) for score in case_scores(case.dims)}

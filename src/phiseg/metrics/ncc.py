@@ -4,7 +4,7 @@ Convention: *softmax* samples; CE(p, q) = -sum_k p_k log(q_k + 1e-8) with the na
 over all pixels; mean over the annotators of an image. The correlation of a constant map is undefined: it is set to
 a fixed value and counted.
 
-S samples, A annotators, K classes.
+S samples, A annotators, K classes, *size is (H, W) for images and (D, H, W) for volumes.
 """
 
 from typing import NamedTuple
@@ -34,11 +34,11 @@ def mean_log_probs(probs: Tensor, *, eps: float = EPSILON) -> Tensor:
     Half precision is converted to float32, so that `eps` is not lost.
 
     Args:
-        probs: softmax samples (S, K, H, W).
+        probs: softmax samples (S, K, *size).
         eps: keeps the logarithm of 0 finite.
 
     Returns:
-        (K, H, W).
+        (K, *size).
 
     Raises:
         DataError: the shape is invalid, or the values are not probabilities.
@@ -53,11 +53,11 @@ def expected_cross_entropy(target: Tensor, mean_log_probs: Tensor) -> Tensor:
     """Return E_s CE(target, s) = -sum_k target_k E_s log(s_k + 1e-8) for each pixel.
 
     Args:
-        target: probabilities or one-hot labels (..., K, H, W).
-        mean_log_probs: E_s log(s + 1e-8), (K, H, W).
+        target: probabilities or one-hot labels (..., K, *size).
+        mean_log_probs: E_s log(s + 1e-8), (K, *size).
 
     Returns:
-        (..., H, W).
+        (..., *size).
 
     Raises:
         DataError: the shapes do not match.
@@ -66,12 +66,13 @@ def expected_cross_entropy(target: Tensor, mean_log_probs: Tensor) -> Tensor:
     >>> expected_cross_entropy(torch.eye(2).reshape(2, 2, 1, 1), log_probs).flatten()
     tensor([1., 3.])
     """
-    if mean_log_probs.ndim != 3 or target.shape[-3:] != mean_log_probs.shape:
+    num_axes = mean_log_probs.ndim
+    if num_axes not in (3, 4) or target.shape[-num_axes:] != mean_log_probs.shape:
         raise DataError(
             f"target {tuple(target.shape)} does not match mean_log_probs {tuple(mean_log_probs.shape)}; "
-            "pass (..., K, H, W) and (K, H, W)"
+            "pass (..., K, *size) and (K, *size)"
         )
-    return (target * -mean_log_probs).sum(-3)
+    return (target * -mean_log_probs).sum(-num_axes)
 
 
 def gamma_map(probs: Tensor) -> Tensor:
@@ -81,10 +82,10 @@ def gamma_map(probs: Tensor) -> Tensor:
     so it is never negative (up to the 1e-8 in the logarithm).
 
     Args:
-        probs: softmax samples (S, K, H, W).
+        probs: softmax samples (S, K, *size).
 
     Returns:
-        (H, W).
+        (*size).
 
     Raises:
         DataError: the shape is invalid, or the values are not probabilities.
@@ -100,11 +101,11 @@ def error_maps(probs: Tensor, annotations: Tensor) -> Tensor:
     """Return the error maps E_s CE(y, s) of the samples, one per annotator, with y one-hot.
 
     Args:
-        probs: softmax samples (S, K, H, W).
-        annotations: integer labels (A, H, W), valid annotators only.
+        probs: softmax samples (S, K, *size).
+        annotations: integer labels (A, *size), valid annotators only.
 
     Returns:
-        (A, H, W).
+        (A, *size).
 
     Raises:
         DataError: the shapes do not match, or the values are not probabilities and labels in 0..K-1.
@@ -117,7 +118,7 @@ def error_maps(probs: Tensor, annotations: Tensor) -> Tensor:
     if annotations.shape[1:] != log_probs.shape[1:]:
         raise DataError(
             f"annotations {tuple(annotations.shape)} do not match probs {tuple(probs.shape)}; "
-            "pass (A, H, W) and (S, K, H, W)"
+            "pass (A, *size) and (S, K, *size)"
         )
     return -log_probs.gather(0, annotations.long())  # a one-hot y selects one term of the sum over k
 
@@ -142,7 +143,8 @@ def ncc(first: Tensor, second: Tensor, *, constant: float = 0.0) -> Tensor:
     >>> ncc(ramp, torch.stack([2 * ramp + 1, -ramp, torch.ones(2, 2)]))
     tensor([ 1., -1.,  0.], dtype=torch.float64)
     """
-    return _correlate(first, second, constant)[0]
+    check_pairs("first", first, "second", second)
+    return _correlate(first.flatten(-2), second.flatten(-2), constant)[0]
 
 
 def s_ncc(gamma: Tensor, errors: Tensor, *, constant: float = 0.0) -> Correlation:
@@ -151,8 +153,8 @@ def s_ncc(gamma: Tensor, errors: Tensor, *, constant: float = 0.0) -> Correlatio
     S_NCC = E_y NCC(gamma, E_s CE(y, s)), eq. 5 of the paper.
 
     Args:
-        gamma: gamma map (H, W), from `gamma_map`.
-        errors: error maps (A, H, W), from `error_maps`.
+        gamma: gamma map (*size), from `gamma_map`.
+        errors: error maps (A, *size), from `error_maps`.
         constant: correlation of an annotator if the error map or the gamma map is constant. Never NaN.
 
     Returns:
@@ -165,19 +167,19 @@ def s_ncc(gamma: Tensor, errors: Tensor, *, constant: float = 0.0) -> Correlatio
     >>> s_ncc(ramp, torch.stack([ramp, torch.ones(2, 2)]))
     Correlation(value=0.5, num_constant=1)
     """
-    if gamma.ndim != 2 or errors.shape[1:] != gamma.shape:
+    if gamma.ndim not in (2, 3) or errors.shape[1:] != gamma.shape or not len(errors):
         raise DataError(
             f"gamma {tuple(gamma.shape)} and errors {tuple(errors.shape)} do not match; "
-            "pass (H, W) and (A, H, W), one image at a time"
+            "pass (*size) and (A, *size), one image or volume at a time"
         )
-    values, is_constant = _correlate(gamma, errors, constant)
+    values, is_constant = _correlate(gamma.flatten(), errors.flatten(1), constant)
     return Correlation(float(values.mean()), int(is_constant.sum()))
 
 
 def _checked(probs: Tensor) -> Tensor:
     """Validate `probs` and return it in at least float32, so that adding 1e-8 is not lost."""
-    if probs.ndim != 4 or probs.numel() == 0:
-        raise DataError(f"probs has shape {tuple(probs.shape)}; pass at least one sample as (S, K, H, W)")
+    if probs.ndim not in (4, 5) or probs.numel() == 0:
+        raise DataError(f"probs has shape {tuple(probs.shape)}; pass at least one sample as (S, K, *size)")
     low, high = probs.aminmax()
     if not (low >= 0 and high <= 1 + 1e-3):  # also rejects NaN; the margin allows for rounding
         raise DataError("probs contains values outside 0..1; pass logits.softmax(1), not logits or labels")
@@ -185,8 +187,7 @@ def _checked(probs: Tensor) -> Tensor:
 
 
 def _correlate(first: Tensor, second: Tensor, constant: float) -> tuple[Tensor, Tensor]:
-    """Return the correlations, and where they were set to `constant`, each (...)."""
-    check_pairs("first", first, "second", second)
+    """Return the correlations of maps (..., P), and where they were set to `constant`, each (...)."""
     a, a_constant = _standardised(first)
     b, b_constant = _standardised(second)
     is_constant = a_constant | b_constant
@@ -194,8 +195,8 @@ def _correlate(first: Tensor, second: Tensor, constant: float) -> tuple[Tensor, 
 
 
 def _standardised(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each map centred with unit norm (..., P), and whether it is constant up to rounding (...)."""
-    values = maps.flatten(-2).double()
+    """Return each map (..., P) centred with unit norm, and whether it is constant up to rounding (...)."""
+    values = maps.double()
     largest = values.norm(torch.inf, dim=-1, keepdim=True)
     if not largest.isfinite().all():
         raise DataError("a map contains NaN or infinity; compute it from softmax probabilities, not from logits")

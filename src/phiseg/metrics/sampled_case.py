@@ -1,19 +1,22 @@
-"""The samples and annotations of one image, with the quantities that several scores are computed from."""
+"""The samples and annotations of one case, with the quantities that several scores are computed from."""
 
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from phiseg.core.errors import DataError
 from phiseg.metrics.area import AreaScores, area_scores_from
 from phiseg.metrics.consensus import consensus
 from phiseg.metrics.ged import EnergyDistance, energy_distance_from
 from phiseg.metrics.ncc import Correlation, expected_cross_entropy, s_ncc
-from phiseg.metrics.overlap import PairCounts, check_pairs, checked_labels, most_probable, pairwise_counts
+from phiseg.metrics.overlap import PairCounts, checked_labels, most_probable, pairwise_counts
 
 
 class SampledCase:
-    """One image: S samples, A annotations, K classes. Every property is computed once, when it is first used.
+    """One image or volume: S samples, A annotations, K classes. Every property is computed once, when first used.
+
+    *size is (H, W) for an image and (D, H, W) for a volume.
 
     Args:
         labels: (S, *size) labels of the samples.
@@ -23,6 +26,7 @@ class SampledCase:
         reference: (A', *size) annotations for the Dice score of the mean prediction, which is averaged over them;
             default: all annotators. If empty, Dice is undefined.
         num_classes: K; needed only without `mean_probs`.
+        voxel_ml: volume of a voxel in ml; None if it is unknown or the case is an image.
 
     Raises:
         DataError: labels are not integers in 0..K-1, there is no sample or no annotation, or they differ in size.
@@ -37,6 +41,7 @@ class SampledCase:
         *,
         reference: Tensor | None = None,
         num_classes: int | None = None,
+        voxel_ml: float | None = None,
     ) -> None:
         if mean_probs is not None:
             num_classes = len(mean_probs)
@@ -44,12 +49,18 @@ class SampledCase:
         self.num_classes, self.num_samples = num_classes, len(labels)
         for name, masks in (("labels", labels), ("annotations", annotations)):
             checked_labels(name, masks, self.num_classes)
-        check_pairs("labels", labels[0], "annotations", annotations[0])
+        if labels.shape[1:] != annotations.shape[1:]:
+            raise DataError(
+                f"labels {tuple(labels.shape)} and annotations {tuple(annotations.shape)} do not match; "
+                "pass (S, *size) and (A, *size)"
+            )
         self.labels = labels
         self.mean_probs = mean_probs
         self.mean_log_probs = mean_log_probs
         self.annotations = annotations
         self.reference = annotations if reference is None else reference
+        self.dims = annotations.ndim - 1
+        self.voxel_ml = voxel_ml
 
     @cached_property
     def prediction(self) -> Tensor:
@@ -91,9 +102,14 @@ class SampledCase:
 
     @cached_property
     def areas(self) -> AreaScores:
-        """The scores of the samples' areas."""
+        """The scores of the samples' areas in pixels, or of their volumes in voxels."""
         areas = self.counts.first.T  # (S + A, K-1)
         return area_scores_from(areas[: self.num_samples], areas[self.num_samples :])
+
+    @cached_property
+    def mean_area(self) -> float:
+        """The mean area of the annotations in pixels, or mean volume in voxels, over the foreground labels."""
+        return float(self.counts.first[:, self.num_samples :].mean())
 
     @cached_property
     def correlation(self) -> Correlation | None:

@@ -32,6 +32,8 @@ class Score:
     """Digits after the point in tables."""
     latex: str = ""
     """Heading in LaTeX, where it is not `heading` with special characters escaped."""
+    dims: Literal[2, 3] | None = None
+    """Number of dimensions of the cases that have the score: 2 for images, 3 for volumes, None for both."""
     beside: str = ""
     """The score that this one is read beside. Its column follows that score's, without a spread between seeds."""
     pooled: ClassVar[str] = "cases"

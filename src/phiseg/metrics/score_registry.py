@@ -13,7 +13,7 @@ from phiseg.metrics.calibration import expected_calibration_error, reliability
 from phiseg.metrics.correlation import agreement_table, residual_correlation
 from phiseg.metrics.diversity import mean_distinct
 from phiseg.metrics.matching import best_mean, matched_mean
-from phiseg.metrics.overlap import dice
+from phiseg.metrics.overlap import pairwise_dice
 from phiseg.metrics.sampled_case import SampledCase
 from phiseg.metrics.score import CaseScore, DerivedScore, Group, PixelScore, Score
 
@@ -21,7 +21,15 @@ from phiseg.metrics.score import CaseScore, DerivedScore, Group, PixelScore, Sco
 def _mean_dice(case: SampledCase) -> float | None:
     if not len(case.reference):
         return None
-    return float(dice(case.prediction, case.reference, num_classes=case.num_classes).mean())
+    return float(pairwise_dice(case.prediction[None], case.reference, num_classes=case.num_classes).mean())
+
+
+def _crps_ml(case: SampledCase) -> float | None:
+    return None if case.areas.crps is None or case.voxel_ml is None else case.areas.crps * case.voxel_ml
+
+
+def _relative_width(case: SampledCase) -> float | None:
+    return case.areas.width / case.mean_area if case.mean_area else None
 
 
 def _of_probs(table: Callable[[Tensor, Tensor], Tensor]) -> Callable[[SampledCase], Tensor | None]:
@@ -135,6 +143,7 @@ _ENTRIES: tuple[Score, ...] = (
     CaseScore(
         name="area_crps",
         group="further",
+        dims=2,
         heading="area CRPS",
         better="lower",
         decimals=1,
@@ -144,6 +153,7 @@ _ENTRIES: tuple[Score, ...] = (
     CaseScore(
         name="area_coverage",
         group="further",
+        dims=2,
         heading="area in 90 %",
         latex=r"area in 90\,\%",
         decimals=3,
@@ -153,10 +163,41 @@ _ENTRIES: tuple[Score, ...] = (
     CaseScore(
         name="area_width",
         group="summary",
+        dims=2,
         heading="width of 90 %",
         decimals=1,
         of=lambda case: case.areas.width,
         description="Width of the central 90 % of the samples' areas, in pixels.",
+    ),
+    CaseScore(
+        name="volume_crps",
+        group="further",
+        dims=3,
+        heading="volume CRPS / ml",
+        better="lower",
+        decimals=3,
+        of=_crps_ml,
+        description="Continuous ranked probability score of the volume, in ml.",
+    ),
+    CaseScore(
+        name="volume_coverage",
+        group="further",
+        dims=3,
+        heading="volume in 90 %",
+        latex=r"volume in 90\,\%",
+        decimals=3,
+        of=lambda case: case.areas.coverage,
+        description="Share of annotators whose volume lies within the central 90 % of the samples' volumes.",
+    ),
+    CaseScore(
+        name="volume_width",
+        group="further",
+        dims=3,
+        heading="width of 90 %",
+        latex=r"width of 90\,\%",
+        decimals=3,
+        of=_relative_width,
+        description="Width of the central 90 % of the samples' volumes, divided by the annotators' mean volume.",
     ),
     PixelScore(
         name="ece",
@@ -216,9 +257,9 @@ SCORES: dict[str, Score] = {score.name: score for score in _ENTRIES}
 """Every score by its name, in the order of the columns of `cases.csv`. Nothing keeps a copy of this table."""
 
 
-def case_scores() -> list[CaseScore]:
-    """List the scores that every case has: the columns of `cases.csv`."""
-    return [score for score in SCORES.values() if isinstance(score, CaseScore)]
+def case_scores(dims: int | None = None) -> list[CaseScore]:
+    """List the scores that every case has: the columns of `cases.csv` for images (`dims` 2), volumes (3) or both."""
+    return [score for score in _of_dims(dims) if isinstance(score, CaseScore)]
 
 
 def pixel_scores() -> list[PixelScore]:
@@ -231,14 +272,18 @@ def derived_scores() -> list[DerivedScore]:
     return [score for score in SCORES.values() if isinstance(score, DerivedScore)]
 
 
-def selectable_scores() -> list[CaseScore]:
+def selectable_scores(dims: int | None = None) -> list[CaseScore]:
     """List the scores that a model can be selected by: those of single cases that have a direction."""
-    return [score for score in case_scores() if score.better]
+    return [score for score in case_scores(dims) if score.better]
 
 
-def summary_scores() -> list[Score]:
-    """List the scores that `summary.json` holds."""
-    return [score for score in SCORES.values() if score.group != "case" and not isinstance(score, DerivedScore)]
+def summary_scores(dims: int | None = None) -> list[Score]:
+    """List the scores that `summary.json` holds for images (`dims` 2), volumes (3) or both."""
+    return [score for score in _of_dims(dims) if score.group != "case" and not isinstance(score, DerivedScore)]
+
+
+def _of_dims(dims: int | None) -> list[Score]:
+    return [score for score in SCORES.values() if None in (dims, score.dims) or score.dims == dims]
 
 
 def definitions(scores: Iterable[Score]) -> str:
@@ -246,9 +291,12 @@ def definitions(scores: Iterable[Score]) -> str:
     return " ".join(f"{score.title}: {score.description}" for score in scores)
 
 
-def table_scores(group: Group) -> list[Score]:
-    """List the scores of a group in the order of their columns: each followed by those that are read beside it."""
-    scores = [score for score in SCORES.values() if score.group == group]
+def table_scores(group: Group, dims: int | None = None) -> list[Score]:
+    """List the scores of a group in the order of their columns: each followed by those that are read beside it.
+
+    `dims` is 2 for the columns of images, 3 for those of volumes, None for both.
+    """
+    scores = [score for score in _of_dims(dims) if score.group == group]
     return [
         column
         for score in scores
