@@ -1,6 +1,6 @@
 """Summary of many samples: their labels, and two means from which all maps are computed.
 
-Shapes: B images or volumes, S samples, K classes, H W pixels. A volume has one more axis, before H.
+Shapes: B images or volumes, S samples, K classes, H W pixels. For volumes, read D H W for H W.
 """
 
 from collections.abc import Iterable

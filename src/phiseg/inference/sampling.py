@@ -1,6 +1,9 @@
-"""Draw samples for the cases of a prepared dataset in bounded memory."""
+"""Draw samples for the cases of a prepared dataset in bounded memory.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+S samples, K classes, *size is (H, W) for images and (D, H, W) for volumes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +29,7 @@ class CaseSamples(NamedTuple):
     row: int
     summary: SampleSummary
     probs: Tensor | None
-    """(S, K, H, W) if requested, otherwise None."""
+    """(S, K, *size) if requested, otherwise None."""
 
 
 class SplitSamples(NamedTuple):
@@ -61,8 +64,8 @@ def sample_split(
         split: split to sample.
         num_samples: number of samples per case.
         seed: seed of the samples.
-        batch_size: number of images encoded at once.
-        chunk_size: number of samples per image decoded at once.
+        batch_size: number of images encoded at once; volumes are encoded one by one.
+        chunk_size: number of samples per image decoded at once; for volumes, see `_batches`.
         keep_probs: also return the probabilities of every sample.
         device: device such as `cpu` or `cuda:1`; `auto` uses a GPU if available.
         calibrated: use the factors fitted by `phiseg calibrate`, if any.
@@ -110,8 +113,8 @@ def sample_cases(
         rows: rows of the dataset.
         num_samples: S.
         seed: seed of the samples.
-        batch_size: number of images encoded at once.
-        chunk_size: number of samples per image decoded at once.
+        batch_size: number of images encoded at once; volumes are encoded one by one.
+        chunk_size: number of samples per image decoded at once; for volumes, see `_batches`.
         keep_probs: also return the probabilities of every sample.
         hide_neighbours: hide the neighbouring slices from a model with context.
 
@@ -124,24 +127,38 @@ def sample_cases(
         if number < 1:
             raise ConfigError(f"{name} is {number}; it must be at least 1")
     image = partial(dataset.image, context=model.config.context, hide_neighbours=hide_neighbours)
-    return _draw(model, dataset, rows, image, num_samples, seed, batch_size, chunk_size, keep_probs)
+    return _draw(
+        model, dataset, _batches(dataset, rows, batch_size, chunk_size), image, num_samples, seed, keep_probs
+    )
+
+
+def _batches(
+    dataset: Dataset, rows: Sequence[int], batch_size: int, chunk_size: int
+) -> Iterator[tuple[list[int], int]]:
+    """Yield the rows to encode at once, and the number of samples of each to decode at once.
+
+    Volumes have different depths, so each is a batch. A slice of a volume counts as an image: at most
+    `batch_size * chunk_size` slices are decoded at once, unless one sample has more.
+    """
+    if dataset.dims == 3:
+        yield from (([row], max(1, batch_size * chunk_size // dataset.depth(row))) for row in rows)
+    else:
+        for start in range(0, len(rows), batch_size):
+            yield list(rows[start : start + batch_size]), chunk_size
 
 
 @torch.inference_mode()
 def _draw(
     model: Segmenter,
     dataset: Dataset,
-    rows: Sequence[int],
+    batches: Iterable[tuple[list[int], int]],
     image_of: Callable[[int], NDArray[np.float32]],
     num_samples: int,
     seed: int,
-    batch_size: int,
-    chunk_size: int,
     keep_probs: bool,
 ) -> Iterator[CaseSamples]:
     device = next(model.parameters()).device
-    for start in range(0, len(rows), batch_size):
-        batch = list(rows[start : start + batch_size])
+    for batch, chunk_size in batches:
         image = torch.from_numpy(np.stack([image_of(row) for row in batch])).to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"]) for row in batch]
         chunks = model.sample_chunks(image, num_samples, generator=generators, chunk_size=chunk_size)

@@ -3,6 +3,9 @@
 OUT/  labels.npy (cases, S, H, W) uint8   mean_probs.npy, mean_log_probs.npy (cases, K, H, W)
       gamma.npy (cases, H, W)             [probs.npy (cases, S, K, H, W)]
       cases.csv in the row order of the arrays
+
+As in a dataset, the slices of volumes are stored one after the other: the first axis has the slices of all cases,
+and the column `depth` of cases.csv has their numbers.
 """
 
 import csv
@@ -59,12 +62,10 @@ def write_samples(
             shown = tqdm(samples, "sampling", len(rows), unit="case", disable=not progress, dynamic_ncols=True)
             for row, case in zip(rows, shown, strict=True):
                 assert case.row == row
-                arrays["labels"].append(case.summary.labels.numpy())
-                arrays["mean_probs"].append(case.summary.mean_probs.numpy())
-                arrays["mean_log_probs"].append(case.summary.mean_log_probs.numpy())
-                arrays["gamma"].append(case.summary.gamma.numpy())
-                if case.probs is not None:
-                    arrays["probs"].append(case.probs.numpy())
+                drawn = {**case.summary._asdict(), "gamma": case.summary.gamma, "probs": case.probs}
+                for name, stream in arrays.items():
+                    for part in drawn[name].movedim(-3, 0) if dataset.dims == 3 else drawn[name][None]:
+                        stream.append(part.numpy())
         with (folder / "cases.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(dataset.cases[rows[0]]))
             writer.writeheader()

@@ -1,7 +1,7 @@
 """Foreground area, or volume: accuracy and calibration of the areas of the samples.
 
-Convention: areas are numbers of pixels, or of voxels in a volume, one per foreground label; a score is the mean over
-the foreground labels and the annotators of an image. An empty mask has area 0 and is included.
+Convention: areas are numbers of pixels, or of voxels in a volume, one per foreground label; a score is the mean
+over the foreground labels and the annotators of an image. An empty mask has area 0 and is included.
 
 S samples, A annotators, K classes.
 """

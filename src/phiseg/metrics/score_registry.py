@@ -258,7 +258,7 @@ SCORES: dict[str, Score] = {score.name: score for score in _ENTRIES}
 
 
 def case_scores(dims: int | None = None) -> list[CaseScore]:
-    """List the scores that every case has: the columns of `cases.csv` for images (`dims` 2), volumes (3) or both."""
+    """List the scores that every case has: columns of `cases.csv` for images (`dims` 2), volumes (3) or both."""
     return [score for score in _of_dims(dims) if isinstance(score, CaseScore)]
 
 

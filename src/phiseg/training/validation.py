@@ -37,7 +37,8 @@ def validate(
     """
     model.eval()
     rows = dataset.rows(split)[fabric.global_rank :: fabric.world_size]
-    scores = [score for score in case_scores() if score.group == "main" or score.name == config.select_by]
+    scores = case_scores(dataset.dims)
+    scores = [score for score in scores if score.group == "main" or score.name == config.select_by]
     sums: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
 
@@ -51,22 +52,24 @@ def validate(
         for row in rows:
             bar.update()
             chosen = [a for a in np.flatnonzero(dataset.valid[row]).tolist() if config.annotator in ("random", a)]
-            if chosen:
-                labels = torch.from_numpy(dataset.case_labels(row)[chosen]).long().to(fabric.device)  # (A, *size)
-                pixels = torch.from_numpy(dataset.image(row, context=model.config.context)).to(fabric.device)
-                image = pixels.expand(len(chosen), *pixels.shape)
+            if not chosen:
+                continue
+            image = torch.from_numpy(dataset.image(row, context=model.config.context)).to(fabric.device)
+            for group in [chosen] if dataset.dims == 2 else [[a] for a in chosen]:  # one volume at a time
+                labels = torch.from_numpy(dataset.case_labels(row)[group]).long().to(fabric.device)  # (A, *size)
                 case = dataset.cases[row]["case"]
-                generators = [seeded_generator(config.seed, "validation", case, a) for a in chosen]
-                loss = model(image, labels, generator=generators)
+                generators = [seeded_generator(config.seed, "validation", case, a) for a in group]
+                loss = model(image.expand(len(group), *image.shape), labels, generator=generators)
                 for name, value in {"loss": loss.total, **loss.terms}.items():
-                    add(name, value.item(), weight=len(chosen))
+                    add(name, value.item(), weight=len(group))
         for samples in sample_cases(
             model, dataset, rows.tolist(), num_samples=config.validation_samples, seed=config.seed
         ):
             bar.update()
             if not samples.summary.mean_probs.isfinite().all():  # diverged, as the loss above shows
                 continue
-            case_samples = SampledCase(*samples.summary, torch.from_numpy(dataset.annotations(samples.row)))
+            annotations = torch.from_numpy(dataset.annotations(samples.row))
+            case_samples = SampledCase(*samples.summary, annotations, voxel_ml=dataset.voxel_ml(samples.row))
             for score in scores:
                 add(score.name, score.value(case_samples))
     return _means(fabric, sums, counts)
