@@ -52,7 +52,7 @@ def test_evaluate_matches_direct_computation(model, split, run, trained, lesions
         scores = score_case(*case.summary, torch.from_numpy(dataset.annotations(case.row)))
         found = {name: evaluation.cases[name][index] for name in scores}
         assert found == pytest.approx(scores, rel=1e-5)
-    for score in summary_scores():
+    for score in summary_scores(2):
         if isinstance(score, CaseScore):
             assert evaluation.summary.scores[score.name] == pytest.approx(np.mean(evaluation.cases[score.name]))
 

@@ -59,7 +59,7 @@ def make_cases(quality: float, *, num_cases: int = NUM_CASES, seed: int = 1) -> 
         "case": [f"case-{index:04d}" for index in range(num_cases)],
         "patient": [f"patient-{index:04d}" for index in range(num_cases)],
     }
-    others = {score.name: [None] * num_cases for score in case_scores() if score.name not in columns}
+    others = {score.name: [None] * num_cases for score in case_scores(2) if score.name not in columns}
     return cases | {name: column.tolist() for name, column in columns.items()} | others
 
 
@@ -178,7 +178,7 @@ def make_reliability(quality: float, *, num_classes: int = 2) -> np.ndarray:
 def forget_further_scores(folder: Path) -> None:
     """Make of `folder` an evaluation as it was written before there were scores beyond the paper's."""
     summary = json.loads((folder / "summary.json").read_text())
-    later = [score.name for score in case_scores() if score.name not in REQUIRED_COLUMNS]
+    later = [score.name for score in case_scores(2) if score.name not in REQUIRED_COLUMNS]
     for name in (*later, "ece"):
         del summary[name]
         summary["intervals"].pop(name, None)

@@ -90,6 +90,7 @@ def test_written_slices_follow_each_other(model, dataset, tmp_path):
     assert {name: (array.shape, str(array.dtype)) for name, array in arrays.items()} == {
         "labels": ((total, 3, *SIZE), "uint8"),
         "mean_probs": ((total, 2, *SIZE), "float32"),
+        "mean_log_probs": ((total, 2, *SIZE), "float32"),
         "gamma": ((total, *SIZE), "float32"),
         "probs": ((total, 3, 2, *SIZE), "float32"),
     }
@@ -101,6 +102,7 @@ def test_written_slices_follow_each_other(model, dataset, tmp_path):
         for number in range(depth):
             assert np.array_equal(arrays["labels"][start + number], case.summary.labels[:, number])
             assert np.array_equal(arrays["mean_probs"][start + number], case.summary.mean_probs[:, number])
+            assert np.array_equal(arrays["mean_log_probs"][start + number], case.summary.mean_log_probs[:, number])
             assert np.array_equal(arrays["gamma"][start + number], case.summary.gamma[number])
             assert np.array_equal(arrays["probs"][start + number], case.probs[:, :, number])
         start += depth

@@ -51,9 +51,10 @@ class Evaluate:
     num_examples: int = 4
     """Number of cases stored for the figures, starting with the most disputed one."""
     batch_size: int = 4
-    """Number of images encoded at once. Affects memory use only, not results."""
+    """Number of images encoded at once; volumes are encoded one by one. Affects memory use only, not results."""
     chunk_size: int = 16
-    """Number of samples per image decoded at once. Affects memory use only, not results."""
+    """Number of samples per image decoded at once. Of a volume, batch-size times chunk-size slices are decoded at
+    once. Affects memory use only, not results."""
     device: str = "auto"
     """Device such as cpu or cuda:1 (cpu or cuda with several processes); auto uses a GPU if available."""
     devices: int = 1
@@ -117,7 +118,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     )
     if summary.num_with_neighbours is not None:
         print(f"  {summary.num_with_neighbours} of {summary.num_cases} cases with neighbouring slices")
-    for score in summary_scores():
+    for score in summary_scores(summary.dataset.dims):
         value, interval = summary.scores[score.name], summary.intervals.get(score.name)
         if value is not None:
             spread = f"   95 % interval {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""

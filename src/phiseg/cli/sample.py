@@ -16,8 +16,8 @@ class Sample:
     """Draw samples for the cases of a split and save them as NumPy arrays.
 
     OUT receives labels.npy (cases, samples, H, W; uint8), mean_probs.npy and mean_log_probs.npy (cases, classes,
-    H, W), gamma.npy (cases, H, W), and cases.csv in the same order. `phiseg score` reads this folder. The samples
-    depend on the seed, not on the batch and chunk sizes.
+    H, W), gamma.npy (cases, H, W), and cases.csv in the same order. Slices of volumes are stored one after the
+    other. `phiseg score` reads this folder. The samples depend on the seed, not on the batch and chunk sizes.
 
     Examples:
         phiseg sample runs/phiseg --data data --num-samples 16 --out samples
@@ -38,9 +38,10 @@ class Sample:
     probs: Flag = False
     """Also write probs.npy (cases, samples, classes, H, W; float32), which is large."""
     batch_size: int = 4
-    """Number of images encoded at once. Affects memory use only, not results."""
+    """Number of images encoded at once; volumes are encoded one by one. Affects memory use only, not results."""
     chunk_size: int = 16
-    """Number of samples per image decoded at once. Affects memory use only, not results."""
+    """Number of samples per image decoded at once. Of a volume, batch-size times chunk-size slices are decoded at
+    once. Affects memory use only, not results."""
     device: str = "auto"
     """Device such as cpu or cuda:1; auto uses a GPU if available."""
     uncalibrated: Flag = False

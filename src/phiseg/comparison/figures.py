@@ -4,12 +4,14 @@ Every function returns a new matplotlib `Figure`.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from phiseg.comparison.tables import method_names
-from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.results import Evaluation, Examples
 from phiseg.plotting.primitives import (
     PictureGrid,
     outline,
@@ -27,62 +29,92 @@ def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = 
     """Show an example case: image and annotations, and for each method the error map, samples and gamma map.
 
     For a perfect model, the first and the last column are equal. Missing annotations are omitted, and so are the
-    maps of a method whose probabilities are unknown. The image has a scale bar if the pixel size is known.
+    maps of a method whose probabilities are unknown. The image has a scale bar if the pixel size is known. A volume
+    has three rows each, for its cuts in three planes.
 
     Args:
         evaluations: evaluations that all have `case` among their examples.
         case: name of the case.
         reason: reason for showing the case, such as "worst of phiseg".
     """
-    rows = [(evaluation.examples, _index(evaluation, case)) for evaluation in evaluations]
-    first, at = rows[0]
-    annotations = first.annotations[at][first.valid[at]]
-    num_samples = max(examples.samples.shape[1] for examples, _ in rows)
-    num_classes = first.mean_probs.shape[1]
+    at = [_index(evaluation, case) for evaluation in evaluations]
+    rows = [_Row(view, index) for own, index in zip(evaluations, at, strict=True) for view in own.examples.views]
+    top = rows[: len(evaluations[0].examples.views)]
+    num_annotations = int(top[0].examples.valid[at[0]].sum())
+    num_samples = max(row.examples.samples.shape[1] for row in rows)
+    num_classes = top[0].examples.mean_probs.shape[1]
     names = [wrapped(name) for name in method_names(evaluations)]
-    labels = [f"{name}\n{_ged(evaluation, case)}" for name, evaluation in zip(names, evaluations, strict=True)]
     reasons = [wrapped(part) for part in reason.split(", ")] if reason else []
-    heading = "\n".join([wrapped(case), *reasons])
-    last = max(num_samples + 1, len(annotations))
-
+    blocks = ["\n".join([wrapped(case), *reasons])]
+    blocks += [f"{name}\n{_ged(evaluation, case)}" for name, evaluation in zip(names, evaluations, strict=True)]
+    labels = [row.label(blocks[place // len(top)], place % len(top)) for place, row in enumerate([*top, *rows])]
     titles = ["mean error", *(f"sample {number + 1}" for number in range(num_samples)), "gamma map"]
     maps = {
-        name: {
-            row: drawn[at]
-            for row, (own, at) in enumerate(rows, start=1)
-            if (drawn := getattr(own, name)) is not None
-        }
+        name: {number: row.picture(name) for number, row in enumerate(rows, start=len(top)) if row.has(name)}
         for name in ("error", "gamma")
     }
 
     with style():
-        spaces = [0.25, 0.35, *[0.0] * (len(rows) - 1)]
-        grid = PictureGrid(last + 1, spaces, left=text_width([*labels, heading]), num_classes=num_classes)
-        grid.label(0, heading)
-        axes = grid.picture(0, 0)
-        show_image(axes, first.image[at], title="image")
-        if first.spacing_mm is not None:
-            scale_bar(axes, first.image[at].shape[1], float(first.spacing_mm[at, 1]))
-        for number, annotation in enumerate(annotations, start=1):
-            axes = grid.picture(0, number)
-            show_image(axes, first.image[at], title=f"annotation {number}")
-            outline(axes, annotation, num_classes)
-        for row, ((examples, index), label) in enumerate(zip(rows, labels, strict=True), start=1):
-            grid.label(row, label)
-            above = titles if row == 1 else [""] * len(titles)
+        spaces = [0.0] * len(labels)
+        spaces[0], spaces[len(top)] = 0.25, 0.35
+        columns = 1 + max(num_samples + 1, num_annotations)
+        grid = PictureGrid(columns, spaces, left=text_width(labels), num_classes=num_classes)
+        for number, label in enumerate(labels):
+            grid.label(number, label)
+        for number, row in enumerate(top):
+            row.show_image(grid.picture(number, 0), title="image" * (number == 0), scale=True)
+            for column, annotation in enumerate(row.picture("annotations")[row.examples.valid[row.at]], start=1):
+                axes = grid.picture(number, column)
+                row.show_image(axes, title=f"annotation {column}" * (number == 0))
+                outline(axes, annotation, num_classes)
+        for number, row in enumerate(rows, start=len(top)):
+            above = titles if number == len(top) else [""] * len(titles)
             for name, column in (("error", 0), ("gamma", num_samples + 1)):
-                if row not in maps[name]:
+                if number not in maps[name]:
                     continue
                 limit = max(1e-6, *(float(values.max()) for values in maps[name].values()))
-                title = titles[column] if row == min(maps[name]) else ""
-                drawn = show(grid.picture(row, column), maps[name][row], "magma", 0, limit, title=title)
-                if row == max(maps[name]):
+                axes, title = grid.picture(number, column), titles[column] * (number == min(maps[name]))
+                drawn = show(axes, maps[name][number], "magma", 0, limit, title=title)
+                axes.set_aspect(row.aspect)
+                if number == max(maps[name]):
                     grid.colour_bar(drawn, column, "CE / nats")
-            for column, sample in enumerate(examples.samples[index], start=1):
-                axes = grid.picture(row, column)
-                show_image(axes, first.image[at], title=above[column])
+            for column, sample in enumerate(row.picture("samples"), start=1):
+                axes = grid.picture(number, column)
+                top[(number - len(top)) % len(top)].show_image(axes, title=above[column])
                 outline(axes, sample, num_classes)
     return grid.figure
+
+
+class _Row(NamedTuple):
+    """An example case of a method in one plane."""
+
+    examples: Examples
+    at: int
+    """Index of the case."""
+
+    def has(self, name: str) -> bool:
+        return getattr(self.examples, name) is not None
+
+    def picture(self, name: str) -> np.ndarray:
+        return self.examples.picture(name, self.at)
+
+    @property
+    def aspect(self) -> float:
+        """Ratio of the height and the width of a pixel."""
+        vertical, horizontal = (1.0, 1.0) if self.examples.spacing_mm is None else self.examples.spacing_mm[self.at]
+        return float(vertical / horizontal)
+
+    def show_image(self, axes: Axes, *, title: str, scale: bool = False) -> None:
+        image = self.picture("image")
+        show_image(axes, image, title=title)
+        axes.set_aspect(self.aspect)
+        if scale and self.examples.spacing_mm is not None:
+            scale_bar(axes, image.shape[1], float(self.examples.spacing_mm[self.at, 1]))
+
+    def label(self, block: str, number: int) -> str:
+        """Return the label of the row: that of its block in the first row, and the plane of a cut."""
+        lines = [block] if number == 0 else []
+        return "\n".join([*lines, *([] if self.examples.plane is None else [str(self.examples.plane)])])
 
 
 def level_panel(evaluation: Evaluation, case: str, *, max_classes: int = 3) -> Figure:

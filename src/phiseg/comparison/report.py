@@ -55,8 +55,8 @@ def render_report(parts: Sequence[Part], *, title: str) -> str:
         columns=[
             column for column in main_columns() if column.key not in {"num_cases", "num_samples"}
         ],  # the lead states it
-        further_columns=further_columns(),
-        further_note=further_note(),
+        further_columns=further_columns(part.table for part in parts),
+        further_note=further_note(part.table for part in parts),
         has_further=has_further,
         definitions=table_scores("main"),
         show_cell=show_cell,

@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from phiseg.comparison.marks import tested_scores
 from phiseg.comparison.tables import Row, Table
 from phiseg.metrics.score import Score
-from phiseg.metrics.score_registry import SCORES, case_scores, definitions, table_scores
+from phiseg.metrics.score_registry import case_scores, definitions, table_scores
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,15 @@ def main_columns() -> list[Column]:
     ]
 
 
-def further_columns() -> list[Column]:
+def further_columns(tables: Iterable[Table]) -> list[Column]:
     """Return the columns of the second table: the method and the scores beyond the paper."""
-    return [_METHOD, *map(score_column, table_scores("further"))]
+    return [_METHOD, *map(score_column, _further_scores(tables))]
+
+
+def _further_scores(tables: Iterable[Table]) -> list[Score]:
+    """Return the further scores of images, of volumes, or both if there are tables of both."""
+    dims = {table.dims for table in tables}
+    return table_scores("further", dims.pop() if len(dims) == 1 else None)
 
 
 def score_column(score: Score) -> Column:
@@ -71,9 +77,9 @@ def score_column(score: Score) -> Column:
     )
 
 
-def further_note() -> str:
+def further_note(tables: Iterable[Table]) -> str:
     """Return the line below the second table that explains its columns."""
-    return definitions(score for score in table_scores("further") if not score.beside)
+    return definitions(score for score in _further_scores(tables) if not score.beside)
 
 
 def has_further(table: Table) -> bool:
@@ -90,8 +96,9 @@ def to_csv(tables: Mapping[str, Table]) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    columns = [*main_columns(), *further_columns()[1:]]
-    spread = [score.name for score in SCORES.values() if score.group in ("main", "further") and not score.beside]
+    further = _further_scores(tables.values())
+    columns = [*main_columns(), *map(score_column, further)]
+    spread = [score.name for score in (*table_scores("main"), *further) if not score.beside]
     stored = [score.name for score in case_scores() if score.group == "main"]
     names = [
         *(column.key for column in columns),
@@ -137,7 +144,7 @@ def to_markdown(tables: Mapping[str, Table]) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    parts = [(main_columns(), _notes(table, "Bold")), (further_columns(), [further_note()])]
+    parts = [(main_columns(), _notes(table, "Bold")), (further_columns([table]), [further_note([table])])]
     texts = []
     for columns, notes in parts if has_further(table) else parts[:1]:
         lines = [[_markdown(column.heading) for column in columns], ["---"] + ["---:"] * (len(columns) - 1)]
@@ -156,7 +163,7 @@ def to_latex(tables: Mapping[str, Table]) -> str:
 
 
 def _latex_table(table: Table) -> str:
-    parts = [(main_columns(), _notes(table, "Bold")), (further_columns(), [further_note()])]
+    parts = [(main_columns(), _notes(table, "Bold")), (further_columns([table]), [further_note([table])])]
     texts = []
     for columns, notes in parts if has_further(table) else parts[:1]:
         lines = [" & ".join(column.latex for column in columns), r"\hline"]

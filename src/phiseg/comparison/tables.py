@@ -46,6 +46,8 @@ class Table:
 
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    dims: int = 2
+    """Number of dimensions of the cases, which determines the further scores."""
 
 
 def comparison_table(
@@ -103,7 +105,7 @@ def comparison_table(
     if "dice" not in tested:
         each = ", ".join(f"{name} {reference}" for name, reference in zip(names, references, strict=True))
         notes.append(f"Dice is not compared, because it has different reference annotators: {each}.")
-    return Table(tuple(rows), tuple(notes))
+    return Table(tuple(rows), tuple(notes), evaluations[0].summary.dataset.dims)
 
 
 def check_comparable(evaluations: Sequence[Evaluation]) -> None:

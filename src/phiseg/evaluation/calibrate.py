@@ -26,7 +26,7 @@ from phiseg.evaluation.scores import warn_of_leak
 from phiseg.evaluation.temperature_search import LOGITS, cross_validated, logit_temperature, search_noise
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.sample_summary import SampleSummary, summarise_samples
-from phiseg.inference.sampling import check_fits
+from phiseg.inference.sampling import check_fits, samples_at_once
 from phiseg.metrics import brier_score, energy_distance, expected_calibration_error, most_probable, reliability
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration
@@ -38,7 +38,10 @@ MIN_PATIENTS = 5
 """Minimum number of patients to distinguish a gain from chance."""
 NUM_CASES = 200
 """Default number of cases to fit on."""
-SHOWN = ("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice", "diversity", "diversity_annotators", "area_coverage")
+SHOWN = (
+    *("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice"),
+    *("diversity", "diversity_annotators", "area_coverage", "volume_coverage"),
+)
 
 
 class Fit(NamedTuple):
@@ -201,7 +204,7 @@ class _Cases:
         self.rows: dict[str, list[int]] = {}
         for row in rows:
             self.rows.setdefault(dataset.cases[row]["patient"], []).append(row)
-        self.neutral = (1.0,) * len(model.noise_shapes(dataset.info.size))
+        self.neutral = (1.0,) * len(model.noise_shapes(dataset.size(rows[0])))
         self.known: dict[tuple[tuple[float, ...], int], float] = {}
         check_fits(model, dataset)
 
@@ -236,7 +239,7 @@ class _Cases:
                 bins = bins + reliability(summary.mean_probs, annotations)
             self.known[calibration.noise or self.neutral, patient] = float(np.mean(distances))
             losses.append(np.mean(table, axis=0))
-        columns = {name: [value for row in scores if (value := row[name]) is not None] for name in SHOWN}
+        columns = {name: [value for row in scores if (value := row.get(name)) is not None] for name in SHOWN}
         means = {name: float(np.mean(values)) for name, values in columns.items() if values}
         return {**means, "ece": expected_calibration_error(bins)}, np.stack(losses)
 
@@ -248,10 +251,11 @@ class _Cases:
         return found
 
     def _logits(self, row: int) -> Tensor:
-        """Draw the samples of one case as `sample_cases` does, (S, K, H, W)."""
+        """Draw the samples of one case as `sample_cases` does, (S, K, *size)."""
         image = torch.from_numpy(self.dataset.image(row, context=self.model.config.context))[None]
         generators = [seeded_generator(self.seed, "sample", self.dataset.cases[row]["case"])]
         device = next(self.model.parameters()).device
-        logits = self.model.sample(image.to(device), self.num_samples, generator=generators, chunk_size=16)
+        chunk_size = samples_at_once(self.dataset, row, batch_size=1, chunk_size=16)
+        logits = self.model.sample(image.to(device), self.num_samples, generator=generators, chunk_size=chunk_size)
         self.bar.update()
         return logits[0].float()

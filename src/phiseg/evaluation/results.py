@@ -3,7 +3,8 @@
 ```
 EVAL/  cases.csv        one row per case with its patient; an undefined value is an empty field
        summary.json     the means, their 95 % intervals and their provenance
-       examples.npz     a few cases with samples and maps, for the figures
+       examples.npz     a few cases with samples and maps, for the figures; examples-2.npz and examples-3.npz have
+                        the same volumes, cut in the other planes
        reliability.csv  probabilities of the mean prediction and observed frequencies, by class and bin
        training.jsonl   the metrics of the training run, if there is one
        conventions.csv  scores computed by other conventions, if requested; by case in convention_cases.csv
@@ -44,6 +45,8 @@ REQUIRED_COLUMNS = (
     *("ged_cross", "ged_within_samples", "ged_within_annotations", "num_annotators", "s_ncc_constant"),
 )
 """The columns of the oldest evaluations. Scores that were added later are undefined in older files."""
+EXAMPLE_FILES = ("examples.npz", "examples-2.npz", "examples-3.npz")
+"""Files of the examples; the last two exist only for volumes."""
 _RELIABILITY_COLUMNS = ("class", "lower", "upper", "mean_prob", "frequency", "pixels")
 
 
@@ -73,10 +76,29 @@ class Examples:
     """Residual logits of each level."""
     spacing_mm: Annotated[np.ndarray | None, "E2", "f"] = None
     """Pixel spacing (vertical, horizontal) in mm; absent unless it is known for all examples."""
+    plane: Annotated[np.ndarray | None, "", "U"] = None
+    """Name of the plane in which volumes are cut; absent for images."""
+    heights: Annotated[np.ndarray | None, "E", "i"] = None
+    """Number of rows of each picture; rows below are padding. Absent unless pictures differ in height."""
+    cuts: tuple["Examples", ...] = ()
+    """The same volumes, cut in the other planes."""
+
+    @property
+    def views(self) -> tuple["Examples", ...]:
+        """The examples in all planes, one for images."""
+        return (self, *self.cuts)
+
+    def picture(self, name: str, index: int) -> NDArray[Any]:
+        """Return an array (..., H, W) of an example without padding."""
+        height = None if self.heights is None else int(self.heights[index])
+        array: NDArray[Any] = getattr(self, name)[index][..., :height, :]
+        return array
 
     def __post_init__(self) -> None:
         sizes = {"2": 2}
         for name, hint in get_type_hints(Examples, include_extras=True).items():
+            if name == "cuts":
+                continue
             (axes, kind), array = hint.__metadata__, getattr(self, name)
             if array is None:
                 continue
@@ -91,6 +113,13 @@ class Examples:
             raise ValueError("'level_probs' and 'level_residuals' must both be present or absent")
         if self.spacing_mm is not None and (self.spacing_mm <= 0).any():
             raise ValueError("'spacing_mm' contains values that are not positive")
+        if self.heights is not None and not ((self.heights > 0) & (self.heights <= sizes["H"])).all():
+            raise ValueError(f"'heights' contains values outside 1..{sizes['H']}")
+        if any(view.cases.tolist() != self.cases.tolist() for view in self.cuts):
+            raise ValueError("the planes have different cases")
+
+
+_EXAMPLE_ARRAYS = [field.name for field in fields(Examples) if field.name != "cuts"]
 
 
 @dataclass(frozen=True)
@@ -140,9 +169,10 @@ def write_evaluation(
     with atomic_folder(out, overwrite=overwrite, marker=MARKER) as folder:
         write_text(folder / "cases.csv", cases_to_csv(cases))
         write_json(folder / "summary.json", summary.model_dump(mode="json"))
-        arrays = {field.name: getattr(examples, field.name) for field in fields(examples)}
-        with atomic_file(folder / "examples.npz") as file:
-            np.savez_compressed(file, **{name: array for name, array in arrays.items() if array is not None})
+        for view, name in zip(examples.views, EXAMPLE_FILES, strict=False):
+            arrays = {key: getattr(view, key) for key in _EXAMPLE_ARRAYS if getattr(view, key) is not None}
+            with atomic_file(folder / name) as file:
+                np.savez_compressed(file, **arrays)
         if reliability is not None:
             write_text(folder / "reliability.csv", _reliability_to_csv(reliability, classes))
         if training is not None:
@@ -163,16 +193,16 @@ def read_evaluation(path: Path) -> Evaluation:
             f"{path} is not an evaluation (no summary.json); run: phiseg evaluate MODEL --data DATA --out {path}"
         )
     summary = _read_summary(path / "summary.json")
-    cases = _read_cases(path / "cases.csv")
+    cases = _read_cases(path / "cases.csv", summary.dataset.dims)
     if len(cases["case"]) != summary.num_cases:
         raise _damaged(
             path / "cases.csv", f"it has {len(cases['case'])} rows, but summary.json states {summary.num_cases}"
         )
-    for name in (score.name for score in summary_scores() if isinstance(score, CaseScore)):
+    for name in (score.name for score in summary_scores(summary.dataset.dims) if isinstance(score, CaseScore)):
         values, mean = defined(cases[name]), summary.scores.get(name)
         if bool(values) != (mean is not None) or (mean is not None and abs(np.mean(values) - mean) > 1e-6):
             raise _damaged(path / "cases.csv", f"the mean of '{name}' differs from summary.json")
-    examples = _read_examples(path / "examples.npz")
+    examples = _read_examples(path)
     if strangers := set(examples.cases.tolist()) - set(cases["case"]):
         raise _damaged(path / "examples.npz", f"case '{min(strangers)}' is not in cases.csv")
     reliability = None if summary.ece is None else _read_reliability(path / "reliability.csv", summary.ece)
@@ -233,7 +263,7 @@ def _read_summary(path: Path) -> Summary:
         raise DataError(f"{error}; evaluate again") from None
 
 
-def _read_cases(path: Path) -> Cases:
+def _read_cases(path: Path, dims: int) -> Cases:
     try:
         header, *rows = csv.reader(io.StringIO(_read_text(path)), strict=True)
         columns: Cases = {name: [row[index] for row in rows] for index, name in enumerate(header)}
@@ -248,7 +278,7 @@ def _read_cases(path: Path) -> Cases:
     numbers = (value for name in columns.keys() - {*TEXT_COLUMNS} for value in defined(columns[name]))
     if not all(map(isfinite, numbers)):
         raise _damaged(path, "a value is not finite")
-    later = [score.name for score in case_scores() if score.name not in REQUIRED_COLUMNS]
+    later = [score.name for score in case_scores(dims) if score.name not in REQUIRED_COLUMNS]
     return {name: [None] * len(rows) for name in later} | columns
 
 
@@ -280,11 +310,17 @@ def _read_reliability(path: Path, ece: float) -> NDArray[np.float64]:
     return table
 
 
-def _read_examples(path: Path) -> Examples:
-    names = {field.name for field in fields(Examples)}
+def _read_examples(folder: Path) -> Examples:
+    """Read the examples of images, or those of volumes in all planes."""
+    first, *others = (folder / name for name in EXAMPLE_FILES)
+    cuts = tuple(_read_view(path) for path in others if path.exists())
+    return _read_view(first, cuts)
+
+
+def _read_view(path: Path, cuts: tuple[Examples, ...] = ()) -> Examples:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return Examples(**{name: arrays[name] for name in arrays.files if name in names})
+            return Examples(**{name: arrays[name] for name in arrays.files if name in _EXAMPLE_ARRAYS}, cuts=cuts)
     except FileNotFoundError:
         raise _damaged(path, "it is missing") from None
     except (BadZipFile, zlib.error, *NPY_ERRORS) as error:

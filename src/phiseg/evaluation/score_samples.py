@@ -27,7 +27,7 @@ from phiseg.evaluation.scoring import (
     stack_examples,
     summarise_scores,
 )
-from phiseg.evaluation.summary import ModelRef, Provenance, SamplesRef, Summary, defined
+from phiseg.evaluation.summary import DatasetRef, ModelRef, Provenance, SamplesRef, Summary, defined
 from phiseg.imaging.volume import PLANES
 from phiseg.metrics.conventions import Convention, named_conventions
 from phiseg.metrics.sampled_case import SampledCase
@@ -110,7 +110,7 @@ def score(
     common = {
         "method": name,
         "split": split,
-        "dataset": {"name": dataset.info.name, "fingerprint": dataset.fingerprint},
+        "dataset": DatasetRef.of(dataset),
     }
     return [part.write(folder, common, shown, overwrite) for part, folder in zip(parts, folders, strict=True)]
 

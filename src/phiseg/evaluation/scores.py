@@ -16,6 +16,7 @@ from phiseg.core.shipped import find_model
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import MARKER, Examples, read_evaluation, write_evaluation
 from phiseg.evaluation.scoring import (
+    NUM_SHOWN,
     DiceAnnotator,
     DrawnCase,
     ScoredCase,
@@ -27,7 +28,7 @@ from phiseg.evaluation.scoring import (
     stack_examples,
     summarise_scores,
 )
-from phiseg.evaluation.summary import ModelRef, Provenance, Summary
+from phiseg.evaluation.summary import DatasetRef, ModelRef, Provenance, Summary
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import CaseSamples, sample_cases
@@ -127,7 +128,7 @@ def evaluate(
         "split": split,
         "hide_neighbours": hide_neighbours,
         "dice_annotator": dice_annotator,
-        "dataset": {"name": dataset.info.name, "fingerprint": known.fingerprint},
+        "dataset": DatasetRef.of(known),
         "model": source,
     }
     provenance = Provenance.parse(values, where="the evaluation")
@@ -174,7 +175,8 @@ class _Kept(NamedTuple):
 
 def _score(case: CaseSamples, dataset: Dataset, dice_annotator: DiceAnnotator, *, keep: bool) -> _Kept:
     sampled = sampled_case(dataset, case.row, DrawnCase(*case.summary), dice_annotator)
-    return _Kept(score_case(case.row, sampled), case if keep else None)
+    summary = case.summary._replace(labels=case.summary.labels[:NUM_SHOWN].clone())  # the others need not be kept
+    return _Kept(score_case(case.row, sampled), case._replace(summary=summary) if keep else None)
 
 
 def _gather_scored(scored: Iterable[_Kept]) -> list[_Kept]:
@@ -247,7 +249,7 @@ def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Sum
     except DataError:
         return None
     same = before.cases["case"] == cases and all(getattr(before.summary, k) == v for k, v in provenance)
-    scored = all(score.name in before.summary.scores for score in summary_scores())
+    scored = all(score.name in before.summary.scores for score in summary_scores(provenance.dataset.dims))
     complete = scored and before.reliability is not None and "patient" in before.cases  # false for older versions
     return before.summary if same and complete else None
 

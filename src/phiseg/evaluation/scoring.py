@@ -1,9 +1,10 @@
 """Scores of samples, whichever program drew them: one case, the table of all cases, and the cases of the figures.
 
-S samples, A annotators, K classes, *size is (H, W).
+S samples, A annotators, K classes, *size is (H, W) for images and (D, H, W) for volumes.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Provenance, Summary
 from phiseg.metrics import consensus, expected_cross_entropy
 from phiseg.metrics.sampled_case import SampledCase
 from phiseg.metrics.score_registry import case_scores, pixel_scores
+from phiseg.plotting.cuts import Cut, cuts_of
 
 DiceAnnotator = int | Literal["all", "majority", "staple"]
 """Reference for Dice: the number of an annotator, all annotators, or their consensus."""
@@ -61,12 +63,18 @@ def sampled_case(dataset: Dataset, row: int, drawn: DrawnCase, dice_annotator: D
     """Return the samples of a case together with its annotations."""
     annotations = torch.from_numpy(dataset.annotations(row))
     reference = _dice_reference(dataset, row, dice_annotator)
-    return SampledCase(*drawn, annotations, reference=reference, num_classes=len(dataset.info.classes))
+    return SampledCase(
+        *drawn,
+        annotations,
+        reference=reference,
+        num_classes=len(dataset.info.classes),
+        voxel_ml=dataset.voxel_ml(row),
+    )
 
 
 def score_case(row: int, case: SampledCase) -> ScoredCase:
     """Compute all scores of one case. Every evaluation, of a model or of given samples, uses this function."""
-    scores = {score.name: score.value(case) for score in case_scores()}
+    scores = {score.name: score.value(case) for score in case_scores(case.dims)}
     return ScoredCase(row, scores, {score.name: score.table(case) for score in pixel_scores()})
 
 
@@ -169,13 +177,33 @@ def example_arrays(dataset: Dataset, row: int, drawn: DrawnCase, image: Tensor) 
 
 
 def stack_examples(dataset: Dataset, rows: Sequence[int], examples: Sequence[Mapping[str, Tensor]]) -> Examples:
-    """Return the examples of the given rows as one object."""
-    spacings = [dataset.spacing_mm(row) for row in rows]
-    stacked: dict[str, Any] = {
-        name: np.stack([arrays[name].cpu().numpy() for arrays in examples]) for name in examples[0]
+    """Return the examples of the given rows as one object, with cuts through volumes in three planes."""
+    planes = zip(*(cuts_of(dataset, row) for row in rows), strict=True)
+    first, *others = (_stack_cuts(dataset, cuts, examples) for cuts in planes)
+    return replace(first, cuts=tuple(others))
+
+
+def _stack_cuts(dataset: Dataset, cuts: Sequence[Cut], examples: Sequence[Mapping[str, Tensor]]) -> Examples:
+    """Return the examples in one plane; pictures of different height are padded."""
+    pictures = {
+        name: [cut.of(arrays[name].cpu().numpy()) for cut, arrays in zip(cuts, examples, strict=True)]
+        for name in examples[0]
+        if name != "valid"
     }
+    heights = [len(image) for image in pictures["image"]]
+    spacings = [cut.spacing_mm(dataset) for cut in cuts]
+    stacked: dict[str, Any] = {name: _stack(arrays, max(heights)) for name, arrays in pictures.items()}
     return Examples(
-        cases=np.array([dataset.cases[row]["case"] for row in rows]),
+        cases=np.array([dataset.cases[cut.row]["case"] for cut in cuts]),
+        valid=np.stack([arrays["valid"].numpy() for arrays in examples]),
         spacing_mm=None if None in spacings else np.array(spacings, dtype=np.float64),
+        plane=np.array(cuts[0].plane(dataset)) if dataset.dims == 3 else None,
+        heights=np.array(heights) if len(set(heights)) > 1 else None,
         **stacked,
     )
+
+
+def _stack(pictures: Sequence[NDArray[Any]], height: int) -> NDArray[Any]:
+    """Stack pictures (..., H, W), padded below to the same height."""
+    below = [[(0, 0)] * (array.ndim - 2) + [(0, height - array.shape[-2]), (0, 0)] for array in pictures]
+    return np.stack([np.pad(array, margins) for array, margins in zip(pictures, below, strict=True)])

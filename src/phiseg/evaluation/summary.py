@@ -16,8 +16,9 @@ from pydantic import (
 from phiseg import __version__
 from phiseg.core.config import StrictConfig
 from phiseg.core.formats import EVALUATION
+from phiseg.data.store import Dataset
 from phiseg.metrics.correlation import correlated_excess
-from phiseg.metrics.score import CaseScore
+from phiseg.metrics.score import PixelScore
 from phiseg.metrics.score_registry import summary_scores
 from phiseg.metrics.significance import patient_interval
 from phiseg.models.temperatures import Calibration
@@ -37,6 +38,13 @@ class DatasetRef(StrictConfig):
     name: Line
     fingerprint: Line
     """Fingerprint of the data, independent of the name of the folder."""
+    dims: Literal[2, 3] = 2
+    """2 for images, 3 for volumes."""
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Self:
+        """Return the reference to a dataset."""
+        return cls(name=dataset.info.name, fingerprint=dataset.fingerprint, dims=dataset.dims)
 
 
 class ModelRef(StrictConfig):
@@ -93,8 +101,9 @@ class Summary(Provenance):
     num_patients: int | None = Field(default=None, ge=1)
     """Number of patients; None if patients were not recorded."""
     scores: dict[str, FiniteFloat | None]
-    """The scores of `summary_scores`; None where one is undefined. An older file may lack some of them. In
-    the file each score is a key of its own; in Python it is also an attribute, such as `summary.ged`."""
+    """The scores of `summary_scores` for images or volumes; None where one is undefined. An older file may lack
+    some of them. In the file each score is a key of its own; in Python it is also an attribute, such as
+    `summary.ged`."""
     intervals: dict[str, tuple[FiniteFloat, FiniteFloat]]
     """95 % interval of the mean of each metric that is defined for at least two patients, by resampling of patients
     and, if there are several, trainings; see `patient_interval`."""
@@ -146,7 +155,7 @@ class Summary(Provenance):
         """
         patients = patients_of(cases)
         scores, intervals = dict(pixel_scores or {}), {}
-        for name in (score.name for score in summary_scores() if isinstance(score, CaseScore)):
+        for name in (score.name for score in summary_scores() if score.name in cases):
             scores[name] = float(np.mean(values)) if (values := defined(cases[name])) else None
             if interval := patient_interval([training[name] for training in trainings or [cases]], patients):
                 intervals[name] = interval
@@ -154,7 +163,11 @@ class Summary(Provenance):
             num_cases=len(cases["case"]),
             num_patients=len(set(patients)) if "patient" in cases else None,
             num_with_neighbours=int(sum(cases["has_neighbours"])) if "has_neighbours" in cases else None,
-            scores={score.name: scores.get(score.name) for score in summary_scores()},
+            scores={
+                score.name: scores.get(score.name)
+                for score in summary_scores()
+                if score.name in cases or isinstance(score, PixelScore)
+            },
             intervals=intervals,
             **provenance,
         )

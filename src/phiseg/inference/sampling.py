@@ -65,7 +65,7 @@ def sample_split(
         num_samples: number of samples per case.
         seed: seed of the samples.
         batch_size: number of images encoded at once; volumes are encoded one by one.
-        chunk_size: number of samples per image decoded at once; for volumes, see `_batches`.
+        chunk_size: number of samples per image decoded at once; for volumes, see `samples_at_once`.
         keep_probs: also return the probabilities of every sample.
         device: device such as `cpu` or `cuda:1`; `auto` uses a GPU if available.
         calibrated: use the factors fitted by `phiseg calibrate`, if any.
@@ -114,7 +114,7 @@ def sample_cases(
         num_samples: S.
         seed: seed of the samples.
         batch_size: number of images encoded at once; volumes are encoded one by one.
-        chunk_size: number of samples per image decoded at once; for volumes, see `_batches`.
+        chunk_size: number of samples per image decoded at once; for volumes, see `samples_at_once`.
         keep_probs: also return the probabilities of every sample.
         hide_neighbours: hide the neighbouring slices from a model with context.
 
@@ -137,14 +137,21 @@ def _batches(
 ) -> Iterator[tuple[list[int], int]]:
     """Yield the rows to encode at once, and the number of samples of each to decode at once.
 
-    Volumes have different depths, so each is a batch. A slice of a volume counts as an image: at most
-    `batch_size * chunk_size` slices are decoded at once, unless one sample has more.
+    Volumes have different depths, so each is a batch.
     """
-    if dataset.dims == 3:
-        yield from (([row], max(1, batch_size * chunk_size // dataset.depth(row))) for row in rows)
-    else:
-        for start in range(0, len(rows), batch_size):
-            yield list(rows[start : start + batch_size]), chunk_size
+    step = batch_size if dataset.dims == 2 else 1
+    for start in range(0, len(rows), step):
+        batch = list(rows[start : start + step])
+        yield batch, samples_at_once(dataset, batch[0], batch_size, chunk_size)
+
+
+def samples_at_once(dataset: Dataset, row: int, batch_size: int, chunk_size: int) -> int:
+    """Return the number of samples of a case to decode at once.
+
+    A slice of a volume counts as an image: at most `batch_size * chunk_size` are decoded at once, unless a single
+    sample of a volume has more.
+    """
+    return chunk_size if dataset.dims == 2 else max(1, batch_size * chunk_size // dataset.depth(row))
 
 
 @torch.inference_mode()

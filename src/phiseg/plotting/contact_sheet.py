@@ -7,7 +7,7 @@ outlines would hide each other. A volume is shown in three planes, through the s
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib import colormaps
@@ -20,6 +20,7 @@ from phiseg.core.errors import ConfigError
 from phiseg.core.random import derive_seed
 from phiseg.data.check import disagreement
 from phiseg.data.store import Dataset
+from phiseg.plotting.cuts import Cut, cuts_of
 from phiseg.plotting.primitives import (
     CLASS_COLOURS,
     PictureGrid,
@@ -39,13 +40,6 @@ from phiseg.plotting.primitives import (
 Order = Literal["row", "random", "disagreement"]
 
 ANNOTATOR_COLOURS = (*CLASS_COLOURS, "#2f6bff", "#ffff66", "#ffffff", "#00b389")
-
-PLANES = {
-    "axial": ("axial", "coronal", "sagittal"),
-    "coronal": ("coronal", "axial", "sagittal"),
-    "sagittal": ("sagittal", "axial", "coronal"),
-}
-"""Planes of the cuts through a volume across its slices, rows and columns, by the plane of the slices."""
 
 MAX_PIXELS = 400
 """Maximum side of an image in pixels; larger images are subsampled to the resolution of the picture."""
@@ -81,56 +75,15 @@ def choose_cases(
     return [int(row) for row in chosen]
 
 
-class _View(NamedTuple):
-    """A picture of a case: the image itself, or a cut through a volume."""
-
-    row: int
-    axis: int | None = None
-    """Axis that the cut is perpendicular to; None for an image."""
-    position: int = 0
-    """Number of the slice along the axis."""
-
-    def cut(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the picture (height, width) of an array (*size)."""
-        return array if self.axis is None else array.take(self.position, self.axis)
-
-    def aspect(self, dataset: Dataset) -> float:
-        """Return the ratio of the height and the width of a pixel."""
-        if self.axis is None:
-            vertical, horizontal = dataset.spacing_mm(self.row) or (1.0, 1.0)
-        else:
-            spacing = dataset.voxel_spacing_mm(self.row) or (1.0, 1.0, 1.0)
-            vertical, horizontal = (mm for axis, mm in enumerate(spacing) if axis != self.axis)
-        return vertical / horizontal
-
-    def plane(self, dataset: Dataset) -> str:
-        """Return the name of the plane, empty for an image."""
-        if self.axis is None:
-            return ""
-        return PLANES.get(dataset.info.plane or "", ("xy plane", "xz plane", "yz plane"))[self.axis]
-
-
 def contact_sheet(dataset: Dataset, rows: Sequence[int]) -> Figure:
     """Draw the cases in `rows`, which must not be empty."""
-    views = [view for row in rows for view in _views(dataset, row)]
+    views = [view for row in rows for view in cuts_of(dataset, row)]
     with style():
         draw = _one_picture_a_view if len(dataset.info.classes) == 2 else _one_row_a_view
         return draw(dataset, views)
 
 
-def _views(dataset: Dataset, row: int) -> list[_View]:
-    """Return the pictures of a case: cuts through a volume where its annotators drew most, or in the middle."""
-    if dataset.dims == 2:
-        return [_View(row)]
-    drawn = (dataset.annotations(row) > 0).sum(0)  # (D, H, W)
-    counts = [drawn.sum(tuple({0, 1, 2} - {axis})) for axis in range(3)]
-    return [
-        _View(row, axis, int(count.argmax()) if count.any() else len(count) // 2)
-        for axis, count in enumerate(counts)
-    ]
-
-
-def _one_picture_a_view(dataset: Dataset, views: Sequence[_View]) -> Figure:
+def _one_picture_a_view(dataset: Dataset, views: Sequence[Cut]) -> Figure:
     columns = max(3, min(6, len(views)))
     num_annotators = dataset.info.num_annotators
     colours = _annotator_colours(num_annotators)
@@ -141,13 +94,13 @@ def _one_picture_a_view(dataset: Dataset, views: Sequence[_View]) -> Figure:
         name = shortened(dataset.cases[view.row]["case"], 28)
         _show(axes, dataset, view, title=f"{name}\n{_describe(dataset, view)}")
         for annotator in np.flatnonzero(dataset.valid[view.row]).tolist():
-            mask = _thinned(view.cut(dataset.annotation(view.row, annotator))) == 1
+            mask = _thinned(view.of(dataset.annotation(view.row, annotator))) == 1
             outline_mask(axes, mask, colours[annotator], width=float(widths[annotator]))
     _legend(grid, dict(zip(map(plain, dataset.annotator_names), colours, strict=True)))
     return grid.figure
 
 
-def _one_row_a_view(dataset: Dataset, views: Sequence[_View]) -> Figure:
+def _one_row_a_view(dataset: Dataset, views: Sequence[Cut]) -> Figure:
     classes, num_annotators = dataset.info.classes, dataset.info.num_annotators
     names = [f"{wrapped(dataset.cases[view.row]['case'])}\n{_describe(dataset, view)}" for view in views]
     spaces = [0.25, *[0.0] * (len(views) - 1)]
@@ -161,7 +114,7 @@ def _one_row_a_view(dataset: Dataset, views: Sequence[_View]) -> Figure:
             axes = grid.picture(place, 1 + annotator)
             if dataset.valid[view.row, annotator]:
                 _show(axes, dataset, view, title=titles[1 + annotator])
-                labels = _thinned(view.cut(dataset.annotation(view.row, annotator)))
+                labels = _thinned(view.of(dataset.annotation(view.row, annotator)))
                 overlay(axes, np.stack([labels == k for k in range(len(classes))]))
                 outline(axes, labels, len(classes))
             else:
@@ -172,9 +125,9 @@ def _one_row_a_view(dataset: Dataset, views: Sequence[_View]) -> Figure:
     return grid.figure
 
 
-def _show(axes: Axes, dataset: Dataset, view: _View, *, title: str) -> None:
+def _show(axes: Axes, dataset: Dataset, view: Cut, *, title: str) -> None:
     """Show the first channel in the window of the dataset, if it has one."""
-    image = _thinned(view.cut(dataset.image(view.row)[0]))
+    image = _thinned(view.of(dataset.image(view.row)[0]))
     if dataset.info.intensity.kind == "window":
         show(axes, image, "gray", -0.5, 0.5, title=title)
     else:
@@ -187,7 +140,7 @@ def _thinned(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return picture[::step, ::step]
 
 
-def _describe(dataset: Dataset, view: _View) -> str:
+def _describe(dataset: Dataset, view: Cut) -> str:
     """Return the plane, if there are several, or who drew."""
     if view.axis:
         return view.plane(dataset)

@@ -68,10 +68,16 @@ def check_dataset(recipe: Recipe, dataset: Dataset) -> None:
 def _check_selection(recipe: Recipe, dataset: Dataset) -> None:
     """Check that the validation split has cases for the criterion that selects the model."""
     criterion = recipe.train.select_by
-    num_annotators = {score.name: score.min_annotators for score in selectable_scores()}
-    if criterion not in num_annotators:  # loss or elbo
+    scores = {score.name: score for score in selectable_scores(dataset.dims)}
+    if criterion in ("loss", "elbo"):
         training_stream(recipe, dataset, "val")  # raises an error if the annotator saw no case
-    elif not (dataset.valid[dataset.rows("val")].sum(1) >= num_annotators[criterion]).any():
+    elif criterion not in scores:
+        kind = "volumes" if dataset.dims == 3 else "images"
+        raise ConfigError(
+            f"train.select_by {criterion} is not a score of {kind}, which {dataset.path} has; use loss, elbo or "
+            f"one of {', '.join(scores)}"
+        )
+    elif not (dataset.valid[dataset.rows("val")].sum(1) >= scores[criterion].min_annotators).any():
         raise ConfigError(
             f"train.select_by {criterion} needs cases with several annotators, but no validation "
             f"case of {dataset.path} has two; use loss or elbo"
