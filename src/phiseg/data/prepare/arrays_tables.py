@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
 from phiseg.data.prepare.arrays_npz import Npz
-from phiseg.data.prepare.fixed_size_source import tell, text_of
+from phiseg.data.prepare.fixed_size_source import print_note, text_of
 from phiseg.data.spacing import AXES, SQUARE
 
 MAX_COLUMNS = 16
@@ -128,14 +128,14 @@ class Tables:
             else:
                 columns |= {f"{key}_{i}": self._texts(key, values[:, i]) for i in range(shape[1])}
         for key in sorted(set(ignored) & set(_TAKEN)):
-            tell(
+            print_note(
                 f"{self.path}: ignored '{key}', because cases.csv already has a column of this name; use "
                 "'case_ids' for patients and 'pixel_spacing_mm' for the spacing"
             )
         others = sorted(set(ignored) - set(_TAKEN))
         if others:
             names = ", ".join(f"'{key}'" if key.isprintable() else repr(key) for key in others)
-            tell(f"{self.path}: ignored {names}, not a column with one value per row")
+            print_note(f"{self.path}: ignored {names}, not a column with one value per row")
         return columns
 
     def _texts(self, key: str, values: NDArray[Any]) -> list[str]:

@@ -24,7 +24,7 @@ from phiseg.data.neighbours import STACK_COLUMNS
 from phiseg.data.prepare.arrays_npz import MAX_ROW_BYTES, Npz
 from phiseg.data.prepare.arrays_slices import ArraysSource
 from phiseg.data.prepare.arrays_tables import Tables, check_shape
-from phiseg.data.prepare.fixed_size_source import Item, Source, tell
+from phiseg.data.prepare.fixed_size_source import Item, Source, print_note
 from phiseg.data.spacing import SLICES, THICKNESS, positive_number
 from phiseg.data.writer import Case
 
@@ -204,7 +204,7 @@ def _slice_spacing(tables: Tables, num_rows: int) -> list[str]:
     if any(positive_number(tables.row(row), name) is None for row in range(num_rows)):
         raise DataError(f"{tables.path}: '{name}' must contain finite positive numbers; fix it")
     if name == THICKNESS:
-        tell(f"{tables.path}: no '{SLICES}', so '{THICKNESS}' is used as the distance of the slices")
+        print_note(f"{tables.path}: no '{SLICES}', so '{THICKNESS}' is used as the distance of the slices")
     return tables.columns[name]
 
 

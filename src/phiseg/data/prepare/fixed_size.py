@@ -60,7 +60,7 @@ def write_fixed_size(
     if not survey.num_cases:
         raise DataError(f"{source.path} has no annotated case; check its masks and 'valid'")
     if survey.num_unread:
-        tell(f"{source.path}: skipped {survey.num_unread} images without annotations")
+        print_note(f"{source.path}: skipped {survey.num_unread} images without annotations")
     classes = options.classes or _default_classes(survey.largest_label)
     intensity = _intensity(survey, options, source.path, dims)
     size = (options.size, options.size) if options.size else survey.image_shape[1:]
@@ -149,7 +149,7 @@ def _percentile_range(sample: Sequence[NDArray[Any]], path: Path) -> tuple[float
     low, high = (float(f"{value:.6g}") for value in np.percentile(np.concatenate(sample), PERCENTILES))
     if low >= high:
         high = low + max(1.0, abs(low))
-    tell(
+    print_note(
         f"{path}: chose --window {low:g} {high:g}, percentiles {PERCENTILES[0]} and {PERCENTILES[1]} of the images "
         "(of split 'train', if there are splits); for CT set the window, such as --window -1000 400"
     )

@@ -82,7 +82,7 @@ class FixedSizeOptions:
             )
 
 
-def tell(note: str) -> None:
+def print_note(note: str) -> None:
     """Print a note to stderr without breaking progress bars."""
     tqdm.write(f"phiseg: {note}", file=sys.stderr)
 

@@ -26,7 +26,7 @@ from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.data.prepare import legacy_pickle
 from phiseg.data.prepare.arrays import sha256_of
 from phiseg.data.prepare.fixed_size import write_fixed_size
-from phiseg.data.prepare.fixed_size_source import FixedSizeOptions, Item, Source, tell, text_of
+from phiseg.data.prepare.fixed_size_source import FixedSizeOptions, Item, Source, print_note, text_of
 from phiseg.data.prepare.legacy_pickle import PickledArray
 from phiseg.data.prepare.legacy_png import LAYOUTS, PngFolder
 from phiseg.data.splits import SPLIT_NAMES
@@ -211,7 +211,7 @@ class PickleFile:
         self.path = path
         size = path.stat().st_size
         if size > 2**28:
-            tell(f"{path}: reading {size / 2**30:.1f} GB into memory")
+            print_note(f"{path}: reading {size / 2**30:.1f} GB into memory")
         self._entries = legacy_pickle.load(path)
         if not isinstance(self._entries, dict):
             raise DataError(f"{path} does not contain a dict of crops; give {_FORMS}")

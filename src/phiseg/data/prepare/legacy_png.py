@@ -44,7 +44,7 @@ class PngFolder:
         if not self._crops:
             self.kind, self._crops = "LIDC-IDRI-slices", list(_find_nodules(path))
             if self._crops:
-                tell(
+                print_note(
                     f"{path}: these 8-bit images were scaled per slice and cannot be converted to Hounsfield "
                     "units; for Hounsfield units use 'phiseg prepare lidc'"
                 )
@@ -70,10 +70,10 @@ class PngFolder:
     def tell_counts(self) -> None:
         """Print the numbers of skipped crops and of missing masks to stderr."""
         if self._broken:
-            tell(f"{self.path}: skipped {len(self._broken)} of {len(self)} crops with an unreadable file")
+            print_note(f"{self.path}: skipped {len(self._broken)} of {len(self)} crops with an unreadable file")
         missing = sum(self._num_readers - len(crop.masks) for crop in self._crops)
         if missing:
-            tell(f"{self.path}: {missing} masks have no file and are marked as missing")
+            print_note(f"{self.path}: {missing} masks have no file and are marked as missing")
 
     def _case(self, crop: _Crop) -> Case:
         image = read_png(crop.image)
