@@ -119,7 +119,7 @@ def _print_table(scored: "Sequence[Scored]") -> None:
 
     width = max(21, *(len(row["convention"]) + 2 for row in scored[0].conventions), 0)
     print(f"  {'samples':<{width}}" + "".join(f"{one.summary.num_samples:9d}" for one in scored))
-    for entry in summary_scores():
+    for entry in summary_scores(scored[0].summary.dataset.dims):
         values = [one.summary.scores[entry.name] for one in scored]
         if any(value is not None for value in values):
             print(f"  {entry.name:<{width}}" + "".join(_number(value) for value in values))
