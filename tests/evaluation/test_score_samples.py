@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from helpers import naive_metrics as naive
+from helpers.small_volumes import write_volumes
 from phiseg.comparison.compare import compare
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.data.prepare.phantom import prepare_phantom
@@ -19,6 +20,7 @@ from phiseg.evaluation.score_samples import score
 from phiseg.evaluation.scores import evaluate
 from phiseg.metrics.conventions import CONVENTIONS
 from phiseg.metrics.score_registry import case_scores
+from phiseg.training.loop import train
 
 
 def names_of(data, split="test"):
@@ -343,3 +345,36 @@ def test_wrong_order_or_orientation_causes_a_warning(change, warning, many, scor
     scored(change(drawn(many, "train", num_samples=2)), data=many, split="train")
     err = capsys.readouterr().err
     assert warning in err if warning else "warning" not in err
+
+
+# Volumes
+
+
+def test_volumes_of_different_depth_are_scored(scored, tmp_path):
+    data = tmp_path / "volumes"
+    write_volumes(data)
+    dataset, rng = Dataset.open(data), np.random.default_rng(0)
+    rows = dataset.rows("train").tolist()
+    samples = {dataset.cases[row]["case"]: rng.integers(0, 2, (4, *dataset.size(row)), np.uint8) for row in rows}
+    np.savez(tmp_path / "x.npz", **samples)
+    found = scored(tmp_path / "x.npz", data=data, split="train", num_examples=1)
+    for index, row in enumerate(rows):
+        drawn = [mask.reshape(-1, mask.shape[-1]).tolist() for mask in samples[found.cases["case"][index]]]
+        known = [mask.reshape(-1, mask.shape[-1]).tolist() for mask in dataset.annotations(row)]
+        assert found.cases["ged"][index] == pytest.approx(naive.ged(drawn, known, 2))
+        majority = naive.majority(drawn, 2)
+        expected = np.mean([naive.dice(majority, one, 2) for one in known])
+        assert found.cases["dice"][index] == pytest.approx(expected)
+
+
+def test_volumes_of_phiseg_sample_score_as_in_an_evaluation(make_recipe, scored, cli, tmp_path):
+    data, model = tmp_path / "volumes", tmp_path / "run"
+    write_volumes(data)
+    train(make_recipe("unet", settings={"dims": 3, "image_channels": 2}), data, model, progress=False)
+    settings = ["--data", data, "--num-samples", 3, "--split", "train"]
+    assert cli("sample", model, *settings, "--out", tmp_path / "samples").code == 0
+    evaluate(model, data, tmp_path / "evaluated", num_samples=3, split="train", progress=False)
+    found = scored(tmp_path / "samples", data=data, split="train")
+    expected = read_evaluation(tmp_path / "evaluated")
+    assert found.cases == expected.cases
+    assert found.summary.scores == expected.summary.scores
