@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from phiseg.core.errors import DataError
 from phiseg.data.intensity import Intensity, zscored
-from phiseg.data.prepare.fixed_size_source import FixedSizeOptions, Source, tell
+from phiseg.data.prepare.fixed_size_source import FixedSizeOptions, Source, print_note
 from phiseg.data.prepare.fixed_size_survey import Survey, label_indices, stored_image, survey_source
 from phiseg.data.prepare.rescale import rescaled
 from phiseg.data.splits import split_patients

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from phiseg.core.errors import DataError
-from phiseg.data.prepare.fixed_size_source import Item, tell
+from phiseg.data.prepare.fixed_size_source import Item, print_note
 from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.splits import SPLIT_NAMES
 from phiseg.data.writer import Case
