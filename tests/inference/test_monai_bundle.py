@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.bundle_runs import AXES, WINDOW, mean_of_samples, prepared, random_volume, run, save_tiny_model
 from phiseg.core.errors import DataError, ModelError, OutputError
 from phiseg.data.intensity import Intensity, normalise
 from phiseg.imaging.frame import Frame, cut
@@ -18,52 +19,14 @@ from phiseg.imaging.volume import Volume, from_slices, to_slices
 from phiseg.inference.monai_bundle import Evaluator, MeanPrediction, write_monai_bundle
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.models.noise import seeded_generator
-from phiseg.models.phiseg import PHiSegConfig
-from phiseg.models.pretrained import load_model, save_calibration, save_model
-from phiseg.models.registry import build_model
+from phiseg.models.pretrained import load_model
 from phiseg.models.temperatures import Calibration
-
-WINDOW = {"kind": "window", "low": -100.0, "high": 300.0}
-AXES = np.array([[0, -2.0, 0, 30], [0, 0, 5.0, -20], [0.5, 0, 0, 7], [0, 0, 0, 1]])
-"""Of a volume whose axes go towards Superior, Left and Anterior, with three spacings."""
 
 
 @pytest.fixture
 def save(tmp_path):
     """Return a function that writes the folder of a tiny model with three classes."""
-
-    def save(name="model", *, channels=1, context=0, axes=None, calibration=None, **preprocessing):
-        torch.manual_seed(0)
-        config = PHiSegConfig(
-            channels=(3, 4),
-            num_levels=2,
-            blocks_per_level=1,
-            num_classes=3,
-            image_channels=channels,
-            context=context,
-            head_init=1.0,
-            **(axes or {}),
-        )
-        values = {
-            "classes": ["background", "core", "rim"],
-            "image_channels": channels,
-            "size": [10, 8],
-            "intensity": WINDOW,
-        }
-        model = build_model(config)
-        save_model(
-            tmp_path / name,
-            model,
-            preprocessing=values | preprocessing,
-            provenance={"recipe": "tiny"},
-            card="# A card\n",
-        )
-        if calibration:
-            save_calibration(tmp_path / name, calibration, fit={})
-        return tmp_path / name
-
-    return save
+    return lambda name="model", **settings: save_tiny_model(tmp_path / name, **settings)
 
 
 @pytest.fixture
@@ -71,43 +34,6 @@ def images(tmp_path):
     """Return a folder for images."""
     (tmp_path / "images").mkdir()
     return tmp_path / "images"
-
-
-def run(bundle, images, out, **options):
-    """Run the bundle in this process and return what it wrote, by name."""
-    from monai.bundle import run
-
-    run(
-        config_file=str(bundle / "configs" / "inference.json"),
-        meta_file=str(bundle / "configs" / "metadata.json"),
-        workflow_type="infer",
-        bundle_root=str(bundle),
-        dataset_dir=str(images),
-        output_dir=str(out),
-        **options,
-    )
-    return {path.name: nibabel.load(path) for path in out.iterdir()}
-
-
-def prepared(bundle, images):
-    """Return the first image as the bundle shows it to the network."""
-    from monai.bundle import ConfigParser
-
-    parser = ConfigParser()
-    parser.read_config(str(bundle / "configs" / "inference.json"))
-    parser.update({"dataset_dir": str(images), "bundle_root": str(bundle)})
-    return parser.get_parsed_content("dataset")[0]["image"]
-
-
-def random_volume(shape, affine=AXES):
-    values = np.random.default_rng(3).normal(100, 200, shape).astype(np.float32)
-    return Volume(values, np.asarray(affine, dtype=np.float64))
-
-
-def mean_of_samples(model, image, num_samples, seed=0):
-    """Return mean probabilities (B, K, H, W) of images, each sampled with the same noise."""
-    generators = [seeded_generator(seed, "mean prediction") for _ in image]
-    return model.sample(torch.as_tensor(image), num_samples, generator=generators).softmax(2).mean(1).numpy()
 
 
 def test_monai_command_matches_phiseg_on_scan_grid(save, images, tmp_path):
@@ -258,62 +184,6 @@ def test_stack_neighbours_shows_a_model_with_context_what_predict_shows_it(save,
     means = mean_of_samples(load_model(folder), expected, 2)  # (6, 3, 10, 8)
     np.testing.assert_allclose(found.get_fdata(), means.transpose(3, 2, 0, 1), atol=1e-5)
     assert "| neighbouring slices | 2 on each side" in (tmp_path / "bundle" / "docs" / "README.md").read_text()
-
-
-VOLUMES = {"dims": 3, "strides": ((1, 2, 2),), "kernels": ((1, 3, 3), (3, 3, 3))}
-
-
-@pytest.mark.parametrize("depth", [3, 4])
-def test_bundle_of_volumes_matches_phiseg(depth, save, images, tmp_path):
-    """A volume of one patch, with its last slice repeated if there are too few, is sampled as a whole."""
-    folder = save(plane="axial", axes=VOLUMES, patch_size=[4, 12, 14])
-    affine = np.diag([-1.0, -1, 2, 1])
-    volume = random_volume((14, 12, depth), affine)
-    write_nifti(images / "scan.nii.gz", volume)
-    write_monai_bundle(folder, tmp_path / "bundle")
-    image = normalise(to_slices(volume, "axial").values, Intensity(**WINDOW))[None]  # (1, D, 12, 14)
-    np.testing.assert_allclose(prepared(tmp_path / "bundle", images).numpy(), image, atol=1e-6)
-    written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=3)
-    seen = np.pad(image, [(0, 0), (0, 4 - depth), (0, 0), (0, 0)], mode="edge")
-    (expected,) = mean_of_samples(load_model(folder), seen[None], 3)  # (K, 4, 12, 14)
-    mean, labels = written["scan_mean.nii.gz"], written["scan_labels.nii.gz"]
-    np.testing.assert_allclose(mean.affine, affine, atol=1e-5)
-    np.testing.assert_allclose(mean.get_fdata(), expected[:, :depth].transpose(3, 2, 1, 0), atol=1e-5)
-    np.testing.assert_array_equal(labels.get_fdata(), mean.get_fdata().argmax(3))
-    text = (tmp_path / "bundle" / "docs" / "README.md").read_text()
-    assert "in overlapping patches of 4 x 12 x 14 voxels" in text
-
-
-def test_bundle_of_volumes_covers_a_volume_with_patches(save, images, tmp_path, monkeypatch):
-    folder = save(axes=VOLUMES, channels=2, patch_size=[4, 6, 8], centred_on="nodule")
-    array = np.random.default_rng(0).normal(100, 200, (2, 9, 11, 13))
-    np.save(images / "case.npy", array)
-    write_monai_bundle(folder, tmp_path / "bundle")
-    shapes = []
-    forward = MeanPrediction.forward
-    monkeypatch.setattr(
-        MeanPrediction, "forward", lambda self, image: shapes.append(image.shape) or forward(self, image)
-    )
-    written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=2)
-    assert set(shapes) == {(1, 2, 4, 6, 8)}  # memory is bounded by the patch
-    mean = written["case_mean.nii.gz"].get_fdata()
-    assert mean.shape == (9, 11, 13, 3)
-    covered = mean.sum(3).round(3) == 1  # the central 10 x 8 pixels of all slices, and no other
-    assert [covered.any(axes).sum() for axes in ((1, 2), (0, 2), (0, 1))] == [9, 10, 8]
-    assert covered.sum() == (mean.sum(3) > 0).sum() == 9 * 10 * 8
-
-
-def test_metadata_of_volumes_describes_patches(save, tmp_path, monkeypatch):
-    from monai.bundle import verify_net_in_out
-
-    write_monai_bundle(save(axes=VOLUMES, patch_size=[4, 6, 8]), tmp_path / "bundle")
-    monkeypatch.chdir(tmp_path / "bundle")
-    verify_net_in_out(
-        "network_def", config_file="configs/inference.json", meta_file="configs/metadata.json", device="cpu"
-    )
-    values = json.loads((tmp_path / "bundle" / "configs" / "metadata.json").read_text())
-    assert values["network_data_format"]["inputs"]["image"]["spatial_shape"] == [4, 6, 8]
-    assert values["network_data_format"]["inputs"]["image"]["is_patch_data"]
 
 
 def test_monai_accepts_the_network_and_loads_its_weights(save, tmp_path, monkeypatch):
