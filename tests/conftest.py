@@ -11,12 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from phiseg.cli.main import main
 from phiseg.data.npy import hash_array
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
+
+# No property test may fail because the machine is slow.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tiny networks are faster without threads
 

@@ -191,7 +191,7 @@ keys = st.text("abc_", min_size=1, max_size=4)
 sections = st.dictionaries(keys, st.dictionaries(keys, st.integers(), max_size=4), max_size=4)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(sections, keys, keys, st.integers())
 def test_override_changes_exactly_one_value(values, section, key, number):
     result = apply_overrides(values, [f"--{section}.{key}", str(number)])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from phiseg.core.random import derive_seed
 
 keys = st.lists(st.integers() | st.text(max_size=5), max_size=4).map(tuple)
-quick = settings(deadline=None, max_examples=200)
+quick = settings(max_examples=200)
 
 
 @pytest.mark.parametrize(

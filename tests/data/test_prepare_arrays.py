@@ -51,7 +51,7 @@ def prepare(tmp_path):
     annotators=st.integers(1, 4),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_are_unchanged(prepare, images, annotators, data):
     num_rows, height, width = images.shape[:3]
     masks = data.draw(hnp.arrays(np.uint8, (num_rows, annotators, height, width), elements=st.integers(0, 4)))
@@ -332,7 +332,7 @@ WHOLE = whole_npz()
         st.binary(max_size=100),
     )
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_npz_gives_dataset_or_one_line_error(tmp_path, damage):
     path = tmp_path / "damaged.npz"
     path.write_bytes(damage)

@@ -453,7 +453,7 @@ WHOLE = pickle.dumps(some_crops(3, size=4), 2)
         st.binary(max_size=60).map(lambda tail: b"\x80\x04" + tail + b"."),
     )
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_pickle_gives_dataset_or_one_line_error(prepare, pickled, damage):
     complaint = ""
     try:

@@ -40,7 +40,7 @@ def picture(size, seed=0):
     return np.random.default_rng(seed).integers(0, 200, size).astype(np.float64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SIZES, PLACES, STEPS, SIZES)
 def test_cut_linear_matches_reference(size, origin, step, out_size):
     image, frame = picture(size), Frame(origin, step, out_size)
@@ -48,7 +48,7 @@ def test_cut_linear_matches_reference(size, origin, step, out_size):
     np.testing.assert_allclose(cut(image, frame, fill=-7, interpolation="linear"), expected, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SIZES, PLACES, STEPS, SIZES)
 def test_cut_nearest_matches_reference(size, origin, step, out_size):
     labels, frame = picture(size).astype(np.uint8), Frame(origin, step, out_size)
@@ -57,7 +57,7 @@ def test_cut_nearest_matches_reference(size, origin, step, out_size):
     np.testing.assert_array_equal(found, naive_cut(labels, frame, 255, "nearest"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SIZES, WHOLE, SIZES, st.sampled_from(["linear", "nearest"]))
 def test_cut_copies_whole_pixels(size, origin, out_size, interpolation):
     image, frame = picture(size), Frame((float(origin[0]), float(origin[1])), (1.0, 1.0), out_size)
@@ -66,7 +66,7 @@ def test_cut_copies_whole_pixels(size, origin, out_size, interpolation):
     np.testing.assert_array_equal(cut(image, frame, fill=-7, interpolation=interpolation), expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PLACES | WHOLE, STEPS, SIZES, st.tuples(st.integers(0, 5), st.integers(0, 5)))
 def test_cut_is_equivariant_to_shifts(origin, step, out_size, shift):
     image = picture((7, 8))
@@ -80,7 +80,7 @@ def test_cut_is_equivariant_to_shifts(origin, step, out_size, shift):
     assert not found[~inside].any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(WHOLE, SIZES)
 def test_inverse_frame_restores_position(origin, out_size):
     image = picture((7, 8))

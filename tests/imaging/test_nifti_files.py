@@ -183,7 +183,7 @@ def test_read_nifti_verifies_gzip_checksum(tmp_path):
         read_nifti(path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gzipped=st.sampled_from(["inside", "outside", "no"]),
     cut=st.integers(0, 600),

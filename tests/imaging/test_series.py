@@ -68,7 +68,7 @@ def test_read_series_of_any_orientation_matches_itk(tmp_path, plane):
     assert_same_as_itk(series, itk_series(tmp_path)[0], tolerance=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(angles=st.tuples(*[st.floats(-180, 180)] * 3), distance=st.floats(0.3, 8), count=st.integers(1, 6))
 def test_read_series_follows_dicom_geometry(tmp_path_factory, angles, distance, count):
     """Equation C.7.6.2.1-1 for every pixel of every slice, and a round trip through NIfTI."""

@@ -60,7 +60,7 @@ def test_there_are_48_orientations():
     assert len(set(ORIENTATIONS)) == 48
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(volumes, st.sampled_from(list(PLANES)))
 def test_from_slices_inverts_to_slices(volume, plane):
     stack = to_slices(volume, plane)
@@ -69,7 +69,7 @@ def test_from_slices_inverts_to_slices(volume, plane):
     np.testing.assert_array_equal(back.affine, volume.affine)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(volumes, st.sampled_from(list(PLANES)))
 def test_to_slices_keeps_world_positions(volume, plane):
     before, after = places(volume), places(to_slices(volume, plane))
@@ -96,7 +96,7 @@ def test_to_slices_uses_radiological_convention():
     np.testing.assert_array_equal(to_slices(volume, "sagittal").values[2], volume.values[2, :, ::-1].T)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(volumes, st.sampled_from(ORIENTATIONS))
 def test_reoriented_like_undoes_axis_permutation(volume, codes):
     turned = volume.reoriented(codes)

@@ -46,7 +46,7 @@ def prediction(labels, *, affine=None, plane="axial", classes=("background", "le
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     codes=st.sampled_from(["LPS", "RAS", "ASL", "IRP"]),
     turn=st.tuples(*[st.floats(-40, 40)] * 3),
@@ -76,7 +76,7 @@ def test_ball_volume_and_diameter_match_radius():
     assert lesion.present == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     mask=arrays(bool, st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7))),
     spacing=st.tuples(st.floats(0.2, 5), st.floats(0.2, 5)),
@@ -159,7 +159,7 @@ def test_tiny_volumes_keep_their_digits():
     assert found.volume_ml.samples == pytest.approx((2e-6, 0))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(labels=arrays(np.uint8, (3, 3, 2, 2), elements=st.integers(0, 1)))
 def test_agreement_is_mean_pairwise_iou(labels):
     scores = []

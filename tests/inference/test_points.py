@@ -42,7 +42,7 @@ def test_invalid_point_is_rejected(text):
     assert f"'{text}'" in str(caught.value)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(affine=affines, voxel=st.tuples(*[st.floats(-5, 50)] * 3))
 def test_voxel_mm_and_lps_agree(affine, voxel):
     volume = Volume(np.zeros((2, 2, 2)), affine)

@@ -60,7 +60,7 @@ def assert_same(first, second, *, tolerance=1e-5):
 # Where voxels go
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(affine=affines, shape=shapes, plane=planes, size=sizes)
 def test_two_balls_keep_their_world_position(affine, shape, plane, size):
     """Two channels, three classes; slices smaller than the images are padded, larger ones tiled."""
@@ -81,7 +81,7 @@ def test_two_balls_keep_their_world_position(affine, shape, plane, size):
         assert measure(prediction).classes["a"].present == (expected == 1).any()
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(affine=affines, shape=shapes, size=sizes, spacing=st.tuples(*[st.sampled_from([0.6, 1.0, 1.3])] * 2))
 def test_two_balls_keep_their_position_after_resampling(affine, shape, size, spacing):
     """A ball's depth changes by 1 per mm: interpolation there and back moves its surface by little."""
@@ -112,7 +112,7 @@ def test_input_spacing_is_in_training_range(own, seen):
     np.testing.assert_allclose(np.diff(image, axis=1), seen * 10 / 2000, rtol=1e-3)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(affine=affines, shape=shapes, size=sizes)
 def test_results_of_resampled_scan_are_on_its_grid(affine, shape, size):
     volume = ball(shape, affine, radius=3.7)
@@ -136,7 +136,7 @@ def test_resampled_lesions_are_cut_off_by_the_crop(spacing, radius, cut_off):
     }
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(affine=affines, shape=shapes, plane=planes, scale=st.floats(0.1, 50), shift=st.floats(-1000, 1000))
 def test_z_scores_use_the_whole_volume(affine, shape, plane, scale, shift):
     depths = ball(shape, affine).values.astype(np.float64)
@@ -491,7 +491,7 @@ def bodies_at(mask, point, spacing, tolerance=5.0):
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 999), point=st.tuples(*[st.integers(0, 9)] * 3), reach=st.sampled_from([None, 0, 2.4, inf])
 )
@@ -530,7 +530,7 @@ def test_lesion_is_the_component_at_the_point(seed, point, reach):
     assert (prediction.mean_probs[0] + prediction.mean_probs[1]).min() > 0.999
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(affine=affines, spacing=st.sampled_from([None, (0.9, 0.9)]), offset=st.tuples(*[st.floats(-1, 1)] * 3))
 def test_lesion_is_followed_in_world_coordinates(affine, spacing, offset):
     """A ball of 2.5 mm, shown by a point in it, beside another one that is not touched; in any geometry."""

@@ -24,7 +24,7 @@ def raters(count, seed, *, wrong=0.1, size=16, num_classes=2):
     return torch.from_numpy(truth.astype(np.uint8)), torch.from_numpy(found.astype(np.uint8))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 6), st.sampled_from([2, 3, 5]), st.integers(0, 10**6))
 def test_majority_and_mean_match_reference(count, num_classes, seed):
     found = masks(count, num_classes, seed)
@@ -36,7 +36,7 @@ def test_majority_and_mean_match_reference(count, num_classes, seed):
     torch.testing.assert_close(mean, one_hot.permute(2, 0, 1))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(2, 6), st.integers(0, 10**6))
 def test_staple_with_two_classes_matches_warfield(count, seed):
     _, found = raters(count, seed, wrong=0.2, size=10)

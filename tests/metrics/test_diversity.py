@@ -12,7 +12,7 @@ def masks(count, num_classes, seed, size=(3, 3)):
     return torch.randint(num_classes, (count, *size), generator=torch.Generator().manual_seed(seed))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(2, 6), st.sampled_from([2, 3, 5]), st.sampled_from([0.0, 1.0]), st.integers(0, 10**6))
 def test_diversity_is_mean_over_distinct_pairs(count, num_classes, both_empty, seed):
     found = masks(count, num_classes, seed)

@@ -17,7 +17,7 @@ def masks(count, num_classes, seed, size=(3, 3)):
 seeds = st.integers(0, 10**6)
 counts = st.integers(1, 6)
 classes = st.sampled_from([2, 3, 5])
-quick = settings(deadline=None, max_examples=50)
+quick = settings(max_examples=50)
 
 
 @quick

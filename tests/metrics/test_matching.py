@@ -17,7 +17,7 @@ counts = st.sampled_from([(1, 1), (1, 4), (2, 3), (3, 2), (4, 2), (6, 3), (5, 5)
 classes = st.sampled_from([2, 3])
 empties = st.sampled_from([0.0, 1.0])
 seeds = st.integers(0, 10**6)
-quick = settings(deadline=None, max_examples=30)
+quick = settings(max_examples=30)
 
 
 @quick

@@ -18,7 +18,7 @@ from phiseg.metrics import (
 )
 
 seeds = st.integers(0, 10**6)
-quick = settings(deadline=None, max_examples=50)
+quick = settings(max_examples=50)
 
 
 def softmax_samples(num_samples, num_classes, seed, *, size=(3, 4), sharpness=2.0, dtype=torch.float64):

@@ -19,7 +19,7 @@ def masks(count, num_classes, seed, size=(3, 4)):
 sets = st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from([2, 3, 6]), st.integers(0, 10**6))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(sets, st.sampled_from([0.0, 0.5, 1.0]))
 def test_pairwise_iou_matches_reference(sizes, both_empty):
     num_first, num_second, num_classes, seed = sizes
@@ -29,7 +29,7 @@ def test_pairwise_iou_matches_reference(sizes, both_empty):
     torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(sets, st.sampled_from([0.0, 0.5, 1.0]))
 @pytest.mark.parametrize(("score", "definition"), [(iou, naive.iou), (dice, naive.dice)])
 def test_iou_and_dice_broadcast_and_match_reference(score, definition, sizes, both_empty):
@@ -40,7 +40,7 @@ def test_iou_and_dice_broadcast_and_match_reference(score, definition, sizes, bo
     torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(0, 10**6))
 def test_dice_follows_from_iou_for_one_label(seed):
     first, second = masks(4, 2, seed), masks(4, 2, seed + 1)

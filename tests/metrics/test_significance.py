@@ -9,7 +9,7 @@ from scipy import stats
 from phiseg.core.errors import DataError
 from phiseg.metrics import paired_t_test, patient_interval, patient_t_test
 
-quick = settings(deadline=None, max_examples=50)
+quick = settings(max_examples=50)
 
 
 def student_tail(t, dof, steps=200_000):

@@ -11,7 +11,7 @@ from torch.distributions import kl_divergence as torch_kl
 from phiseg.models.gaussian import Gaussian, GaussianHead, kl_divergence
 
 MIN_STD = 1e-4
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 seeds = st.integers(0, 10**6)
 shapes = st.sampled_from([(1, 1), (3, 6), (2, 2, 3, 4), (1, 1, 1, 1)])
 

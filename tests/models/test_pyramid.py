@@ -44,7 +44,7 @@ def test_plan_for_squares_is_regular():
     assert plan_pyramid((3.0, 3.0, 3.0), 1, (8, 8, 8)) == Pyramid.regular(3, 1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(spacings, st.integers(1, 7), st.data())
 def test_plan_makes_pixels_more_regular(spacing, num_levels, data):
     pyramid = plan_pyramid(spacing, num_levels)

@@ -9,7 +9,7 @@ from phiseg.models.registry import build_model
 from phiseg.models.segmenter import crop, fold_samples, repeat_samples, unfold_samples, with_labels
 from phiseg.models.unet import UNetConfig
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 sides = st.integers(1, 30)
 
 
