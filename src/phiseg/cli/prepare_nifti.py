@@ -1,7 +1,6 @@
 """The command `phiseg prepare nifti`."""
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +12,23 @@ import tyro
 from phiseg.cli.early_checks import check_exists
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.cli.prepare_common import command_line, print_summary
-from phiseg.core.errors import ConfigError
+from phiseg.cli.prepare_options import file_patterns, parse_size, parse_values
 
 
 @dataclass
 class PrepareNifti:
-    """Prepare a dataset of slices or volumes from NIfTI files with one label file per rater.
+    r"""Prepare a dataset of slices or volumes from NIfTI files with one label file per rater.
 
     SRC has one folder per case: <case>/image.nii.gz (a fourth dimension holds channels) and
     <case>/rater-<name>.nii.gz. Alternatively, SRC is a raw data folder of nnU-Net: imagesTr/<case>_0000.nii.gz
     (_0001 and so on are further channels), one label folder per rater such as labelsTr_anna/<case>.nii.gz, and
     dataset.json with the class names. Each case is one patient, unless SRC/patients.csv (case,patient) maps cases
     to patients.
+
+    For any other layout, give the patterns of the file names with `--image` and `--rater`. A pattern is compared
+    with the end of each path. It is a glob, in which {rater}, {case}, {target}, {patient} and {split} name parts of
+    the path and a single * in --rater is the rater, or a regular expression with named groups such as
+    (?P<rater>\d+).
 
     A rater without a file for a case is marked as missing for this case. Image and labels must be on the same grid,
     but their axes may be in different orders. Unusable cases are reported, skipped and counted at the end.
@@ -33,12 +37,22 @@ class PrepareNifti:
         phiseg prepare nifti scans data --window -1000 400
         phiseg prepare nifti prostate data --spacing 0.6 --size 192 --merge 3:0 --classes background tz pz
         phiseg prepare nifti scans data --volumes --spacing 0.7 --size 256 --window -1000 400
+        phiseg prepare nifti brain-growth data --image image.nii.gz \
+            --rater 'task{target}_seg{rater}.nii.gz' --target 01 --dry-run
+        phiseg prepare nifti MSSEG-2 data --image flair_time01*.nii.gz flair_time02*.nii.gz \
+            --rater 'ground_truth_expert(?P<rater>\d+).nii.gz'
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
     """Folder with the volumes."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Folder of the dataset to write."""
+    image: Annotated[tuple[str, ...], optional("PATTERN ...", "the layouts above")] = ()
+    """Pattern of the images. Several patterns are several channels."""
+    rater: Annotated[str | None, optional("PATTERN", "the layouts above")] = None
+    """Pattern of the label files."""
+    target: Annotated[str | None, optional("NAME", "the only one")] = None
+    """Value of {target} in the names of the label files, if there are several structures with a file each."""
     volumes: Flag = False
     """Write each scan as a volume, for 3-D models, instead of separate slices. Slices are resampled and cropped in
     their plane only."""
@@ -66,6 +80,8 @@ class PrepareNifti:
     """Number of processes. Each holds one case in memory."""
     strict: Flag = False
     """Stop at the first unusable case instead of skipping it."""
+    dry_run: Flag = False
+    """List cases, raters, sizes and classes without writing anything."""
     overwrite: Flag = False
     """Replace OUT if it is a dataset."""
 
@@ -74,22 +90,34 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(PrepareNifti, arguments, prog=prog)
     check_exists(command.source)
-    from phiseg.data.prepare.nifti import prepare_nifti
+    patterns = file_patterns(command.image, command.rater, command.target)
+    from phiseg.data.prepare.nifti import prepare_nifti, preview_nifti
     from phiseg.data.prepare.nifti_slices import Slicing
     from phiseg.data.splits import parse_fractions
 
+    slicing = Slicing(
+        plane=command.plane,
+        spacing=command.spacing,
+        size=parse_size(command.size),
+        window=command.window,
+        slices=command.slices,
+        volumes=command.volumes,
+    )
+    merge = parse_values(command.merge, option="--merge")
+    if command.dry_run:
+        classes, strict = command.classes, command.strict
+        print(
+            preview_nifti(
+                command.source, patterns=patterns, slicing=slicing, merge=merge, classes=classes, strict=strict
+            )
+        )
+        return
     dataset = prepare_nifti(
         command.source,
         command.out,
-        slicing=Slicing(
-            plane=command.plane,
-            spacing=command.spacing,
-            size=_size(command.size),
-            window=command.window,
-            slices=command.slices,
-            volumes=command.volumes,
-        ),
-        merge=_merge(command.merge),
+        patterns=patterns,
+        slicing=slicing,
+        merge=merge,
         classes=command.classes,
         modality=command.modality,
         seed=command.seed,
@@ -105,25 +133,3 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         print(f"phiseg: {total - kept} of {total} cases skipped, for the reasons above", file=sys.stderr)
     print(f"annotators: {', '.join(dataset.annotator_names)}")
     print_summary(dataset)
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+)(?:[x,](\d+))?", text)
-    if not match:
-        raise ConfigError(f"--size '{text}' is not a size in pixels; use a number or HxW, such as 192 or 192x160")
-    return int(match[1]), int(match[2] or match[1])
-
-
-def _merge(pairs: Sequence[str]) -> dict[int, int]:
-    merge: dict[int, int] = {}
-    for pair in pairs:
-        match = re.fullmatch(r"(-?\d+):(\d+)", pair)
-        if not match:
-            raise ConfigError(f"--merge '{pair}' is not of the form OLD:NEW; give two labels, such as 3:0")
-        old, new = int(match[1]), int(match[2])
-        if merge.get(old, new) != new:
-            raise ConfigError(f"--merge maps label {old} to both {merge[old]} and {new}; remove one of them")
-        merge[old] = new
-    return merge

@@ -21,7 +21,8 @@ from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
 from phiseg.data.manifest import MISSING
-from phiseg.data.prepare.nifti_layout import AnnotatedScan, NiftiSource, find_annotated_scans, read_class_names
+from phiseg.data.prepare.found_files import AnnotatedImage, FoundFiles
+from phiseg.data.prepare.nifti_layout import find_annotated_scans, read_class_names
 from phiseg.data.prepare.nifti_slices import (
     Slicing,
     SlicingPlan,
@@ -33,11 +34,15 @@ from phiseg.data.prepare.nifti_slices import (
     plane_of,
     read_merged,
 )
+from phiseg.data.prepare.option_checks import check_resampled
+from phiseg.data.prepare.patterns import FilePatterns
+from phiseg.data.prepare.patterns_search import find_by_patterns
+from phiseg.data.prepare.preview import Preview, PreviewedCase
 from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.splits import split_patients
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.imaging.nifti_files import read_nifti_header
+from phiseg.imaging.nifti_files import SUFFIXES, read_nifti_header
 from phiseg.imaging.volume import Volume, to_slices
 
 
@@ -45,6 +50,7 @@ def prepare_nifti(
     source: AnyPath,
     out: AnyPath,
     *,
+    patterns: FilePatterns | None = None,
     slicing: Slicing | None = None,
     merge: Mapping[int, int] | None = None,
     classes: Sequence[str] | None = None,
@@ -62,8 +68,9 @@ def prepare_nifti(
     The entry `source` of `dataset.json` lists the raters in the order of the annotators, and the skipped cases.
 
     Args:
-        source: folder in one of the layouts of `nifti_layout`.
+        source: folder in one of the layouts of `nifti_layout`, or with files that match `patterns`.
         out: folder of the dataset to write.
+        patterns: where the images and labels are, if the folder has another layout.
         slicing: slicing options.
         merge: mapping from old to new labels, applied at once; other labels are kept.
         classes: class names, background first; by default those of dataset.json, or numbers.
@@ -86,8 +93,9 @@ def prepare_nifti(
     split_patients([], seed=seed, fractions=fractions)  # validate before reading
     slicing = slicing or Slicing()
     skipped = SkippedCases(strict)
-    found = find_annotated_scans(source, skipped)
-    scans, plan = _survey(source, found, slicing, dict(merge or {}), classes, skipped, progress)
+    found = _find(source, patterns, skipped)
+    scans, _, plan = _survey(source, found, slicing, dict(merge or {}), classes, skipped, progress)
+    splits: dict[str, list[str]] = {}  # filled while reading, before splits.json is written
 
     def cases() -> Iterator[Case]:
         results = in_order(partial(cases_of_scan, plan=plan), scans, workers)
@@ -95,6 +103,8 @@ def prepare_nifti(
             slices: list[Case] = []
             with skipped.unless_good(scan.case):
                 slices = result()
+            if slices and scan.split and scan.patient not in (members := splits.setdefault(scan.split, [])):
+                members.append(scan.patient)
             yield from slices
 
     origin: dict[str, JsonValue] = {
@@ -116,6 +126,7 @@ def prepare_nifti(
         intensity=_intensity(slicing.window),
         cases=cases(),
         dims=3 if slicing.volumes else 2,
+        splits=splits if found.has_splits else None,
         seed=seed,
         fractions=fractions,
         spacing_mm=plan.spacing_mm,
@@ -127,16 +138,49 @@ def prepare_nifti(
     )
 
 
+def preview_nifti(
+    source: AnyPath,
+    *,
+    patterns: FilePatterns | None = None,
+    slicing: Slicing | None = None,
+    merge: Mapping[int, int] | None = None,
+    classes: Sequence[str] | None = None,
+    strict: bool = False,
+    progress: bool = True,
+) -> Preview:
+    """Return what `prepare_nifti` would read, from headers and, without `classes`, from labels."""
+    source, skipped = Path(source), SkippedCases(strict)
+    found = _find(source, patterns, skipped)
+    slicing = slicing or Slicing()
+    scans, stacks, plan = _survey(source, found, slicing, dict(merge or {}), classes, skipped, progress)
+    cases = []
+    for scan, stack in zip(scans, stacks, strict=True):
+        grid = " x ".join(map(str, stack.grid))
+        spacing = " x ".join(f"{mm:.3g}" for mm in stack.spacing_mm)
+        cases.append(PreviewedCase(scan, f"{grid} voxels of {spacing} mm"))
+    return Preview(cases=cases, raters=plan.raters, classes=plan.classes, size=plan.size, channels=plan.channels)
+
+
+def _find(source: Path, patterns: FilePatterns | None, skipped: SkippedCases) -> FoundFiles:
+    if patterns is None:
+        return find_annotated_scans(source, skipped)
+    return find_by_patterns(source, patterns, SUFFIXES, skipped)
+
+
 def _survey(
     folder: Path,
-    found: NiftiSource,
+    found: FoundFiles,
     slicing: Slicing,
     merge: dict[int, int],
     classes: Sequence[str] | None,
     skipped: SkippedCases,
     progress: bool,
-) -> tuple[list[AnnotatedScan], SlicingPlan]:
-    """Determine the properties that all cases share from headers; read labels only if no class names are given."""
+) -> tuple[list[AnnotatedImage], list[Volume], SlicingPlan]:
+    """Determine the properties that all cases share from headers; read labels only if no class names are given.
+
+    Returns:
+        Usable cases, their headers as stacks of slices, and the common properties.
+    """
     names = tuple(classes) if classes else _merged_names(read_class_names(folder), merge)
     if names and not 2 <= len(names) <= MISSING:
         raise ConfigError(
@@ -145,10 +189,10 @@ def _survey(
     if names and len(set(names)) < len(names):
         raise ConfigError(f"two of the classes {', '.join(names)} have the same name; set --classes")
     read_labels = read_nifti_header if names else partial(read_merged, merge=merge)
-    scans: list[AnnotatedScan] = []
+    scans: list[AnnotatedImage] = []
     stacks: list[Volume] = []
     labels, types, channels = {0}, set[np.dtype[Any]](), Counter[int]()
-    for scan in tqdm(found.scans, desc="reading headers", unit="volume", disable=not progress):
+    for scan in tqdm(found.cases, desc="reading headers", unit="volume", disable=not progress):
         with skipped.unless_good(scan.case):
             images, drawn = on_one_grid(scan, partial(read_nifti_header, channels=True), read_labels)
             scans.append(scan)
@@ -160,16 +204,21 @@ def _survey(
     if not scans:
         raise DataError(f"{folder} has no usable case; see the messages above")
     frames = [frame_of(stack, slicing, size=None) for stack in stacks]
+    check_resampled(slicing.spacing, [stack.grid[1:] for stack in stacks], [frame.size for frame in frames])
     height, width = (max(frame.size[axis] for frame in frames) for axis in (0, 1))
-    return scans, SlicingPlan(
-        slicing=slicing,
-        size=slicing.size or (height, width),
-        channels=channels.most_common(1)[0][0],
-        dtype=_stored_type(slicing.window, types),
-        spacing_mm=_common([pixel_mm(stack, frame) for stack, frame in zip(stacks, frames, strict=True)]),
-        classes=names or _numbered(labels, folder),
-        merge=merge,
-        raters=tuple(found.raters),
+    return (
+        scans,
+        stacks,
+        SlicingPlan(
+            slicing=slicing,
+            size=slicing.size or (height, width),
+            channels=channels.most_common(1)[0][0],
+            dtype=_stored_type(slicing.window, types),
+            spacing_mm=_common([pixel_mm(stack, frame) for stack, frame in zip(stacks, frames, strict=True)]),
+            classes=names or _numbered(labels, folder),
+            merge=merge,
+            raters=tuple(found.raters),
+        ),
     )
 
 

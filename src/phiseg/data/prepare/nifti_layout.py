@@ -15,7 +15,6 @@ Files may be .nii or .nii.gz. Each case is one patient, unless SRC/patients.csv 
 patients.
 """
 
-import csv
 import json
 import re
 from collections import defaultdict
@@ -24,34 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phiseg.core.errors import DataError
+from phiseg.data.prepare.found_files import AnnotatedImage, FoundFiles, read_patients
 from phiseg.data.prepare.skipped import SkippedCases
 
 _NIFTI = re.compile(r"(?P<stem>.+?)\.nii(\.gz)?")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
-
-
-@dataclass(frozen=True)
-class AnnotatedScan:
-    """The files of one case."""
-
-    case: str
-    patient: str
-    images: tuple[Path, ...]
-    """One file, or one per channel."""
-    labels: dict[str, Path]
-    """Label file of each rater of this case."""
-
-
-@dataclass(frozen=True)
-class NiftiSource:
-    """Cases and raters of a folder."""
-
-    layout: str
-    scans: list[AnnotatedScan]
-    num_cases: int
-    """Number of cases found, including incomplete ones."""
-    raters: list[str]
-    """Sorted names of all raters; the position is the index of the annotator."""
 
 
 @dataclass
@@ -62,7 +38,7 @@ class _Files:
     labels: list[tuple[str, Path]]
 
 
-def find_annotated_scans(folder: Path, skipped: SkippedCases) -> NiftiSource:
+def find_annotated_scans(folder: Path, skipped: SkippedCases) -> FoundFiles:
     """List the cases of a folder; incomplete cases are skipped.
 
     Raises:
@@ -79,15 +55,15 @@ def find_annotated_scans(folder: Path, skipped: SkippedCases) -> NiftiSource:
             f"{folder} has no cases; expected <case>/image.nii.gz and <case>/rater-<name>.nii.gz, "
             "or imagesTr/<case>_0000.nii.gz and labelsTr_<name>/<case>.nii.gz"
         )
-    patients = _patients(folder / "patients.csv", set(found))
+    patients = read_patients(folder / "patients.csv", set(found))
     scans = []
     for case, files in sorted(found.items()):
         with skipped.unless_good(case):
             _check(files, where=folder / ("imagesTr" if nnunet else case), channel_files=nnunet)
-            scans.append(AnnotatedScan(case, patients.get(case, case), tuple(files.images), dict(files.labels)))
-    return NiftiSource(
+            scans.append(AnnotatedImage(case, patients.get(case, case), tuple(files.images), dict(files.labels)))
+    return FoundFiles(
         layout="nnU-Net" if nnunet else "case folders",
-        scans=scans,
+        cases=scans,
         num_cases=len(found),
         raters=sorted({rater for scan in scans for rater in scan.labels}),
     )
@@ -170,26 +146,3 @@ def _check(files: _Files, *, where: Path, channel_files: bool) -> None:
         if rater in home:
             raise DataError(f"{home[rater]} and {path} are both of rater '{rater}'; remove one of them")
         home[rater] = path
-
-
-def _patients(path: Path, cases: set[str]) -> dict[str, str]:
-    if not path.exists():
-        return {}
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file, strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"cannot read {path} ({getattr(error, 'strerror', None) or error}); save it as CSV"
-        ) from None
-    patients: dict[str, str] = {}
-    for line, row in enumerate(rows, start=2):
-        case, patient = row.get("case"), row.get("patient")
-        if not case or not patient:
-            raise DataError(f"{path}, line {line}: no case or no patient; the first line must be 'case,patient'")
-        if case not in cases:
-            raise DataError(f"{path}, line {line}: unknown case '{case}'; fix the name or remove the line")
-        if case in patients:
-            raise DataError(f"{path}, line {line}: case '{case}' occurs twice; remove one of the lines")
-        patients[case] = patient
-    return patients

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.manifest import MISSING
-from phiseg.data.prepare.nifti_layout import AnnotatedScan
+from phiseg.data.prepare.found_files import AnnotatedImage
 from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
 from phiseg.data.spacing import HORIZONTAL, SLICES, VERTICAL
 from phiseg.data.store import check_classes
@@ -74,7 +74,7 @@ class SlicingPlan:
     raters: tuple[str, ...]
 
 
-def cases_of_scan(scan: AnnotatedScan, plan: SlicingPlan) -> list[Case]:
+def cases_of_scan(scan: AnnotatedImage, plan: SlicingPlan) -> list[Case]:
     """Read one scan and return its slices, or the whole volume."""
     images, drawn = on_one_grid(scan, partial(read_nifti, channels=True), partial(_read_classes, plan=plan))
     plane = plane_of(plan.slicing, images[0])
@@ -127,7 +127,7 @@ def cases_of_scan(scan: AnnotatedScan, plan: SlicingPlan) -> list[Case]:
 
 
 def on_one_grid(
-    scan: AnnotatedScan, read_image: Callable[[Path], Volume], read_labels: Callable[[Path], Volume]
+    scan: AnnotatedImage, read_image: Callable[[Path], Volume], read_labels: Callable[[Path], Volume]
 ) -> tuple[list[Volume], dict[str, Volume]]:
     """Read the files of a scan, with the axes in the order of the first image.
 

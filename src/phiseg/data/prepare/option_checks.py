@@ -1,11 +1,16 @@
 """Validation of options shared by several sources."""
 
-from math import inf, isfinite
+from collections.abc import Sequence
+from math import isfinite
 
 from phiseg.core.errors import ConfigError
 
 MAX_SIZE = 8192
 """Maximum side of an image in pixels. Larger values are typing errors and would exceed memory."""
+MAX_SPACING = 20.0
+"""Maximum pixel spacing in mm. Larger values are typing errors, such as 60 for 0.60."""
+MIN_RESAMPLED = 16
+"""Minimum side of a resampled slice in pixels, unless the slice is smaller before resampling."""
 
 
 def check_size(*sides: int) -> None:
@@ -17,8 +22,29 @@ def check_size(*sides: int) -> None:
 
 def check_spacing(spacing_mm: float | None) -> None:
     """Raise ConfigError if a pixel spacing is invalid. None keeps the spacing of the source."""
-    if spacing_mm is not None and not 0 < spacing_mm < inf:
-        raise ConfigError(f"spacing {spacing_mm:g} is invalid; give a positive number of millimetres, such as 0.6")
+    if spacing_mm is not None and not 0 < spacing_mm <= MAX_SPACING:
+        raise ConfigError(
+            f"spacing {spacing_mm:g} is invalid; give a positive number of millimetres up to {MAX_SPACING:g}, "
+            "such as 0.6"
+        )
+
+
+def check_resampled(
+    spacing_mm: float | None, before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]
+) -> None:
+    """Raise ConfigError if resampling to a pixel spacing leaves hardly any pixels of a slice.
+
+    Args:
+        spacing_mm: pixel spacing; None if slices are not resampled.
+        before: height and width of the slices of each scan.
+        after: the same after resampling.
+    """
+    for old, new in zip(before, after, strict=True):
+        if spacing_mm is not None and min(new) < min(MIN_RESAMPLED, *old):
+            raise ConfigError(
+                f"spacing {spacing_mm:g} turns slices of {old[0]} x {old[1]} into {new[0]} x {new[1]} pixels; "
+                "give millimetres per pixel, such as 0.6"
+            )
 
 
 def check_window(window: tuple[float, float] | None) -> None:

@@ -1,0 +1,122 @@
+"""Image files with the label files of their raters, as found in a folder or listed in a table."""
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from phiseg.core.errors import DataError
+from phiseg.data.splits import SPLIT_NAMES
+
+_SPLITS = {"training": "train", "validation": "val", "valid": "val", "testing": "test"}
+"""Common spellings of the names of splits."""
+
+
+@dataclass(frozen=True)
+class AnnotatedImage:
+    """The files of one case."""
+
+    case: str
+    patient: str
+    images: tuple[Path, ...]
+    """One file, or one per channel."""
+    labels: dict[str, Path]
+    """Label file of each rater of this case."""
+    split: str | None = None
+    """Split in the source, if it has splits."""
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """Cases and raters of a source."""
+
+    layout: str
+    cases: list[AnnotatedImage]
+    num_cases: int
+    """Number of cases found, including incomplete ones."""
+    raters: list[str]
+    """Sorted names of all raters; the position is the index of the annotator."""
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether the source assigns cases to splits."""
+        return any(case.split for case in self.cases)
+
+
+def raters_of(cases: Iterable[AnnotatedImage]) -> list[str]:
+    """Return the names of all raters; numbers in names are sorted by value.
+
+    >>> raters_of([AnnotatedImage("c", "p", (), {"r10": Path(), "r2": Path()})])
+    ['r2', 'r10']
+    """
+    return sorted({rater for case in cases for rater in case.labels}, key=by_numbers)
+
+
+def by_numbers(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts names with numbers in them by the values of these numbers."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part]
+
+
+def split_name(name: str | None) -> str | None:
+    """Return the usual name of a split, such as train for Training; other names are unchanged.
+
+    >>> split_name("Training"), split_name("fold1"), split_name("")
+    ('train', 'fold1', None)
+    """
+    if not name:
+        return None
+    lower = name.lower()
+    return lower if lower in SPLIT_NAMES else _SPLITS.get(lower, name)
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """Return a short unique name for each file: the file name, the folder or the whole path, without suffixes.
+
+    >>> unique_names([Path("a/image.nii.gz"), Path("b/image.nii.gz")])
+    ['a', 'b']
+    """
+    for names in (list(map(stem_of, paths)), [path.parent.name for path in paths]):
+        if len(set(names)) == len(names) and all(names):
+            return names
+    return [(path.parent / stem_of(path)).as_posix() for path in paths]
+
+
+def stem_of(path: Path) -> str:
+    """Return the name of a file without its suffix; .nii.gz is one suffix."""
+    return path.name[:-7] if path.name.lower().endswith(".nii.gz") else path.stem
+
+
+def read_patients(path: Path, cases: set[str]) -> dict[str, str]:
+    """Read the patient of each case from a table `case,patient`; a missing file has none.
+
+    Raises:
+        DataError: the table is invalid, or names an unknown case.
+    """
+    patients: dict[str, str] = {}
+    for line, row in read_rows(path) if path.exists() else ():
+        case, patient = row.get("case"), row.get("patient")
+        if not case or not patient:
+            raise DataError(f"{path}, line {line}: no case or no patient; the first line must be 'case,patient'")
+        if case not in cases:
+            raise DataError(f"{path}, line {line}: unknown case '{case}'; fix the name or remove the line")
+        if case in patients:
+            raise DataError(f"{path}, line {line}: case '{case}' occurs twice; remove one of the lines")
+        patients[case] = patient
+    return patients
+
+
+def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows of a CSV file with their line numbers.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return list(enumerate(csv.DictReader(file, strict=True), start=2))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"cannot read {path} ({getattr(error, 'strerror', None) or error}); save it as CSV"
+        ) from None

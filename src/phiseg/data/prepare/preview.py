@@ -1,0 +1,49 @@
+"""What a `prepare` command would read, for `--dry-run`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phiseg.data.prepare.found_files import AnnotatedImage
+
+
+@dataclass(frozen=True)
+class PreviewedCase:
+    """Files of a case and the size of its image."""
+
+    files: AnnotatedImage
+    size: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """Cases, raters, sizes and classes of a source."""
+
+    cases: Sequence[PreviewedCase]
+    raters: Sequence[str]
+    classes: Sequence[str]
+    size: tuple[int, int]
+    """Height and width of the images in the dataset."""
+    channels: int
+
+    def __str__(self) -> str:
+        """Return one line per case, and a summary."""
+        lines = []
+        for case in self.cases:
+            files = case.files
+            absent = [rater for rater in self.raters if rater not in files.labels]
+            patient = f", patient {files.patient}" if files.patient != files.case else ""
+            split = f", split {files.split}" if files.split else ""
+            missing = f" (no label of {', '.join(absent)})" if absent else ""
+            lines.append(f"{files.case}{patient}{split}: {case.size}, {len(files.labels)} raters{missing}")
+            lines.append(f"  image {' '.join(map(str, files.images))}")
+            lines += [f"  {rater}: {path}" for rater, path in files.labels.items()]
+        height, width = self.size
+        patients = len({case.files.patient for case in self.cases})
+        lines += [
+            f"{len(self.cases)} cases of {patients} patients",
+            f"raters:  {', '.join(self.raters)}",
+            f"images:  {height} x {width} pixels, {self.channels} channel(s)",
+            f"classes: {', '.join(f'{number} {name}' for number, name in enumerate(self.classes))}",
+            "nothing was written; run the command without --dry-run to prepare the dataset",
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,224 @@
+"""`phiseg prepare nifti` with patterns, on small copies of the layouts of public datasets."""
+
+import numpy as np
+import pytest
+
+from phiseg.core.errors import ConfigError, DataError
+from phiseg.data.prepare.nifti import prepare_nifti, preview_nifti
+from phiseg.data.prepare.nifti_slices import Slicing
+from phiseg.data.prepare.patterns import FilePatterns, compile_pattern
+from phiseg.data.store import Dataset
+from phiseg.imaging.nifti_files import write_nifti
+from phiseg.imaging.volume import Volume
+
+AFFINE = np.diag([-1.0, -1.0, 3.0, 1.0])  # L, P, S: an axial slice is values[:, :, k].T
+
+
+def image(seed, shape=(20, 18, 1)):
+    return np.random.default_rng(seed).normal(100, 20, shape).astype(np.float32)
+
+
+def mask(seed, shape=(20, 18, 1), classes=2):
+    return np.random.default_rng(1000 + seed).integers(0, classes, shape).astype(np.uint8)
+
+
+def write(path, values):
+    write_nifti(path, Volume(values, AFFINE))
+
+
+@pytest.fixture
+def qubiq(tmp_path):
+    """Two tasks with three raters each, in two dimensions, and a case without labels."""
+    for case in (1, 2, 3):
+        folder = tmp_path / "brain-tumor" / "Training" / f"case{case:02d}"
+        write(folder / "image.nii.gz", image(case))
+        for task in (1, 2):
+            for rater in (1, 2, 3):
+                write(folder / f"task{task:02d}_seg{rater:02d}.nii.gz", mask(100 * case + 10 * task + rater))
+    write(tmp_path / "brain-tumor" / "Training" / "case04" / "image.nii.gz", image(4))
+    return tmp_path / "brain-tumor"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--rater", r"task02_seg(?P<rater>\d+).nii.gz"],
+        ["--rater", "task02_seg*.nii.gz"],
+        ["--rater", "task{target}_seg{rater}.nii.gz", "--target", "02"],
+        ["--rater", "{case}/task02_seg{rater}.nii.gz"],
+    ],
+)
+def test_qubiq_is_one_command_for_each_task(qubiq, tmp_path, cli, options):
+    words = ["--image", "image.nii.gz", *options, "--workers", "1"]
+    code, out, err = cli("prepare", "nifti", str(qubiq), str(tmp_path / "data"), *words)
+    assert code == 0, err
+    assert "annotators: 01, 02, 03" in out
+    assert "case 'case04'" in err
+    assert "1 of 4 cases skipped" in err
+    dataset = Dataset.open(tmp_path / "data")
+    assert [case["patient"] for case in dataset.cases] == ["case01", "case02", "case03"]
+    for row, case in enumerate((1, 2, 3)):
+        for annotator in range(3):
+            expected = mask(100 * case + 20 + annotator + 1)[:, :, 0].T
+            np.testing.assert_array_equal(dataset.labels[row, annotator], expected)
+
+
+def test_split_in_the_path_is_kept(qubiq, tmp_path):
+    (qubiq / "Validation").mkdir()
+    (qubiq / "Training" / "case03").rename(qubiq / "Validation" / "case03")
+    patterns = FilePatterns(images=("{split}/{case}/image.nii.gz",), rater="{case}/task01_seg{rater}.nii.gz")
+    dataset = prepare_nifti(qubiq, tmp_path / "data", patterns=patterns, progress=False)
+    assert dataset.splits == {"train": ["case01", "case02"], "val": ["case03"]}
+
+
+def test_curvas_volumes_with_three_or_five_raters(tmp_path):
+    for case, raters in (("UKCHLL001", 3), ("UKCHLL002", 5)):
+        write(tmp_path / "src" / case / "image.nii.gz", image(raters, (20, 18, 4)))
+        for rater in range(1, raters + 1):
+            write(tmp_path / "src" / case / f"annotation_{rater}.nii.gz", mask(rater, (20, 18, 4), classes=4))
+    patterns = FilePatterns(images=("image.nii.gz",), rater="annotation_*.nii.gz")
+    options = {"patterns": patterns, "slicing": Slicing(volumes=True), "progress": False}
+    dataset = prepare_nifti(tmp_path / "src", tmp_path / "data", **options)
+    assert dataset.dims == 3
+    assert dataset.info.source["raters"] == ["1", "2", "3", "4", "5"]
+    assert dataset.valid.tolist() == [[True] * 3 + [False] * 2, [True] * 5]
+    assert dataset.info.classes == ("background", "class 1", "class 2", "class 3")
+
+
+def test_msseg2_time_points_are_channels(tmp_path):
+    for case in ("013", "015"):
+        for time in (1, 2):
+            write(tmp_path / "src" / case / f"flair_time0{time}_on_middle_space.nii.gz", image(time, (20, 18, 2)))
+        for expert in range(1, 5):
+            write(tmp_path / "src" / case / f"ground_truth_expert{expert}.nii.gz", mask(expert, (20, 18, 2)))
+        write(tmp_path / "src" / case / "ground_truth.nii.gz", mask(0, (20, 18, 2)))
+    patterns = FilePatterns(
+        images=("flair_time01*.nii.gz", "flair_time02*.nii.gz"), rater=r"ground_truth_expert(?P<rater>\d).nii.gz"
+    )
+    dataset = prepare_nifti(tmp_path / "src", tmp_path / "data", patterns=patterns, progress=False)
+    assert dataset.images.shape == (4, 2, 18, 20)
+    assert dataset.info.source["raters"] == ["1", "2", "3", "4"]
+    second = image(2, (20, 18, 2))
+    np.testing.assert_allclose(
+        dataset.images[1, 1], ((second - second.mean()) / second.std())[:, :, 1].T, atol=1e-5
+    )
+
+
+def test_bids_derivatives_with_sessions_are_grouped_by_subject(tmp_path):
+    for subject in ("01", "02"):
+        for session in ("a", "b"):
+            name = f"sub-{subject}_ses-{session}"
+            anat = tmp_path / "src" / f"sub-{subject}" / f"ses-{session}" / "anat"
+            write(anat / f"{name}_FLAIR.nii.gz", image(1))
+            home = tmp_path / "src" / "derivatives" / "manual" / f"sub-{subject}"
+            for rater in (1, 2):
+                for target in ("lesion", "brain"):
+                    end = f"space-FLAIR_label-{target}_desc-rater{rater}_mask.nii.gz"
+                    write(home / f"{name}_{end}", mask(rater if target == "lesion" else 7))
+    patterns = FilePatterns(
+        images=(r"(?P<case>(?P<patient>sub-[^_]+)_ses-[^_]+)_FLAIR.nii.gz",),
+        rater="{case}_space-FLAIR_label-{target}_desc-{rater}_mask.nii.gz",
+        target="lesion",
+    )
+    dataset = prepare_nifti(tmp_path / "src", tmp_path / "data", patterns=patterns, progress=False)
+    assert sorted({case["patient"] for case in dataset.cases}) == ["sub-01", "sub-02"]
+    assert [case["scan"] for case in dataset.cases] == [f"sub-0{n}_ses-{s}" for n in (1, 2) for s in "ab"]
+    assert dataset.info.source["raters"] == ["rater1", "rater2"]
+    np.testing.assert_array_equal(dataset.labels[3, 1], mask(2)[:, :, 0].T)
+
+
+def test_labels_belong_to_the_image_whose_name_they_begin_with(tmp_path):
+    for case in ("p1", "p10"):
+        write(tmp_path / "src" / "img" / f"{case}.nii.gz", image(len(case)))
+        for rater in "ab":
+            write(tmp_path / "src" / "seg" / f"{case}_{rater}.nii.gz", mask(len(case) + ord(rater)))
+    write(tmp_path / "src" / "seg" / "p100_a.nii.gz", mask(3))  # no image of this name
+    patterns = FilePatterns(images=("img/*.nii.gz",), rater=r"seg/.*_(?P<rater>[ab]).nii.gz")
+    preview = preview_nifti(tmp_path / "src", patterns=patterns, progress=False)
+    paths = {(c.files.case, rater): path.name for c in preview.cases for rater, path in c.files.labels.items()}
+    assert paths == {(case, rater): f"{case}_{rater}.nii.gz" for case in ("p1", "p10") for rater in "ab"}
+
+
+def test_dry_run_lists_cases_and_writes_nothing(qubiq, tmp_path, cli):
+    words = ["--image", "image.nii.gz", "--rater", "task01_seg*.nii.gz", "--dry-run"]
+    code, out, _ = cli("prepare", "nifti", str(qubiq), str(tmp_path / "data"), *words)
+    assert code == 0
+    assert not (tmp_path / "data").exists()
+    assert "case02: 1 x 18 x 20 voxels of 3 x 1 x 1 mm, 3 raters" in out
+    assert "3 cases of 3 patients" in out
+    assert "raters:  01, 02, 03" in out
+    assert "classes: 0 background, 1 class 1" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (
+            ["--image", "img.nii.gz", "--rater", "task01_seg*.nii.gz"],
+            ["image.nii.gz (4)", "--image 'case*/image.nii"],
+        ),
+        (
+            ["--image", "image.nii.gz", "--rater", "task1_seg*.nii"],
+            ["task*_seg*.nii.gz (18)", "did you mean --rater 'case*/task*_seg{rater}.nii.gz'?"],
+        ),
+        (["--image", "image.nii.gz", "--rater", "task*_seg*.nii.gz"], ["'task*_seg{rater}.nii.gz'"]),
+        (["--image", "image.nii.gz", "--rater", "task{target}_seg{rater}.nii.gz"], ["01, 02", "--target"]),
+        (
+            ["--image", "image.nii.gz", "--rater", "task{target}_seg{rater}.nii.gz", "--target", "3"],
+            ["no label has the target '3'", "01, 02"],
+        ),
+        (["--image", "image.nii.gz", "--rater", "task01_seg*.nii.gz", "--target", "1"], ["{target}"]),
+        (["--image", "image.nii.gz", "--rater", "{reader}.nii.gz"], ["did you mean 'rater'?"]),
+        (["--image", "image.nii.gz", "--rater", "(?P<rater>[.nii.gz"], ["not a valid pattern"]),
+        (["--image", "image.nii.gz"], ["together"]),
+        (["--target", "01"], ["--target needs"]),
+        (["--image", "image.nii.gz", "--rater", "*_seg{rater}.nii.gz"], ["both labels"]),
+    ],
+)
+def test_wrong_pattern_error_shows_files_and_nearest_pattern(qubiq, tmp_path, cli, words, messages):
+    code, _, err = cli("prepare", "nifti", str(qubiq), str(tmp_path / "data"), *words)
+    assert code == 2
+    for message in messages:
+        assert message in err
+
+
+def test_suggested_pattern_of_an_error_works(qubiq, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        preview_nifti(qubiq, patterns=FilePatterns(images=("img.nii",), rater="x*.nii"), progress=False)
+    suggested = str(caught.value).split("'")[-2]
+    patterns = FilePatterns(images=(suggested,), rater="task01_seg{rater}.nii.gz")
+    assert len(preview_nifti(qubiq, patterns=patterns, progress=False).cases) == 3
+
+
+def test_labels_of_other_names_than_images_are_rejected(tmp_path):
+    for case in "ab":
+        write(tmp_path / "src" / "img" / f"{case}.nii.gz", image(1))
+        write(tmp_path / "src" / "seg" / f"x{case}-1.nii.gz", mask(1))
+    patterns = FilePatterns(images=("img/*.nii.gz",), rater=r"seg/.*-(?P<rater>\d).nii.gz")
+    with pytest.raises(DataError, match=r"write \{case\} in both patterns"):
+        preview_nifti(tmp_path / "src", patterns=patterns, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "parts"),
+    [
+        ("**/x{rater}.nii", "a/b/x1.nii", {"rater": "1"}),
+        ("{case}_{rater}.nii", "a/p_1_bob.nii", {"case": "p_1", "rater": "bob"}),
+        ("r?[ab]_{rater}.nii", "rxa_1.nii", {"rater": "1"}),
+        ("{case}/{case}-{rater}.nii", "p1/p1-z.nii", {"case": "p1", "rater": "z"}),
+        ("{case}/{case}-{rater}.nii", "p2/p1-z.nii", None),
+        ("seg{rater}.nii", "a/bseg1.nii", None),
+    ],
+)
+def test_globs_match_the_end_of_a_path(pattern, path, parts):
+    match = compile_pattern(pattern, "--rater").fullmatch(path)
+    assert (match and match.groupdict()) == parts
+
+
+@pytest.mark.parametrize(("spacing", "message"), [("60", "up to 20"), ("15", "2 x 2 pixels")])
+def test_spacing_that_leaves_no_pixels_is_rejected(qubiq, tmp_path, cli, spacing, message):
+    words = ["--image", "image.nii.gz", "--rater", "task01_seg*.nii.gz", "--spacing", spacing]
+    code, _, err = cli("prepare", "nifti", str(qubiq), str(tmp_path / "data"), *words)
+    assert code == 2
+    assert message in err
+    assert "such as 0.6" in err
