@@ -29,6 +29,8 @@ def make_model(
     classes=("background", "lesion"),
     low=0,
     high=1,
+    dims=2,
+    channels=1,
     **preprocessing,
 ):
     """An untrained PHiSeg, or an ensemble of them, whose samples differ."""
@@ -39,6 +41,8 @@ def make_model(
         "num_classes": len(classes),
         "head_init": 1.0,
         "presence": presence,
+        "dims": dims,
+        "image_channels": channels,
     }
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -47,7 +51,7 @@ def make_model(
         )
     model.preprocessing = {
         "classes": list(classes),
-        "image_channels": 1,
+        "image_channels": channels,
         "size": [SIZE, SIZE],
         "intensity": {"kind": "window", "low": low, "high": high},
         "centred_on": centred_on,

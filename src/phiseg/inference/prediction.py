@@ -3,8 +3,8 @@
 Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples, K classes, L latent levels.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -80,6 +80,19 @@ class Prediction:
         place = np.linalg.inv(self.volume.affine) @ self.stack.stack.affine @ [number, row, column, 1]
         i, j, k = (int(index) for index in np.rint(place[:3]))
         return i, j, k
+
+    def at_slice(self, number: int) -> Self:
+        """Return the part of the prediction in one slice of the box."""
+        place = number - self.box[0].start
+        part = slice(place, place + 1)
+        return replace(
+            self,
+            box=(slice(number, number + 1), *self.box[1:]),
+            labels=self.labels[:, part],
+            mean_probs=self.mean_probs[:, part],
+            mean_log_probs=self.mean_log_probs[:, part],
+            level_variance=None if self.level_variance is None else self.level_variance[:, part],
+        )
 
     def on_grid(self, values: NDArray[np.generic]) -> Volume:
         """Return values of the box, (n, h, w) or (n, h, w, C), on the grid of the volume; 0 outside the box."""

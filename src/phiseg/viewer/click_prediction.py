@@ -1,5 +1,6 @@
 """Prediction for a click: first the samples of the clicked slice, then the maps, then the whole lesion.
 
+A model of volumes predicts all slices together, so the samples of the clicked slice are a part of the whole lesion.
 Every step is a call of `predict_prepared` with the same seed, so that Python gives the same samples as the page.
 
 Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels; also the presence and an
@@ -87,7 +88,7 @@ def sampling_of(request: PredictionRequest, model: Segmenter) -> Sampling:
         seed=request.seed,
         levels=levels,
         level_draws=Sampling.level_draws if model.num_levels else 0,
-        batch_size=1,
+        batch_size=1 if model.config.dims == 2 else Sampling.batch_size,
     )
 
 
@@ -113,8 +114,14 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
     point = [float(place) for place in np.rint(voxel[:3])] if centred else None
     slices = None if centred else range(number, number + 1)
 
+    has_whole = centred or request.num_samples * prod(scan.stack.stack.grid) <= MAX_LABELS
+    joint = has_whole and model.config.dims == 3
+    if joint:
+        whole = predict_prepared(model, scan.stack, point=point, sampling=sampling)
+        clicked = whole.at_slice(number)
+        yield _samples(clicked, 0)
     sent = 0
-    for some in _steps(sampling.num_samples):
+    for some in () if joint else _steps(sampling.num_samples):
         draws = here.level_draws if some == sampling.num_samples else 0
         clicked = predict_prepared(
             model,
@@ -128,8 +135,9 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
     outputs = level_outputs(model, scan.stack, point=point, slice_number=number, sampling=here)
     yield _summary(clicked, outputs if len(outputs) == model.num_levels else None)
 
-    whole = clicked
-    if centred or request.num_samples * prod(scan.stack.stack.grid) <= MAX_LABELS:
+    if not has_whole:
+        whole = clicked
+    elif not joint:
         whole = predict_prepared(model, scan.stack, point=point, sampling=replace(sampling, level_draws=0))
     numbers = _numbers(measure(whole), measure(clicked).level_shares, whole.unusual)
     yield numbers

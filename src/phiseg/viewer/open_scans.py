@@ -208,14 +208,17 @@ class ScanCollection:
         return OpenScan(scan_id, file.name, stack, scan.series, scan.has_spacing, scan.warnings)
 
     def _read_case(self, dataset: Dataset, row: int) -> OpenScan:
-        """Return a case of the dataset as a scan of one slice."""
+        """Return a case of the dataset as a scan of one slice, or a volume as a scan without its annotations."""
         own = dataset.spacing_mm(row)
         vertical, horizontal = own or self.preprocessing.network_spacing_mm((1.0, 1.0))
         towards = PLANES[self._plane or "axial"]
-        thickness = max(vertical, horizontal)  # unknown; at least the pixel spacing
-        affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, thickness, 1])
-        pixels = np.array(dataset.stored_image(row))  # (C, H, W)
-        volume = Volume(pixels.transpose(2, 1, 0)[:, :, None], affine)  # columns, rows, one slice, channels
+        between = dataset.voxel_spacing_mm(row) if dataset.dims == 3 else None
+        distance = between[0] if between else max(vertical, horizontal)  # unknown; at least the pixel spacing
+        affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, distance, 1])
+        pixels = np.array(dataset.stored_image(row))  # (C, *size)
+        volume = Volume(
+            (pixels if dataset.dims == 3 else pixels[:, None]).T, affine
+        )  # columns, rows, slices, channels
         name = dataset.cases[row]["case"]
         stack = PreparedStack.of(volume, self.preprocessing, name=name, is_prepared=True)
         looked = [who for who, valid in zip(dataset.annotator_names, dataset.valid[row], strict=True) if valid]
@@ -224,8 +227,8 @@ class ScanCollection:
             name,
             stack,
             has_spacing=own is not None,
-            annotations=dataset.annotations(row),
-            annotators=tuple(looked),
+            annotations=dataset.annotations(row) if dataset.dims == 2 else None,
+            annotators=tuple(looked) if dataset.dims == 2 else (),
         )
 
 

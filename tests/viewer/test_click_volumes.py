@@ -1,0 +1,52 @@
+"""The viewer with models and datasets of volumes."""
+
+import numpy as np
+import pytest
+
+from helpers.small_viewer import box_shape, make_model, nifti_bytes, of_type, random_volume, samples_of, unpacked
+from helpers.small_volumes import write_volumes
+from phiseg.imaging.volume import to_slices
+from phiseg.inference.measures import measure
+from phiseg.inference.volumes import Sampling, predict_volume
+
+POINT = [2, 11, 8]
+"""Slice, row and column."""
+
+
+@pytest.mark.parametrize("centred_on", ["lesion", None])
+def test_click_shows_slices_of_the_sampled_volume(serve, centred_on):
+    model = make_model(dims=3, centred_on=centred_on, patch_size=(4, 16, 16), plane="axial")
+    served, volume = serve(model), random_volume()
+    scan = served.drop(("scan.nii", nifti_bytes(volume))).json()
+    messages = served.click(scan["id"], POINT, num_samples=5, seed=7)
+    assert messages[-1]["type"] == "done"
+    stack = to_slices(volume, "axial")
+    voxel = np.rint(np.linalg.inv(volume.affine) @ stack.affine @ [*POINT, 1])[:3]
+    expected = predict_volume(
+        model, volume, point=voxel if centred_on else None, sampling=Sampling(num_samples=5, seed=7)
+    )
+    place = POINT[0] - expected.box[0].start
+    np.testing.assert_array_equal(samples_of(messages), expected.labels[:, place])
+    (lesion,) = of_type(messages, "volume")
+    labels = unpacked(lesion["labels"], 5, lesion["num_slices"], *box_shape(lesion))
+    np.testing.assert_array_equal(labels, expected.labels)
+    (summary,) = of_type(messages, "slice")
+    mean = unpacked(summary["mean_probs"], 1, *box_shape(summary)) / 255
+    np.testing.assert_allclose(mean, expected.mean_probs[1:, place], atol=0.5 / 255 + 1e-6)
+    (numbers,) = of_type(messages, "numbers")
+    assert numbers["level_shares"] == pytest.approx(measure(expected.at_slice(POINT[0])).level_shares)
+    found = measure(expected).classes["lesion"].volume_ml.samples
+    assert numbers["classes"]["lesion"]["volume_ml"]["samples"] == list(found)
+
+
+def test_volume_of_a_dataset_is_a_scan_of_its_slices(serve, tmp_path):
+    dataset = write_volumes(tmp_path / "volumes")
+    model = make_model(dims=3, plane="axial", low=-1000, high=1000, channels=2)
+    served = serve(model, dataset.path)
+    info = served.client.get("/api/scans/case-2").json()
+    assert (info["num_slices"], info["height"], info["width"]) == dataset.size(2)
+    assert info["spacing_mm"] == pytest.approx([2.5, 0.5, 0.7])
+    assert info["annotators"] == []
+    shown = served.client.get("/api/scans/case-2/slices/3").content
+    np.testing.assert_array_equal(np.frombuffer(shown, "<f4").reshape(5, 8), dataset.stored_image(2)[0, 3])
+    assert served.click("case-2", [3, 2, 4], num_samples=2)[-1]["type"] == "done"
