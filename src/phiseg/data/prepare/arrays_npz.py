@@ -114,7 +114,7 @@ class Npz:
                 raise ValueError(f"unknown .npy format version {version}")
             read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
             shape, fortran, dtype = read(file)
-            offset = file.print_note()
+            offset = file.tell()
             size = self._zip.getinfo(f"{key}.npy").file_size
         if dtype.hasobject or dtype.kind not in "biufcSUmM" or dtype.itemsize == 0:
             self.unreadable[key] = "contains Python objects or records, not plain values"
