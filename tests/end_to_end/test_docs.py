@@ -68,6 +68,8 @@ def phiseg_words(words):
     """Return what follows `phiseg` where a line runs it, by itself or through a launcher; None elsewhere."""
     if words[0] == "phiseg":
         return words[1:]
+    if words[:2] == ["docker", "run"] and "phiseg-batch" in words:  # its entry point
+        return ["batch", "/input", "/output", *(words[words.index("phiseg-batch") + 1 :] or ("--model", "model"))]
     launched = words[0] in {"srun", "torchrun"} or words[:2] == ["docker", "run"]
     return words[words.index("phiseg") + 1 :] if launched else None
 

@@ -373,7 +373,7 @@ def test_point_outside_the_scan_is_skipped(predict, model, tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("IN/none.nii",), "none.nii does not exist; give a NIfTI file"),
+        (("IN/none.nii",), "none.nii does not exist; give a NIfTI, .mha"),
         ((), "there is no INPUT"),
         (("IN/n.nii.gz", "--at", "1,2,3"), "the model segments whole slices and takes no point"),
         (("IN/n.nii.gz", "--at", "1,2"), "'1,2' is not a point"),

@@ -1,5 +1,7 @@
 """Points: the same place written in three ways, and lines of a table that are none."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.known_models import KnownModel, ball, brightest, place
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.imaging.volume import Volume
-from phiseg.inference.points import Point, read_points
+from phiseg.inference.points import Point, read_point_annotations, read_points
 from phiseg.inference.volumes import Sampling, predict_volume
 
 affines = st.builds(
@@ -141,3 +143,27 @@ def test_read_points_rejects_missing_table(tmp_path):
     for path, reason in ((tmp_path / "none.csv", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(DataError, match=f"cannot read .*{reason}"):
             read_points(path)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"type": "Point", "point": [1, 2.5, -3]},
+        {"type": "Multiple points", "points": [{"name": "a", "point": [1, 2.5, -3]}], "version": {"major": 1}},
+    ],
+)
+def test_point_annotations_are_in_patient_coordinates(tmp_path, stored):
+    (tmp_path / "p.json").write_text(json.dumps(stored))
+    assert read_point_annotations(tmp_path / "p.json") == [Point(1, 2.5, -3, "lps")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"points": []}', '{"point": [1, 2]}', '{"point": [1, 2, NaN]}', '{"points": [[1, 2, 3]]}'],
+)
+def test_invalid_point_annotations_are_rejected(tmp_path, text):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(DataError, match=r"p\.json has no valid points; it needs"):
+        read_point_annotations(tmp_path / "p.json")
+    with pytest.raises(DataError, match=r"cannot read .*none\.json"):
+        read_point_annotations(tmp_path / "none.json")

@@ -1,11 +1,14 @@
 """Scans from their files to the report, called from Python."""
 
+import json
+
 import numpy as np
 import pytest
 
 from helpers.known_models import place
-from phiseg.core.errors import ConfigError
-from phiseg.imaging.nifti_files import write_nifti
+from phiseg.core.errors import ConfigError, OutputError
+from phiseg.imaging.itk_files import read_itk, write_itk
+from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.batch_prediction import read_summary
 from phiseg.inference.points import Point
@@ -90,3 +93,54 @@ def test_write_predictions_checks_points_before_it_writes(trained, scans, report
     written, notes = predict(tmp_path / "crops", scans, report, tmp_path / "out", points_by_case=points)
     assert (written.cases, written.failed) == (("a",), {})
     assert notes == ["skipping scans without a point: b, damaged"]
+
+
+# MetaImage and NRRD
+
+
+@pytest.fixture
+def turned_scan():
+    values = np.random.default_rng(3).random((16, 18, 3)).astype(np.float32)
+    return Volume(values, place("ASL", turn=(10, -20, 5), spacing=(5.6, 5.6, 8), origin=(1, 2, 3)))
+
+
+@pytest.mark.parametrize("suffix", ["mha", "nrrd"])
+def test_write_predictions_of_itk_files_match_those_of_nifti(trained, turned_scan, report, tmp_path, suffix):
+    """The same voxels in the same place have the same samples, whatever the files are."""
+    write_nifti(tmp_path / "n" / "a.nii.gz", turned_scan)
+    write_itk(tmp_path / "i" / f"a.{suffix}", turned_scan)
+    predict(trained(), tmp_path / "n", report, tmp_path / "from-nifti")
+    written, _ = predict(trained(), tmp_path / "i", report, tmp_path / "from-itk", file_format=suffix)
+    assert written.cases == ("a",)
+    for name in ("samples", "mean", "labels", "gamma"):
+        expected = read_nifti(tmp_path / "from-nifti" / "a" / f"{name}.nii.gz", channels=True)
+        found = read_itk(tmp_path / "from-itk" / "a" / f"{name}.{suffix}", channels=True)
+        assert found.values.dtype == expected.values.dtype
+        np.testing.assert_allclose(found.affine, turned_scan.affine, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found.affine, expected.affine, atol=1e-5)
+        np.testing.assert_allclose(found.values, expected.values, atol=1e-4)
+    assert not list((tmp_path / "from-itk").rglob("*.nii.gz"))
+
+
+def test_write_predictions_in_another_format_have_equal_voxels(trained, turned_scan, report, tmp_path):
+    write_itk(tmp_path / "in" / "a.mha", turned_scan)
+    for suffix in ("nii.gz", "mha", "nrrd"):
+        predict(trained(), tmp_path / "in", report, tmp_path / suffix, file_format=suffix)
+    for name in ("samples", "mean", "labels", "gamma"):
+        nifti = read_nifti(tmp_path / "nii.gz" / "a" / f"{name}.nii.gz", channels=True).values
+        for suffix in ("mha", "nrrd"):
+            found = read_itk(tmp_path / suffix / "a" / f"{name}.{suffix}", channels=True).values
+            np.testing.assert_array_equal(found, nifti)
+
+
+def test_write_predictions_rejects_another_format_in_the_same_folder(trained, turned_scan, report, tmp_path):
+    write_itk(tmp_path / "in" / "a.mha", turned_scan)
+    predict(trained(), tmp_path / "in", report, tmp_path / "out")
+    path = tmp_path / "out" / "a" / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary["made_with"]["format"]  # as in older folders
+    path.write_text(json.dumps(summary))
+    _, notes = predict(trained(), tmp_path / "in", report, tmp_path / "out")
+    assert notes == ["1 of 1 cases are already finished"]
+    with pytest.raises(OutputError, match=r"made with another format \(nii.gz, now mha\); use another --out"):
+        predict(trained(), tmp_path / "in", report, tmp_path / "out", file_format="mha")

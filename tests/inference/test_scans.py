@@ -7,11 +7,13 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import SimpleITK
 from PIL import Image
 
 from helpers.dicom_slices import ORIGIN, SPACING, write_scan
 from helpers.known_models import place
 from phiseg.core.errors import DataError
+from phiseg.imaging.itk_files import write_itk
 from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume, to_slices
 from phiseg.inference.scans import ScanFile, find_scans, read_scan
@@ -50,6 +52,35 @@ def test_all_scan_types_are_found_at_any_depth(tmp_path):
     assert [scan.name for scan in found] == ["a", "b", "c.v2", "other", "series"]
     assert [scan.kind for scan in found] == ["png", "nifti", "nifti", "dicom", "dicom"]
     assert found[2].path == tmp_path / "deep" / "er" / "c.v2.nii"
+
+
+def test_itk_files_are_found_and_hashed_with_their_voxels(tmp_path):
+    image = SimpleITK.GetImageFromArray(np.arange(24, dtype=np.int16).reshape(2, 3, 4))
+    for name in ("a.mha", "b.MHD", "c.nrrd", "d.nhdr"):
+        SimpleITK.WriteImage(image, str(tmp_path / name.lower()))
+        (tmp_path / name.lower()).rename(tmp_path / name)
+    found, _ = find_scans([tmp_path])
+    assert {scan.name: scan.kind for scan in found} == dict.fromkeys("abcd", "itk")
+    before = [scan.content_hash for scan in found]
+    (tmp_path / "b.raw").write_bytes(bytes(48))
+    (tmp_path / "d.raw").write_bytes(bytes(48))
+    after = [scan.content_hash for scan in find_scans([tmp_path])[0]]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True, False]
+
+
+def test_read_itk_scan_equals_nifti_scan(tmp_path):
+    affine = place("ASL", turn=(10, 0, 5), spacing=(1, 1.5, 2), origin=(1, 2, 3))
+    volume = Volume(np.arange(60, dtype=np.int16).reshape(3, 4, 5), affine)
+    write_nifti(tmp_path / "a.nii", volume)
+    write_itk(tmp_path / "b.mha", volume)
+    nifti, meta = (read_scan(scan, channels=1, plane=None) for scan in find_scans([tmp_path])[0])
+    np.testing.assert_array_equal(meta.volume.values, nifti.volume.values)
+    np.testing.assert_allclose(meta.volume.affine, nifti.volume.affine, atol=1e-5)
+    assert (meta.warnings, meta.has_spacing) == ((), True)
+    unplaced = b"NRRD0004\ntype: uint8\ndimension: 3\nsizes: 1 1 2\nencoding: raw\n\n\x01\x02"
+    (tmp_path / "c.nrrd").write_bytes(unplaced)
+    (warning,) = read_scan(find_scans([tmp_path / "c.nrrd"])[0][0], channels=1, plane=None).warnings
+    assert "c.nrrd does not state its orientation; assuming the axes left, posterior and superior" in warning
 
 
 def test_repeated_inputs_count_once(tmp_path):
@@ -197,7 +228,7 @@ def test_inputs_without_scan_are_rejected(tmp_path):
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     (tmp_path / "a.txt").write_text("text")
     for path, reason in (("none", "does not exist"), ("empty", "contains no scan"), ("a.txt", "is not a scan")):
-        with pytest.raises(DataError, match=f"{path} {reason}; give a NIfTI file"):
+        with pytest.raises(DataError, match=f"{path} {reason}; give a NIfTI, .mha"):
             find_scans([tmp_path / path])
     with pytest.raises(DataError, match="there is no INPUT"):
         find_scans([])

@@ -16,6 +16,7 @@ from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.core.files import AnyPath
 from phiseg.core.records import Records
+from phiseg.imaging.volume_files import VolumeFormat
 from phiseg.inference import export, monai_bundle
 from phiseg.inference.points import Point, read_points
 from phiseg.inference.prediction_folder import write_predictions
@@ -34,6 +35,7 @@ def predict(
     at: Points = (),
     points: AnyPath | None = None,
     series: str | None = None,
+    file_format: VolumeFormat = "nii.gz",
     sampling: Sampling | None = None,
     strict_spacing: bool = False,
     device: str = "auto",
@@ -47,11 +49,12 @@ def predict(
 
     Args:
         model: a run, a model, or the name of a bundled model.
-        scans: NIfTI files, PNGs, folders with a DICOM series, or folders of any of these.
+        scans: NIfTI, MetaImage, NRRD or PNG files, folders with a DICOM series, or folders of any of these.
         out: the folder for the results: one subfolder per case, cases.csv and report.html.
         at: a point inside the lesion, or several: (x, y, z) in voxels, or text such as `mm:12.5,-3,40`.
         points: a CSV file with the points of many scans.
         series: the UID of the series, for a DICOM folder with several.
+        file_format: the format of the volumes: `nii.gz`, `mha` or `nrrd`.
         sampling: the sampling settings.
         strict_spacing: whether to refuse scans whose pixel spacing is outside of the range of the training images
             instead of resampling them.
@@ -78,6 +81,7 @@ def predict(
         points=_points(at),
         points_by_case=read_points(Path(points)) if points is not None else None,
         series=series,
+        file_format=file_format,
         sampling=_sampling(sampling, more),
         calibrated=uses_calibration(model, calibrated),
         strict_spacing=strict_spacing,

@@ -184,7 +184,7 @@ class Model:
         """Draw segmentations of one scan, on its own grid.
 
         Args:
-            scan: a NIfTI file, a PNG, a folder with a DICOM series, or a `Volume`.
+            scan: a NIfTI, MetaImage, NRRD or PNG file, a folder with a DICOM series, or a `Volume`.
             point: (i, j, k), a voxel inside the lesion, counted from 0 along the axes of the file (DICOM: column,
                 row, slice). Models of lesion-centred crops need it.
             slices: consecutive slices to predict, for a model of whole slices; by default all.

@@ -31,7 +31,7 @@ def check_dataset(data: Path) -> None:
     Dataset.open(data)
 
 
-def check_needs_no_point(model: str, inputs: Sequence[Path]) -> None:
+def check_needs_no_point(model: str, inputs: Sequence[Path], *, option: str = "--at x,y,z") -> None:
     """Raise a ConfigError if the model needs a point.
 
     A damaged preprocessing.json is reported when the model is loaded.
@@ -42,4 +42,4 @@ def check_needs_no_point(model: str, inputs: Sequence[Path]) -> None:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return
     if isinstance(centred_on, str):
-        check_point(centred_on, has_point=False, name=inputs[0].name)
+        check_point(centred_on, has_point=False, name=inputs[0].name, option=option)

@@ -31,7 +31,11 @@ COMMANDS = {
     "experiment table1": ("experiment", "Train, evaluate and compare all methods, as in the paper's table."),
     "sample": ("sample", "Draw samples for a split and save them as NumPy arrays."),
     "example": ("example", "Write a synthetic scan, to try predict and view without own data."),
-    "predict": ("predict", "Segment NIfTI, DICOM or PNG images: samples, uncertainty maps, volumes, report."),
+    "predict": (
+        "predict",
+        "Segment NIfTI, DICOM, .mha, .nrrd or PNG images: samples, uncertainty maps, report.",
+    ),
+    "batch": ("batch", "Segment all scans of a folder tree as challenges require, and write .mha and JSON files."),
     "view": ("view", "Open the viewer: click a lesion in the browser and see plausible segmentations."),
     "export": ("export", "Export a model as ONNX or as a MONAI bundle."),
     "demo": ("demo", "Run a complete example on synthetic data in a few minutes."),

@@ -20,15 +20,15 @@ from phiseg.inference.input_checks import check_inputs
 class Predict:
     """Segment scans: draw plausible segmentations and write them on the grid of each scan.
 
-    INPUT is a NIfTI file, a folder with a DICOM series, a PNG file, or a folder of these. Spacing, window, size and
-    plane of the training data are applied to the scan, and undone in the results. Run the same command again to
-    resume after an interruption; finished cases are kept.
+    INPUT is a NIfTI, MetaImage (.mha, .mhd), NRRD (.nrrd, .nhdr) or PNG file, a folder with a DICOM series, or a
+    folder of these. Spacing, window, size and plane of the training data are applied to the scan, and undone in the
+    results. Run the same command again to resume after an interruption; finished cases are kept.
 
     OUT receives one folder per case with samples.nii.gz (4-D), mean.nii.gz (probabilities), labels.nii.gz,
     gamma.nii.gz (disagreement between samples), levels.nii.gz (variance of the foreground probability when the
     noise of one latent level is redrawn, fine to coarse), a summary (volume in ml, diameter in mm, presence), a
-    picture, and DICOM SEG files for a DICOM series. It also receives cases.csv and report.html, which list cases
-    that need a review first, and failed.csv if a case failed.
+    picture, and DICOM SEG files for a DICOM series. Use --format for other files than NIfTI. OUT also receives
+    cases.csv and report.html, which list cases that need a review first, and failed.csv if a case failed.
 
     A model trained on crops around lesions needs the position of the lesion: use --at or --points. The command
     warns if the image at this position does not look like the training images, or if the spacing is different.
@@ -36,6 +36,7 @@ class Predict:
     Examples:
         phiseg predict lidc-nodule scan.nii.gz --at 120,88,40 --out pred
         phiseg predict runs/phiseg scans --points points.csv --out pred
+        phiseg predict runs/phiseg scan.mha --format mha --out pred
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -52,6 +53,8 @@ class Predict:
     """Table of points for many scans, with the columns case,x,y,z and, unless in voxels, unit (mm or lps)."""
     series: Annotated[str | None, optional("UID", "the only series of the folder")] = None
     """Series to segment in a DICOM folder with several series."""
+    format: Literal["nii.gz", "mha", "nrrd"] = "nii.gz"
+    """Format of the volumes in OUT. All keep the grid and the geometry of the scan."""
     num_samples: int = 32
     """Number of samples per case."""
     seed: int = 0
@@ -111,6 +114,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         points=[Point.parse(text) for text in command.at],
         points_by_case=read_points(command.points) if command.points else None,
         series=command.series,
+        file_format=command.format,
         sampling=Sampling(
             num_samples=command.num_samples,
             seed=command.seed,

@@ -49,6 +49,7 @@ CALIBRATION = Format("phiseg-calibration")
 STATE = Format("phiseg-state")
 EVALUATION = Format("phiseg-evaluation")
 PREDICTION = Format("phiseg-prediction")
+BATCH = Format("phiseg-batch")
 SPLIT = Format("phiseg-split")
 
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
 from phiseg.imaging.dicom import DicomFolder, Series, SliceHeader, read_folder, read_values
-from phiseg.imaging.volume import Volume
+from phiseg.imaging.volume import LPS_TO_RAS, Volume
 
-_LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 _SAME_DIRECTION = 1e-3
 """Maximum difference between the components of two unit vectors: 0.06 degrees."""
 _SAME_SPACING = 1e-3
@@ -215,7 +214,7 @@ def _affine(first: SliceHeader, step: NDArray[np.float64]) -> NDArray[np.float64
     lps[:3, 1] = np.multiply(first.along_column, between_rows)
     lps[:3, 2] = step
     lps[:3, 3] = first.position
-    affine: NDArray[np.float64] = _LPS_TO_RAS @ lps
+    affine: NDArray[np.float64] = LPS_TO_RAS @ lps
     return affine
 
 

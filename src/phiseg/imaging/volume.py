@@ -16,6 +16,9 @@ Plane = Literal["axial", "coronal", "sagittal"]
 PLANES: dict[Plane, str] = {"axial": "SPL", "coronal": "PIL", "sagittal": "LIP"}
 """Directions of slices, rows and columns in each plane, in radiological display convention."""
 
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+"""Matrix from the world coordinates of DICOM and ITK to those of NIfTI; it is its own inverse."""
+
 
 @dataclass(frozen=True)
 class Volume:

@@ -1,7 +1,7 @@
 """Predict one or more scans. Each case is a folder that is written atomically, and finished cases are kept.
 
 PRED/  CASE/  samples.nii.gz  mean.nii.gz  labels.nii.gz  gamma.nii.gz  [levels.nii.gz]  picture.png  summary.json
-              [labels.seg.dcm  mean.seg.dcm]  for a DICOM series
+              [labels.seg.dcm  mean.seg.dcm]  for a DICOM series; volumes may also be .mha or .nrrd
 """
 
 import json
@@ -23,9 +23,9 @@ from phiseg.compute.ranks import gather
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json
 from phiseg.core.formats import PREDICTION
-from phiseg.imaging.nifti_files import write_nifti, write_nifti_sequence
 from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import Volume
+from phiseg.imaging.volume_files import VolumeFormat, write_volume, write_volume_sequence
 from phiseg.inference.input_checks import check_point
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
@@ -109,7 +109,8 @@ def unfinished_predictions(
     sampling = sampling.for_model(model, preprocessing.slice_coupling)
     settings = _settings(sampling, identity)
     for name, summary in read_summaries(out).items():
-        _check_same(out / name, {key: summary["made_with"].get(key) for key in settings}, settings)
+        stored = summary["made_with"]
+        _check_same(out / name, {key: stored[key] for key in settings if key in stored}, settings)
     left: list[PredictionJob] = []
     for job in jobs:
         check_point(preprocessing.centred_on, has_point=job.point is not None, name=job.name)
@@ -158,6 +159,7 @@ def predict_scans(
     sampling: Sampling,
     identity: Mapping[str, Any],
     draw: DrawCase,
+    file_format: VolumeFormat = "nii.gz",
     progress: bool = True,
     strict_spacing: bool = False,
 ) -> dict[str, str]:
@@ -170,6 +172,7 @@ def predict_scans(
         sampling: sampling options.
         identity: other properties that results depend on, such as the hash of the weights.
         draw: function that draws the picture of a case.
+        file_format: format of the volumes.
         progress: show progress bars.
         strict_spacing: reject scans whose pixel spacing is outside the range of the training images.
 
@@ -195,7 +198,7 @@ def predict_scans(
             prediction = predict_prepared(
                 model, stack, point=point, sampling=sampling, name=job.name, progress=progress
             )
-            _write_case(out / job.name, prediction, scan, made_with, draw, job.name)
+            _write_case(out / job.name, prediction, scan, made_with, draw, job.name, file_format)
         except (DataError, ConfigError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not _out_of_memory(error):
                 raise
@@ -267,6 +270,8 @@ def _settings(sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]
 
 def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise OutputError if a finished case has another scan or other settings."""
+    default = {"format": "nii.gz"}  # older folders do not state it
+    before, now = default | dict(before), default | dict(now)
     different = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if different:
         raise OutputError(
@@ -276,7 +281,13 @@ def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any])
 
 
 def _write_case(
-    folder: Path, prediction: Prediction, scan: Scan, made_with: Mapping[str, Any], draw: DrawCase, name: str
+    folder: Path,
+    prediction: Prediction,
+    scan: Scan,
+    made_with: Mapping[str, Any],
+    draw: DrawCase,
+    name: str,
+    file_format: VolumeFormat,
 ) -> None:
     measures = measure(prediction)
     warnings = [*prediction.stack.warnings, *filter(None, (prediction.unusual, prediction.cut_warning))]
@@ -284,12 +295,12 @@ def _write_case(
     mean = prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
     labels = prediction.on_grid(prediction.consensus)
     with atomic_folder(folder, overwrite=True, marker=SUMMARY) as new:
-        _write_each(new / "samples.nii.gz", prediction, prediction.labels)
-        write_nifti(new / "mean.nii.gz", mean)
-        write_nifti(new / "labels.nii.gz", labels)
-        write_nifti(new / "gamma.nii.gz", prediction.on_grid(prediction.gamma))
+        _write_each(new / f"samples.{file_format}", prediction, prediction.labels)
+        write_volume(new / f"mean.{file_format}", mean)
+        write_volume(new / f"labels.{file_format}", labels)
+        write_volume(new / f"gamma.{file_format}", prediction.on_grid(prediction.gamma))
         if prediction.level_variance is not None:
-            _write_each(new / "levels.nii.gz", prediction, prediction.level_variance)
+            _write_each(new / f"levels.{file_format}", prediction, prediction.level_variance)
         if scan.series is not None:
             try:
                 _write_segs(new, scan.series, prediction.classes, labels, mean)
@@ -327,7 +338,7 @@ def _box_in_file(prediction: Prediction) -> list[list[int]]:
 
 def _write_each(path: Path, prediction: Prediction, values: NDArray[Any]) -> None:
     """Write values (number, n, h, w) of the box as a series of volumes on the grid of the scan."""
-    write_nifti_sequence(path, map(prediction.on_grid, values), number=len(values))
+    write_volume_sequence(path, map(prediction.on_grid, values), number=len(values))
 
 
 def _write_segs(folder: Path, series: DicomSeries, classes: Sequence[str], labels: Volume, mean: Volume) -> None:

@@ -1,6 +1,7 @@
 """Points in a scan, in voxels or in millimetres of world coordinates."""
 
 import csv
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -97,4 +98,28 @@ def read_points(path: Path) -> dict[str, list[Point]]:
         raise DataError(f"{path} is not a CSV file in UTF-8 ({error}); save it again") from None
     if not points:
         raise DataError(f"{path} has no points; give one point per line")
+    return points
+
+
+def read_point_annotations(path: Path) -> list[Point]:
+    """Read a JSON file of type "Point" or "Multiple points" of grand-challenge.org, in patient coordinates (LPS).
+
+    Raises:
+        DataError: the file cannot be read, or contains no points.
+    """
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        points = []
+        for entry in stored.get("points", [stored]):
+            x, y, z = map(float, entry["point"])
+            points.append(Point(x, y, z, "lps"))
+        if not points or not all(np.isfinite([point.x, point.y, point.z]).all() for point in points):
+            raise ValueError
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; check the name") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise DataError(
+            f'{path} has no valid points; it needs {{"points": [{{"point": [x, y, z]}}]}} with coordinates in mm '
+            "(left, posterior, superior)"
+        ) from None
     return points

@@ -12,6 +12,7 @@ import torch
 from lightning_fabric import Fabric
 
 from phiseg.core.shipped import find_model
+from phiseg.imaging.volume_files import VolumeFormat
 from phiseg.inference.batch_prediction import (
     DrawCase,
     find_vanished,
@@ -67,6 +68,7 @@ def write_predictions(
     points: Sequence[Point] = (),
     points_by_case: Mapping[str, Sequence[Point]] | None = None,
     series: str | None = None,
+    file_format: VolumeFormat = "nii.gz",
     sampling: Sampling | None = None,
     calibrated: bool = True,
     strict_spacing: bool = False,
@@ -79,13 +81,14 @@ def write_predictions(
 
     Args:
         model: a model folder, the run folder around it, or the name of a bundled model.
-        inputs: NIfTI files, PNGs, folders with a DICOM series, or folders of any of these.
+        inputs: NIfTI, MetaImage, NRRD or PNG files, folders with a DICOM series, or folders of any of these.
         out: the folder for the results.
         draw: draws the picture of a case, such as `phiseg.plotting.prediction_report.case_picture`.
         write_report: writes the tables and the page, such as `write_prediction_report` of the same module.
         points: points that are used in every scan.
         points_by_case: points of the scans of that name.
         series: the UID of the series, for a DICOM folder with several.
+        file_format: the format of the volumes.
         sampling: the sampling settings; by default those of `Sampling`.
         calibrated: whether to use the temperatures that `phiseg calibrate` fitted, if there are any.
         strict_spacing: whether to refuse scans whose pixel spacing is outside the range of the training images
@@ -113,6 +116,7 @@ def write_predictions(
         "model": weights_hash(folder),
         "calibration": network.calibration.model_dump(mode="json"),
         "series": series,
+        "format": file_format,
     }
     waiting = unfinished_predictions(jobs, out, network, sampling=sampling, identity=identity)
     rank, num_processes = 0, 1
@@ -136,6 +140,7 @@ def write_predictions(
         sampling=sampling,
         identity=identity,
         draw=draw,
+        file_format=file_format,
         progress=progress and rank == 0,
         strict_spacing=strict_spacing,
     )

@@ -1,4 +1,4 @@
-"""Find and read scans: NIfTI files, folders with a DICOM series, PNG files, and folders of these."""
+"""Find and read scans: NIfTI, MetaImage, NRRD and PNG files, folders with a DICOM series, and folders of these."""
 
 import hashlib
 import json
@@ -18,8 +18,8 @@ from pydicom.misc import is_dicom
 
 from phiseg.core.errors import DataError
 from phiseg.core.formats import is_from_phiseg
+from phiseg.imaging import itk_files, nifti_files
 from phiseg.imaging.dicom import read_folder
-from phiseg.imaging.nifti_files import SUFFIXES, read_nifti
 from phiseg.imaging.series import DicomSeries, read_series
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.input_checks import INPUTS, check_inputs
@@ -39,7 +39,8 @@ class ScanFile:
     name: str
     """Name of the results."""
     path: Path
-    kind: Literal["nifti", "dicom", "png"]
+    kind: Literal["nifti", "itk", "dicom", "png"]
+    """Format; `itk` is MetaImage or NRRD."""
     series_uid: str | None = None
     """Series of a DICOM folder; None if there is only one."""
 
@@ -52,13 +53,17 @@ class ScanFile:
         """
         digest = hashlib.sha256()
         try:
-            for file in sorted(self.path.iterdir()) if self.kind == "dicom" else [self.path]:
-                if _looks_like_dicom(file) or self.kind != "dicom":
-                    digest.update(file.read_bytes())
+            for file in self._files():
+                digest.update(file.read_bytes())
         except OSError as error:
             reason = f"{error.filename or self.path} cannot be read ({error.strerror or error})"
             raise DataError(f"{reason}; check the file and its permissions") from None
         return digest.hexdigest()
+
+    def _files(self) -> list[Path]:
+        if self.kind == "dicom":
+            return [file for file in sorted(self.path.iterdir()) if _looks_like_dicom(file)]
+        return itk_files.files_of(self.path) if self.kind == "itk" else [self.path]
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,9 @@ def read_scan(
         DataError: the scan cannot be read.
     """
     if scan.kind == "nifti":
-        return Scan(read_nifti(scan.path, channels=True), warnings=_nifti_warnings(scan.path))
+        return Scan(nifti_files.read_nifti(scan.path, channels=True), warnings=_nifti_warnings(scan.path))
+    if scan.kind == "itk":
+        return Scan(itk_files.read_itk(scan.path, channels=True), warnings=_itk_warnings(scan.path))
     if scan.kind == "dicom":
         series = read_series(scan.path, series_uid=scan.series_uid)
         volume = Volume(series.volume.values[..., None], series.volume.affine)
@@ -150,8 +157,10 @@ def _scans_in(path: Path, visited: set[Path], notes: list[str]) -> Iterator[Scan
             yield ScanFile(_absolute(path).name, path, "dicom")
         for entry in entries:
             yield from _scans_in(entry, visited, notes)
-    elif name.endswith(SUFFIXES):
+    elif name.endswith(nifti_files.SUFFIXES):
         yield ScanFile(path.name[: name.rindex(".nii")] or path.name, path, "nifti")
+    elif name.endswith(itk_files.SUFFIXES):
+        yield ScanFile(path.stem, path, "itk")
     elif name.endswith(".png"):
         yield ScanFile(path.stem, path, "png")
 
@@ -191,6 +200,12 @@ def _nifti_warnings(path: Path) -> tuple[str, ...]:
     if header["sform_code"] or header["qform_code"]:
         return ()
     return (f"{path} does not state its orientation; assuming the axes left, anterior and superior",)
+
+
+def _itk_warnings(path: Path) -> tuple[str, ...]:
+    if itk_files.stated_orientation(path):
+        return ()
+    return (f"{path} does not state its orientation; assuming the axes left, posterior and superior",)
 
 
 def _named_apart(scans: list[ScanFile]) -> list[ScanFile]:
