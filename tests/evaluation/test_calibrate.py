@@ -222,13 +222,13 @@ def test_one_annotator_is_rejected(bars, copy, replace_arrays):
     ("calibration", "says"),
     [
         (Calibration(), "does not change the samples: no other factor improves held-out patients"),
-        (Calibration(logits=1.15), "stored in model; use --uncalibrated"),
+        (Calibration(logits=1.15), "stored in lesion-phantom; use --uncalibrated"),
     ],
 )
-def test_command_reports_whether_the_samples_change(calibration, says, cli, monkeypatch):
+def test_command_reports_whether_the_samples_change(calibration, says, cli, monkeypatch, lesions):
     fitted = Fit(calibration, num_cases=9, num_patients=9, before={}, after={}, held_out={})
     monkeypatch.setattr("phiseg.evaluation.calibrate.calibrate", lambda *_, **__: fitted)
-    done = cli("calibrate", "model", "--data", "data")
+    done = cli("calibrate", "lesion-phantom", "--data", lesions)
     assert says in done.out
     assert ("stored in" in done.out) == (calibration != Calibration())
 
