@@ -279,8 +279,9 @@ class FrameSampler(ABC):
 class SliceSampler(FrameSampler):
     """Draw samples of slices with a model of images, which sees one slice at a time.
 
+    `FrameSampler` describes the other arguments.
+
     Args:
-        model, stack, sampling, frames: see `FrameSampler`.
         key: key of the case; cases with different keys have independent noise.
     """
 

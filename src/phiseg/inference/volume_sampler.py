@@ -26,8 +26,9 @@ class VolumeSampler(FrameSampler):
     window is used, which is extended if more slices are requested. Slices outside the scan repeat its ends, as in
     training.
 
+    `FrameSampler` describes the other arguments.
+
     Args:
-        model, stack, sampling, frames: see `FrameSampler`.
         key: key of the case; cases with different keys have independent noise.
         centre: slice of the point; None for a whole scan.
     """
