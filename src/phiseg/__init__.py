@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from phiseg.core.records import Records as Records
     from phiseg.core.shipped import recipe_names as recipe_names
     from phiseg.data.prepare.arrays import prepare_arrays as prepare_arrays
+    from phiseg.data.prepare.images import prepare_images as prepare_images
     from phiseg.data.prepare.legacy import prepare_legacy as prepare_legacy
     from phiseg.data.prepare.lidc import prepare_lidc as prepare_lidc
     from phiseg.data.prepare.nifti import prepare_nifti as prepare_nifti
@@ -64,6 +65,7 @@ _MODULES = {
     "phiseg.core.records": ("Records",),
     "phiseg.core.shipped": ("recipe_names",),
     "phiseg.data.prepare.arrays": ("prepare_arrays",),
+    "phiseg.data.prepare.images": ("prepare_images",),
     "phiseg.data.prepare.legacy": ("prepare_legacy",),
     "phiseg.data.prepare.lidc": ("prepare_lidc",),
     "phiseg.data.prepare.nifti": ("prepare_nifti",),

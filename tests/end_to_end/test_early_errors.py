@@ -53,9 +53,11 @@ ERRORS = {
     "data show none --out out.png": "none is not a folder",
     "data split none": "none is not a folder",
     "prepare arrays none.npz out": "none.npz does not exist",
+    "prepare images none out": "none does not exist",
     "prepare legacy none out": "none does not exist",
     "prepare lidc none out": "none does not exist",
     "prepare nifti none out": "none does not exist",
+    "prepare table none.csv out": "none.csv does not exist",
 }
 
 

@@ -14,6 +14,20 @@ def command_line(prog: str, arguments: Sequence[str]) -> str:
     return shlex.join([*prog.split(), *arguments])
 
 
+def print_counts(dataset: "Dataset", *, num_used: int) -> None:
+    """Print the names of the annotators and how many cases of the source were skipped.
+
+    Args:
+        dataset: dataset whose source has `num_cases`.
+        num_used: number of cases of the source that are in the dataset.
+    """
+    total = dataset.info.source["num_cases"]
+    assert isinstance(total, int)
+    if num_used < total:
+        print(f"phiseg: {total - num_used} of {total} cases skipped, for the reasons above", file=sys.stderr)
+    print(f"annotators: {', '.join(dataset.annotator_names)}")
+
+
 def print_summary(dataset: "Dataset") -> None:
     """Print the contents of a dataset and the commands to run next."""
     counts = ", ".join(

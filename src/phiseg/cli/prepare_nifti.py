@@ -1,7 +1,6 @@
 """The command `phiseg prepare nifti`."""
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import tyro
 
 from phiseg.cli.early_checks import check_exists
 from phiseg.cli.parsing import Flag, optional, parse
-from phiseg.cli.prepare_common import command_line, print_summary
+from phiseg.cli.prepare_common import command_line, print_counts, print_summary
 from phiseg.cli.prepare_options import file_patterns, parse_size, parse_values
 
 
@@ -37,10 +36,8 @@ class PrepareNifti:
         phiseg prepare nifti scans data --window -1000 400
         phiseg prepare nifti prostate data --spacing 0.6 --size 192 --merge 3:0 --classes background tz pz
         phiseg prepare nifti scans data --volumes --spacing 0.7 --size 256 --window -1000 400
-        phiseg prepare nifti brain-growth data --image image.nii.gz \
-            --rater 'task{target}_seg{rater}.nii.gz' --target 01 --dry-run
-        phiseg prepare nifti MSSEG-2 data --image flair_time01*.nii.gz flair_time02*.nii.gz \
-            --rater 'ground_truth_expert(?P<rater>\d+).nii.gz'
+        phiseg prepare nifti brain-growth data --image image.nii.gz --rater 'task01_seg*.nii.gz' --dry-run
+        phiseg prepare nifti CURVAS data --image image.nii.gz --rater 'annotation_(?P<rater>\d+).nii.gz'
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
@@ -127,9 +124,5 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         overwrite=command.overwrite,
         command=command_line(prog, arguments),
     )
-    kept, total = len({case["scan"] for case in dataset.cases}), dataset.info.source["num_cases"]
-    assert isinstance(total, int)
-    if kept < total:
-        print(f"phiseg: {total - kept} of {total} cases skipped, for the reasons above", file=sys.stderr)
-    print(f"annotators: {', '.join(dataset.annotator_names)}")
+    print_counts(dataset, num_used=len({case["scan"] for case in dataset.cases}))
     print_summary(dataset)

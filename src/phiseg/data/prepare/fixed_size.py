@@ -61,7 +61,7 @@ def write_fixed_size(
         raise DataError(f"{source.path} has no annotated case; check its masks and 'valid'")
     if survey.num_unread:
         print_note(f"{source.path}: skipped {survey.num_unread} images without annotations")
-    classes = options.classes or _default_classes(survey.largest_label)
+    classes = options.classes or default_classes(survey.largest_label)
     intensity = _intensity(survey, options, source.path, dims)
     size = (options.size, options.size) if options.size else survey.image_shape[1:]
     splits = survey.splits() or split_patients(survey.home, seed=options.seed, fractions=options.fractions)
@@ -122,7 +122,8 @@ def _clipped(value: float, dtype: np.dtype[Any]) -> float:
     return min(max(round(value), bounds.min), bounds.max)
 
 
-def _default_classes(largest_label: int) -> tuple[str, ...]:
+def default_classes(largest_label: int) -> tuple[str, ...]:
+    """Return numbered names of classes, at least two."""
     return ("background", *(f"class {label}" for label in range(1, max(largest_label, 1) + 1)))
 
 

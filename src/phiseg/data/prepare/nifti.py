@@ -39,6 +39,7 @@ from phiseg.data.prepare.patterns import FilePatterns
 from phiseg.data.prepare.patterns_search import find_by_patterns
 from phiseg.data.prepare.preview import Preview, PreviewedCase
 from phiseg.data.prepare.skipped import SkippedCases
+from phiseg.data.prepare.table import find_in_table
 from phiseg.data.splits import split_patients
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
@@ -68,7 +69,7 @@ def prepare_nifti(
     The entry `source` of `dataset.json` lists the raters in the order of the annotators, and the skipped cases.
 
     Args:
-        source: folder in one of the layouts of `nifti_layout`, or with files that match `patterns`.
+        source: folder in one of the layouts of `nifti_layout`, or with files that match `patterns`; or a table.
         out: folder of the dataset to write.
         patterns: where the images and labels are, if the folder has another layout.
         slicing: slicing options.
@@ -162,6 +163,8 @@ def preview_nifti(
 
 
 def _find(source: Path, patterns: FilePatterns | None, skipped: SkippedCases) -> FoundFiles:
+    if source.suffix.lower() == ".csv":
+        return find_in_table(source)
     if patterns is None:
         return find_annotated_scans(source, skipped)
     return find_by_patterns(source, patterns, SUFFIXES, skipped)
