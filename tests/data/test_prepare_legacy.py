@@ -655,9 +655,24 @@ def test_unknown_format_is_rejected(prepare, tmp_path):
 
 
 def test_command_prepares_dataset_and_prints_summary(cli, pickled, tmp_path):
-    result = cli("prepare", "legacy", pickled(some_crops(10)), tmp_path / "out", "--size", 4, "--name", "lidc")
+    result = cli("prepare", "legacy", pickled(some_crops(10)), tmp_path / "out", "--size", 4, "--lidc")
     assert result.code == 0, result.err
     assert "10 cases of 5 patients" in result.out
     assert "4 x 4 pixels" in result.out
     info = Dataset.open(tmp_path / "out").info
-    assert (info.modality, info.plane) == ("CT", "axial")
+    assert (info.modality, info.plane, info.centred_on) == ("CT", "axial", "nodule")
+    assert info.classes == ("background", "nodule")
+
+
+def test_content_of_a_file_is_not_guessed(cli, pickled, tmp_path):
+    source = pickled(some_crops(10))
+    assert cli("prepare", "legacy", source, tmp_path / "out").code == 0
+    info = Dataset.open(tmp_path / "out").info
+    assert (info.modality, info.plane, info.centred_on) == (None, None, None)
+    assert info.classes == ("background", "class 1")
+    words = ["--modality", "MR", "--classes", "background", "brain", "--overwrite"]
+    assert cli("prepare", "legacy", source, tmp_path / "out", *words).code == 0
+    info = Dataset.open(tmp_path / "out").info
+    assert (info.modality, info.classes) == ("MR", ("background", "brain"))
+    result = cli("prepare", "legacy", source, tmp_path / "out", *words, "--lidc")
+    assert (result.code, "--lidc sets" in result.err) == (2, True)

@@ -1,12 +1,11 @@
 """Options shared by `phiseg prepare arrays` and `phiseg prepare legacy`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from phiseg.cli.parsing import Flag, optional
 
 if TYPE_CHECKING:
-    from phiseg.data.manifest import SlicePlane
     from phiseg.data.prepare.fixed_size_source import FixedSizeOptions
 
 
@@ -21,6 +20,19 @@ class FixedSizeArguments:
     """Pixel values, after --rescale, that are mapped to the darkest and brightest value (lung CT: -1000 400). The
     default is 0 255 for 8 bits, 0 1 or -0.5 0.5 for fractions, otherwise the percentiles 0.5 and 99.5 of the images
     (of split train, if there is one), which are printed."""
+    zscore: Flag = False
+    """Normalise each image to mean 0 and standard deviation 1 instead of using a window (MR)."""
+    classes: Annotated[tuple[str, ...] | None, optional("NAME ...", "numbered, as many as in the masks")] = None
+    """Names of the classes, background first."""
+    centred_on: Annotated[str | None, optional("NAME", "images are whole slices")] = None
+    """Object at the centre of every image, if the images are crops. `phiseg predict` then needs a point inside
+    it."""
+    modality: Annotated[Literal["CT", "MR", "PT"] | None, optional("{CT,MR,PT}", "not recorded")] = None
+    """Modality of the images (PT is PET). `phiseg predict` then rejects DICOM series of another modality."""
+    plane: Annotated[
+        Literal["axial", "coronal", "sagittal"] | None, optional("{axial,coronal,sagittal}", "not recorded")
+    ] = None
+    """Plane of the images. `phiseg predict` then slices scans along this plane."""
     size: Annotated[int | None, optional("PIXELS", "keep the size")] = None
     """Height and width to crop or pad the images to around their centre."""
     resplit: Flag = False
@@ -34,15 +46,7 @@ class FixedSizeArguments:
     overwrite: Flag = False
     """Replace OUT if it is a dataset."""
 
-    def fixed_size_options(
-        self,
-        *,
-        classes: tuple[str, ...] | None,
-        centred_on: str | None,
-        modality: str | None,
-        plane: "SlicePlane | None",
-        zscore: bool = False,
-    ) -> "FixedSizeOptions":
+    def fixed_size_options(self) -> "FixedSizeOptions":
         """Return the options, validated."""
         from phiseg.data.prepare.fixed_size_source import FixedSizeOptions
         from phiseg.data.splits import parse_fractions
@@ -50,12 +54,12 @@ class FixedSizeArguments:
         return FixedSizeOptions(
             rescale=self.rescale,
             window=self.window,
-            zscore=zscore,
-            classes=classes,
+            zscore=self.zscore,
+            classes=self.classes,
             size=self.size,
-            centred_on=centred_on,
-            modality=modality,
-            plane=plane,
+            centred_on=self.centred_on,
+            modality=self.modality,
+            plane=self.plane,
             resplit=self.resplit,
             seed=self.seed,
             fractions=parse_fractions(self.fractions),

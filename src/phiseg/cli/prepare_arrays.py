@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from phiseg.cli.early_checks import check_exists
 from phiseg.cli.fixed_size_options import FixedSizeArguments
-from phiseg.cli.parsing import Flag, optional, parse
+from phiseg.cli.parsing import Flag, parse
 from phiseg.cli.prepare_common import command_line, print_summary
 
 
@@ -39,19 +39,6 @@ class PrepareArrays(FixedSizeArguments):
     """Folder of the dataset to write."""
     volumes: Flag = False
     """Write a dataset of volumes, for 3-D models."""
-    zscore: Flag = False
-    """Normalise each image to mean 0 and standard deviation 1 instead of using a window (MR)."""
-    classes: Annotated[tuple[str, ...] | None, optional("NAME ...", "numbered, as many as in the masks")] = None
-    """Names of the classes, background first."""
-    centred_on: Annotated[str | None, optional("NAME", "images are whole slices")] = None
-    """Object at the centre of every image, if the images are crops. `phiseg predict` then needs a point inside
-    it."""
-    modality: Annotated[Literal["CT", "MR", "PT"] | None, optional("{CT,MR,PT}", "not recorded")] = None
-    """Modality of the images (PT is PET). `phiseg predict` then rejects DICOM series of another modality."""
-    plane: Annotated[
-        Literal["axial", "coronal", "sagittal"] | None, optional("{axial,coronal,sagittal}", "not recorded")
-    ] = None
-    """Plane of the images. `phiseg predict` then slices scans along this plane."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -60,13 +47,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     check_exists(command.file)
     from phiseg.data.prepare.arrays import prepare_arrays
 
-    options = command.fixed_size_options(
-        classes=command.classes,
-        centred_on=command.centred_on,
-        modality=command.modality,
-        plane=command.plane,
-        zscore=command.zscore,
-    )
+    options = command.fixed_size_options()
     line = command_line(prog, arguments)
     dataset = prepare_arrays(
         command.file,
