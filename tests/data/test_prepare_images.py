@@ -11,6 +11,7 @@ from phiseg.data.prepare.images import prepare_images, preview_images
 from phiseg.data.prepare.patterns import FilePatterns
 from phiseg.data.store import Dataset
 from phiseg.imaging.pictures import fitted, read_mask, read_picture
+from phiseg.plotting.contact_sheet import contact_sheet
 
 
 def colours(seed, shape=(24, 30)):
@@ -190,6 +191,12 @@ def test_colour_pictures_train_a_model_and_are_drawn(tmp_path, cli):
     code, _, err = cli("train", "phiseg-small", "--data", tmp_path / "data", "--out", tmp_path / "run", *words)
     assert code == 0, err
     assert cli("data", "show", tmp_path / "data", "--out", tmp_path / "sheet.png").code == 0
+
+
+def test_contact_sheet_shows_colours(refuge, tmp_path):
+    dataset = prepare_images(refuge, tmp_path / "data", values={0: 0, 128: 1, 255: 2}, progress=False)
+    shown = contact_sheet(dataset, [1]).axes[0].images[0].get_array()
+    np.testing.assert_allclose(shown, colours(2) / 255, atol=1e-6)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
