@@ -422,7 +422,9 @@ def command_lines_of(page):
     return command_lines((ROOT / "docs" / page).read_text(encoding="utf-8"))
 
 
-def test_other_samples_page_runs(workplace, capsys):
+def test_other_samples_page_runs(workplace, lesions, capsys):
+    Path("data").symlink_to(lesions)
+    cases = Dataset.open("data").rows("test")
     random = np.random.default_rng(0)
     probs = random.dirichlet([1, 1], (4, 8, 16, 16)).transpose(0, 1, 4, 2, 3).astype(np.float32)
     np.save("their_probs.npy", probs)
@@ -430,7 +432,9 @@ def test_other_samples_page_runs(workplace, capsys):
     np.save("annotations.npy", random.integers(0, 2, (4, 4, 16, 16)))
     names = run_python("docs/how-to/score-other-samples.md")
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed[:5]] == ["ged", "ged_floor", "ged_unbiased", "hm_iou", "best_dice"]
+    assert printed[: len(cases)] == [f"case-{row:04d}" for row in cases]
+    scores = [line.split()[0] for line in printed[len(cases) :][:5]]
+    assert scores == ["ged", "ged_floor", "ged_unbiased", "hm_iou", "best_dice"]
     ours = names["energy_distance"](names["s"], torch.from_numpy(names["annotations"][3]), num_classes=2)
     assert names["scores"][3]["ged"] == ours.ged
 

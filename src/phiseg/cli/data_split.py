@@ -23,7 +23,7 @@ class DataSplit:
     the same splits. Retrain existing models, because their training patients may now be in the test split.
 
     A split file lists the patients of each split under a name, so that a split can be published and cited. --write
-    writes the current splits to such a file and does not change them. --read replaces them by those of a file.
+    writes the current splits to such a file and does not change them. --read replaces them with those from a file.
 
     Examples:
         phiseg data split data --seed 1 --fractions 60,20,20

@@ -15,7 +15,7 @@ from phiseg.core.shipped import find_model
 
 @dataclass
 class Example:
-    """Write a small synthetic scan with a lesion, to try `phiseg predict` without own data.
+    """Write a small synthetic scan with a lesion to try `phiseg predict` and `phiseg view`.
 
     The scan has the spacing, plane and values of the training images of a model. The command prints the call of
     `phiseg predict` with the position of the lesion.

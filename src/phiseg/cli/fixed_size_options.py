@@ -38,7 +38,8 @@ class FixedSizeArguments:
     resplit: Flag = False
     """Ignore the splits of the source and make new ones."""
     fractions: str = "60,20,20"
-    """Shares of train, val and test in percent, for a source without splits or with --resplit."""
+    """Shares of train, val and test, as percentages or as fractions such as 0.6,0.2,0.2, for a source without
+    splits or with --resplit."""
     seed: int = 0
     """Random seed of the split by patient."""
     name: Annotated[str | None, optional("NAME", "name of the file")] = None

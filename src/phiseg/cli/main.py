@@ -16,8 +16,8 @@ from phiseg.core.errors import Interrupted, PhisegError, nearest
 COMMANDS = {
     "prepare phantom": ("prepare_phantom", "Generate a synthetic dataset of lesions or zones."),
     "prepare lidc": ("prepare_lidc", "Prepare lung nodules from the DICOM and XML files of LIDC-IDRI."),
-    "prepare nifti": ("prepare_nifti", "Prepare NIfTI volumes with one label file per rater."),
-    "prepare images": ("prepare_images", "Prepare 2-D pictures (PNG, JPEG, TIFF, BMP) with one mask per rater."),
+    "prepare nifti": ("prepare_nifti", "Prepare NIfTI volumes with one label file per annotator."),
+    "prepare images": ("prepare_images", "Prepare 2-D pictures (PNG, JPEG, TIFF, BMP) with one mask per annotator."),
     "prepare table": ("prepare_table", "Prepare images and labels that a CSV file lists."),
     "prepare arrays": ("prepare_arrays", "Prepare images and masks from an .npz file."),
     "prepare legacy": ("prepare_legacy", "Prepare published LIDC crops: data_lidc.hdf5, data_lidc.pickle, PNG."),
@@ -32,7 +32,7 @@ COMMANDS = {
     "compare": ("compare", "Compare evaluations in a table with figures and a report."),
     "experiment table1": ("experiment", "Train, evaluate and compare all methods, as in the paper's table."),
     "sample": ("sample", "Draw samples for a split and save them as NumPy arrays."),
-    "example": ("example", "Write a synthetic scan, to try predict and view without own data."),
+    "example": ("example", "Write a synthetic scan to try `predict` and `view`."),
     "predict": (
         "predict",
         "Segment NIfTI, DICOM, .mha, .nrrd or PNG images: samples, uncertainty maps, report.",

@@ -35,8 +35,15 @@ def required(metavar: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="(required)")
 
 
-def parse(command: type[Command], arguments: Sequence[str], *, prog: str) -> Command:
-    """Convert arguments into a command object; print the help or an error and exit where needed."""
+def parse(command: type[Command], arguments: Sequence[str], *, prog: str, more_usage: str = "") -> Command:
+    """Convert arguments into a command object; print the help or an error and exit where needed.
+
+    Args:
+        command: dataclass of the command.
+        arguments: arguments on the command line.
+        prog: name of the command in the help.
+        more_usage: arguments that the command parses itself, for the usage in the help.
+    """
     config = (tyro.conf.FlagCreatePairsOff,)
     if not {"-h", "--help"}.intersection(arguments):
         return tyro.cli(command, prog=prog, args=arguments, config=config)
@@ -48,6 +55,7 @@ def parse(command: type[Command], arguments: Sequence[str], *, prog: str) -> Com
         usage, _, options = captured.text().partition("\n\n")
         if options:
             description, examples = _documentation(command)
+            usage += f"\n    {more_usage}" if more_usage else ""
             print("\n\n".join(part.strip("\n") for part in (usage, description, options, examples)))
 
 

@@ -21,14 +21,14 @@ class Predict:
     """Segment scans: draw plausible segmentations and write them on the grid of each scan.
 
     INPUT is a NIfTI, MetaImage (.mha, .mhd), NRRD (.nrrd, .nhdr) or PNG file, a folder with a DICOM series, or a
-    folder of these. Spacing, window, size and plane of the training data are applied to the scan, and undone in the
-    results. Run the same command again to resume after an interruption; finished cases are kept.
+    folder of these. Spacing, window, size and plane of the training data are applied to the scan. The results are on
+    the grid of the scan. Run the same command again to resume after an interruption; finished cases are kept.
 
     OUT receives one folder per case with samples.nii.gz (4-D), mean.nii.gz (probabilities), labels.nii.gz,
     gamma.nii.gz (disagreement between samples), levels.nii.gz (variance of the foreground probability when the
     noise of one latent level is redrawn, fine to coarse), a summary (volume in ml, diameter in mm, presence), a
     picture, and DICOM SEG files for a DICOM series. Use --format for other files than NIfTI. OUT also receives
-    cases.csv and report.html, which list cases that need a review first, and failed.csv if a case failed.
+    cases.csv and report.html, with the cases that need review at the top, and failed.csv if a case failed.
 
     A model trained on crops around lesions needs the position of the lesion: use --at or --points. The command
     warns if the image at this position does not look like the training images, or if the spacing is different.
@@ -60,12 +60,13 @@ class Predict:
     seed: int = 0
     """Random seed of the samples."""
     noise_length: Annotated[float | None, optional("MM", "the length stored with the model, or inf")] = None
-    """Distance in mm between slices over which the noise of a sample changes (inf: never; 0: slices are
-    independent). Not for models of volumes."""
+    """Correlation length of the noise along the slices, in mm. Slices more than twice this distance apart have
+    independent noise (except for `--noise-shared`). inf: the same noise in all slices; 0: independent slices. Not
+    for 3-D models."""
     noise_shared: Annotated[
         float | None, optional("SHARE", "the share stored with the model, or 0 with --noise-length")
     ] = None
-    """Share of the noise variance, from 0 to 1, that is common to all slices. Not for models of volumes."""
+    """Share of the noise variance, from 0 to 1, that is common to all slices. Not for 3-D models."""
     reach: Annotated[float | None, optional("MM", "half the longer side of the crop")] = None
     """Maximum distance in mm from the point over which a lesion is followed."""
     strict_spacing: Flag = False
@@ -76,10 +77,11 @@ class Predict:
     uncalibrated: Flag = False
     """Ignore the factors fitted by `phiseg calibrate`."""
     batch_size: int = 4
-    """Number of slices encoded at once (at least a patch, for a model of volumes). Affects memory use only, not
+    """Number of slices encoded at once (for a 3-D model, at least a patch). Affects memory use only, not
     results."""
     chunk_size: int = 16
-    """Number of samples decoded at once. Affects memory use only, not results."""
+    """Number of samples decoded at once. For 3-D models, --batch-size times --chunk-size limits the slices decoded
+    at once. Affects memory use only, not results."""
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     """Hardware to run on; auto uses a GPU if available."""
     devices: int = 1

@@ -17,15 +17,15 @@ from phiseg.cli.prepare_common import command_line, print_summary
 class PrepareArrays(FixedSizeArguments):
     """Prepare a dataset from the images and masks in an .npz file.
 
-    The file contains `images` [N,H,W] or [N,H,W,C] and `masks` [N,A,H,W] with class indices. Optional arrays are
-    `case_ids` [N] (patient), `split` [N] (train, val, test), `valid` [N,A] (0: annotation missing) and
-    `pixel_spacing_mm`. Other arrays with one value per row become columns of cases.csv. The file is read row by
-    row, and nothing is unpickled.
+    The file contains `images` (N, H, W) or (N, H, W, C) and `masks` (N, A, H, W) with class indices, or (N, H, W)
+    for one annotator. Optional arrays are `case_ids` (N,) (patient), `split` (N,) (train, val, test), `valid`
+    (N, A) (0: annotation missing) and `pixel_spacing_mm`. Other arrays with one value per row become columns of
+    cases.csv. The file is read row by row, and nothing is unpickled.
 
-    With `case_ids`, `nodule` [N] and `slice` [N], cases are named PATIENT-nodule-N-slice-M.
+    With `case_ids`, `nodule` (N,) and `slice` (N,), cases are named PATIENT-nodule-N-slice-M.
 
-    With `--volumes`, each case is a volume. The file contains `image_000` [D,H,W], `masks_000` [A,D,H,W] and so on,
-    or slices with `slice` [N]. It also contains `pixel_spacing_mm` and `slice_spacing_mm`.
+    With `--volumes`, each case is a volume. The file contains `image_000` (D, H, W), `masks_000` (A, D, H, W) and
+    so on, or slices with `slice` (N,). It also contains `pixel_spacing_mm` and `slice_spacing_mm`.
 
     Examples:
         phiseg prepare arrays crops.npz data --window -1000 400 --centred-on nodule

@@ -25,9 +25,13 @@ class Score:
 
     Archive: an .npz file with labels or probs, and optionally the names in cases; or with one array per case.
 
-    Folder of arrays: labels.npy or probs.npy, and optionally cases.csv, as `phiseg sample` writes them.
+    Folder of arrays: labels.npy or probs.npy, and optionally cases.csv, mean_probs.npy and mean_log_probs.npy, as
+    `phiseg sample` writes them.
 
-    Folder of cases: CASE/sample-1.nii.gz, CASE/sample-2.nii.gz, ..., or .png or .npy files.
+    Folder of cases: CASE/sample-1.nii.gz, CASE/sample-2.nii.gz, ..., or .png or .npy files; or CASE/samples.nii.gz
+    with all samples.
+
+    For volumes, (D, H, W) replaces (H, W).
 
     Cases are matched by name. Without names, they must be in the order of the split. S_NCC and calibration need
     probabilities. Without them, Dice is that of the majority of the samples.

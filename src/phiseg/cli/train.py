@@ -53,7 +53,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     words, overrides = split_overrides(arguments)
     _check_options(words)
-    command = parse(Train, words, prog=prog)
+    command = parse(Train, words, prog=prog, more_usage="[--section.key VALUE ...]")
     find_recipe(command.recipe)
     from phiseg.data.store import Dataset
 

@@ -1,6 +1,6 @@
 """Axis-aligned normal distributions (eqs. 3 and 4 of the paper).
 
-Shapes: all tensors are (B, D, h, w), (B, D, d, h, w) for volumes, or (B, Z) for the latent vector of the
+Shapes: all tensors are (B, Z, h, w), (B, Z, d, h, w) for volumes, or (B, Z) for the latent vector of the
 Probabilistic U-Net.
 """
 
@@ -25,7 +25,7 @@ class Gaussian(NamedTuple):
 
 
 class GaussianHead(nn.Module):
-    """Two linear layers from features (B, C, h, w) to a distribution over (B, D, h, w), in float32.
+    """Two linear layers from features (B, C, h, w) to a distribution over (B, Z, h, w), in float32.
 
     std = softplus(raw) + min_std: the minimum keeps the KL finite.
     """

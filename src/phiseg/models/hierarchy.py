@@ -1,6 +1,6 @@
 """Hierarchy of latent variables: the common architecture of the prior and posterior networks.
 
-Shapes: N = B * S items, D latent channels, h_l w_l pixels of the latent of level l (d_l h_l w_l for volumes). Lists
+Shapes: N = B * S items, Z latent channels, h_l w_l pixels of the latent of level l (d_l h_l w_l for volumes). Lists
 run fine to coarse.
 """
 
@@ -61,7 +61,7 @@ class LatentLevel(nn.Module):
         )
 
     def forward(self, features: Tensor, below: Tensor) -> Gaussian:
-        """Return the distribution of z_l (N, D, h, w) given features (N, C, h, w) and z_{l+1} (`below`)."""
+        """Return the distribution of z_l (N, Z, h, w) given features (N, C, h, w) and z_{l+1} (`below`)."""
         x = torch.cat([self.embed(upsample(below, self.stride)), features], dim=1)
         distribution: Gaussian = self.head(self.merge(x))
         return distribution
@@ -147,8 +147,8 @@ class LatentHierarchy(nn.Module):
 
         Args:
             features: features of B images, fine to coarse.
-            noise: standard normal (B * S, D, h_l, w_l) for each level; None if all levels are given.
-            given: by level, latents (B * S, D, h_l, w_l) to use instead of drawing.
+            noise: standard normal (B * S, Z, h_l, w_l) for each level; None if all levels are given.
+            given: by level, latents (B * S, Z, h_l, w_l) to use instead of drawing.
             temperatures: factor on the standard deviation of each level; default 1.
         """
         given = given or {}

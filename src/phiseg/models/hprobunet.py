@@ -18,7 +18,7 @@ softplus(raw) + min_std instead of exp(raw); hard pixels are drawn per image ins
 that the loss of an image does not depend on the other images; lambda is updated by the exponential rule of the GECO
 paper, within bounds, instead of by Adam.
 
-Shapes: B batch, S samples, N = B * S, D latent channels, C_r channels of resolution level r. Lists run fine to
+Shapes: B batch, S samples, N = B * S, Z latent channels, C_r channels of resolution level r. Lists run fine to
 coarse.
 """
 
@@ -57,7 +57,7 @@ class HProbUNetConfig(LatentConfig):
     num_levels: int = Field(default=4, ge=1)
     """Number of latent levels L, at the L coarsest resolutions; must be smaller than the number of resolutions."""
     latent_channels: int = Field(default=1, ge=1)
-    """Channels D of each latent variable."""
+    """Channels Z of each latent variable."""
     kappa: float = Field(default=0.05, ge=0)
     """GECO constraint: maximum mean cross-entropy in nats of the drawn pixels."""
     top_k: float | None = Field(default=0.02, gt=0, le=1)
@@ -115,8 +115,8 @@ class LatentUNet(nn.Module):
 
         Args:
             features: encoder features (N, C_r, h_r, w_r) of each resolution.
-            noise: standard normal (N, D, h_l, w_l) for each latent level; unused if the latents are given.
-            given: latents (N, D, h_l, w_l) of each level to use instead of drawing.
+            noise: standard normal (N, Z, h_l, w_l) for each latent level; unused if the latents are given.
+            given: latents (N, Z, h_l, w_l) of each level to use instead of drawing.
 
         Returns:
             Distributions and latents of all levels, and the last features (N, C_f, h_f, w_f) with f = `finest`. The
@@ -214,12 +214,12 @@ class HProbUNet(Segmenter):
         return self.config.num_levels
 
     def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
-        """Return (D, h_l, w_l) of each level."""
+        """Return (Z, h_l, w_l) of each level."""
         resolutions = range(self.prior.offset, len(self.config.channels))
         return [(self.config.latent_channels, *self.level_size(size, level)) for level in resolutions]
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
-        """Decode noise (B, S, D, h_l, w_l) to logits (B, S, K, H, W)."""
+        """Decode noise (B, S, Z, h_l, w_l) to logits (B, S, K, H, W)."""
         repeated = [repeat_samples(level, num_samples) for level in encoding.features]
         _, features = self.prior.decode(repeated, noise=[fold_samples(level) for level in noise])
         return unfold_samples(crop(self.output(self.combine(features)), encoding.size), num_samples)

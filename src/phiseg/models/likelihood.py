@@ -86,7 +86,7 @@ class Likelihood(nn.Module):
         """Return the accumulated logits (N, K, H, W) of all levels at full resolution, fine to coarse.
 
         Args:
-            latents: z_l (N, D, h_l, w_l), fine to coarse.
+            latents: z_l (N, Z, h_l, w_l), fine to coarse.
         """
         residuals: list[Tensor] = []
         context: Tensor | None = None

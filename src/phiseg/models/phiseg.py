@@ -1,6 +1,6 @@
 """PHiSeg: a hierarchical conditional VAE for segmentation (Baumgartner et al., MICCAI 2019).
 
-Shapes: B batch, S samples, K classes, D latent channels, L latent levels. Lists run fine to coarse: index 0
+Shapes: B batch, S samples, K classes, Z latent channels, L latent levels. Lists run fine to coarse: index 0
 is level 1 of the paper.
 """
 
@@ -36,7 +36,7 @@ class PHiSegConfig(LatentConfig):
     num_levels: int = Field(default=5, ge=1)
     """Number of latent levels L, at most the number of resolution levels. L = 1 is the ablation of the paper."""
     latent_channels: int = Field(default=2, ge=1)
-    """Channels D of each latent variable."""
+    """Channels Z of each latent variable."""
     embedding_channels: int | None = Field(default=None, ge=1)
     """Width of the embedding of the next coarser latent in the prior and posterior. Default: 32 per latent channel,
     as in the authors' code; in narrow networks, this is most of the computation."""
@@ -177,7 +177,7 @@ class PHiSeg(Segmenter):
         return self.config.num_levels
 
     def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
-        """Return (D, h_l, w_l) of each level, fine to coarse; with `presence`, () follows: one number."""
+        """Return (Z, h_l, w_l) of each level, fine to coarse; with `presence`, () follows: one number."""
         return self._latent_shapes(size) + ([()] if self.config.presence else [])
 
     @property
@@ -202,12 +202,12 @@ class PHiSeg(Segmenter):
 
         Args:
             encoding: encoding of B images.
-            noise: standard normal (B, S, D, h_l, w_l) for each level, fine to coarse.
-            given: by level (0 is the finest), latents (B, S, D, h_l, w_l) to use instead of drawing.
+            noise: standard normal (B, S, Z, h_l, w_l) for each level, fine to coarse.
+            given: by level (0 is the finest), latents (B, S, Z, h_l, w_l) to use instead of drawing.
             temperatures: factor on the standard deviation of the prior for each level; default 1.
 
         Returns:
-            Latents (B, S, D, h_l, w_l), fine to coarse.
+            Latents (B, S, Z, h_l, w_l), fine to coarse.
 
         Raises:
             ModelError: unknown levels, or noise or temperatures for the wrong number of levels.
@@ -230,7 +230,7 @@ class PHiSeg(Segmenter):
         """Run the likelihood network.
 
         Args:
-            latents: (B, S, D, h_l, w_l) of each level, fine to coarse.
+            latents: (B, S, Z, h_l, w_l) of each level, fine to coarse.
             size: (H, W) of the image.
 
         Returns:
@@ -240,7 +240,7 @@ class PHiSeg(Segmenter):
         return [unfold_samples(crop(logits, size), latents[0].shape[1]) for logits in accumulated]
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
-        """Decode noise (B, S, D, h_l, w_l) to logits (B, S, K, H, W)."""
+        """Decode noise (B, S, Z, h_l, w_l) to logits (B, S, K, H, W)."""
         return self.sample_levels(encoding, noise, num_samples)[0]
 
     def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> list[Tensor]:

@@ -3,7 +3,7 @@
 The prediction of a single network for a new image depends on its training run. Each sample of the ensemble comes
 from a randomly selected member, so the samples also reflect the uncertainty between training runs.
 
-Shapes: B batch, S samples, M members, K classes, D latent channels, L latent levels.
+Shapes: B batch, S samples, M members, K classes, Z latent channels, L latent levels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,7 +67,7 @@ class PHiSegEnsemble(Segmenter):
         return self.config.num_levels
 
     def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
-        """Return (D, h_l, w_l) of each level, fine to coarse, and (): one number that selects the member."""
+        """Return (Z, h_l, w_l) of each level, fine to coarse, and (): one number that selects the member."""
         shapes: list[tuple[int, ...]] = self.members[0].noise_shapes(size)  # type: ignore[operator]
         return [*shapes, ()]
 
