@@ -159,10 +159,10 @@ def understand(words, monkeypatch):
         assert own == words, "only train and experiment take keys of a recipe"
 
 
-def stop_after_parsing(command, arguments, *, prog):
+def stop_after_parsing(command, arguments, **settings):
     from phiseg.cli import parsing
 
-    raise Understood(parsing.parse(command, arguments, prog=prog))
+    raise Understood(parsing.parse(command, arguments, **settings))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -432,7 +432,7 @@ def test_other_samples_page_runs(workplace, lesions, capsys):
     np.save("annotations.npy", random.integers(0, 2, (4, 4, 16, 16)))
     names = run_python("docs/how-to/score-other-samples.md")
     printed = capsys.readouterr().out.splitlines()
-    assert printed[: len(cases)] == [f"case-{row:04d}" for row in cases]
+    assert printed[: len(cases)] == [f"lesion-{row:05d}" for row in cases]
     scores = [line.split()[0] for line in printed[len(cases) :][:5]]
     assert scores == ["ged", "ged_floor", "ged_unbiased", "hm_iou", "best_dice"]
     ours = names["energy_distance"](names["s"], torch.from_numpy(names["annotations"][3]), num_classes=2)
