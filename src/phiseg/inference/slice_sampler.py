@@ -277,7 +277,7 @@ class FrameSampler(ABC):
 
 
 class SliceSampler(FrameSampler):
-    """Draw samples of slices with a model of images, which sees one slice at a time.
+    """Draw samples of slices with a 2-D model, which sees one slice at a time.
 
     `FrameSampler` describes the other arguments.
 

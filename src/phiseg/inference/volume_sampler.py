@@ -20,7 +20,7 @@ from phiseg.models import Segmenter
 
 
 class VolumeSampler(FrameSampler):
-    """Draw samples of slices with a model of volumes.
+    """Draw samples of slices with a 3-D model.
 
     A whole scan is covered by overlapping windows of as many slices as in training. Around a point, a single
     window is used, which is extended if more slices are requested. Slices outside the scan repeat its ends, as in
