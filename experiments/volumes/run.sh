@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Models of slices and of volumes on a phantom whose true distribution of volumes is known, with equal training time.
+# 2-D and 3-D models on a phantom whose true distribution of volumes is known, with equal training time.
 # Usage: run.sh OUT (a folder outside the repository). Run it again to resume. MINUTES=20 is the training budget of a row
 # on one core.
 set -euo pipefail

@@ -1,4 +1,4 @@
-"""Sample volumes with a model of images, slice by slice, with noise that is correlated along the slices.
+"""Sample volumes with a 2-D model, slice by slice, with noise that is correlated along the slices.
 
 slicewise.py MODEL VOLUMES OUT.npz --noise-length 5 --split test --num-samples 100
 

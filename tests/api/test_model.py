@@ -20,7 +20,7 @@ from phiseg.models.noise import seeded_generator
 
 @pytest.fixture
 def model(trained):
-    """A tiny model of images of 16 x 16 pixels of 5.6 mm, with the window 0 to 1."""
+    """A tiny 2-D model of images of 16 x 16 pixels of 5.6 mm, with the window 0 to 1."""
     return phiseg.load(str(trained()))
 
 

@@ -1,4 +1,4 @@
-"""The plain baseline computes what phiseg computes: a ratio of their times compares like with like."""
+"""The plain baseline computes what phiseg computes: their times are comparable."""
 
 import doctest
 import json

@@ -1,4 +1,4 @@
-"""Rows of a table that do not compare like with like."""
+"""Rows of a table that are not comparable."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +34,10 @@ def test_a_calibrated_row_is_not_marked_against_uncalibrated_ones():
     assert marked(comparison_table([plain, rival])) == ["plain"]
     table = comparison_table([row("tempered", 0.1, temperature=2.0), rival])
     assert marked(table) == []
-    assert any("Not like with like: tempered sampled with fitted temperatures" in note for note in table.notes)
+    assert any("Not comparable: tempered sampled with fitted temperatures" in note for note in table.notes)
     both = comparison_table([row("tempered", 0.1, temperature=2.0), row("rival", 0.0, temperature=1.5)])
     assert marked(both) == ["tempered"]
-    assert not any("like with like" in note for note in both.notes)
+    assert not any("Not comparable" in note for note in both.notes)
 
 
 def test_rows_of_the_same_calibration_are_marked_in_a_mixed_table():

@@ -1,7 +1,7 @@
 """Contract of `phiseg.models.segmenter` for all models in the registry.
 
 A new model passes by being registered; at most it adds its own settings for a small network below. Images of
-models of volumes have `DEPTH` slices.
+3-D models have `DEPTH` slices.
 """
 
 import copy
@@ -56,7 +56,7 @@ def config_class(name):
 
 
 def full_size(config, size):
-    """Return (H, W), or (D, H, W) for a model of volumes."""
+    """Return (H, W), or (D, H, W) for a 3-D model."""
     return size if config.dims == 2 else (DEPTH, *size)
 
 

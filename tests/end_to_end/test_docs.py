@@ -418,6 +418,17 @@ def test_arrays_page_makes_a_dataset(workplace, cli):
     assert np.load("data/labels.npy").shape == (6, 3, 8, 8)
 
 
+def test_data_source_of_the_contributing_page_makes_a_dataset(workplace):
+    Path("source").mkdir()
+    random = np.random.default_rng(0)
+    image, masks = random.normal(-500, 300, (64, 64)), random.integers(0, 2, (4, 64, 64))
+    for number in range(5):
+        np.savez(f"source/case{number}.npz", image=image, masks=masks, patient=f"patient{number}")
+    dataset = run_python("CONTRIBUTING.md")["dataset"]
+    assert [case["patient"] for case in dataset.cases] == [f"patient{number}" for number in range(5)]
+    np.testing.assert_array_equal(dataset.annotations(2), masks)
+
+
 def command_lines_of(page):
     return command_lines((ROOT / "docs" / page).read_text(encoding="utf-8"))
 

@@ -1,4 +1,4 @@
-"""`phiseg predict` with models of volumes, from files to files."""
+"""`phiseg predict` with 3-D models, from files to files."""
 
 import json
 

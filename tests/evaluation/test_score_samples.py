@@ -1,4 +1,4 @@
-"""Scoring samples of another program: every form gives the scores of an evaluation, and wrong input is refused."""
+"""Scoring samples from another program: every form gives the scores of an evaluation; wrong input is refused."""
 
 import csv
 import hashlib

@@ -41,7 +41,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Two models of volumes with different weights."""
+    """Two 3-D models with different weights."""
     settings = {"channels": (4, 5), "num_levels": 2, "blocks_per_level": 1, "image_channels": CHANNELS, "dims": 3}
     folders = []
     for seed in range(2):

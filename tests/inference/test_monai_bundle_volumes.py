@@ -1,4 +1,4 @@
-"""MONAI bundles of models of volumes."""
+"""MONAI bundles of 3-D models."""
 
 import json
 from functools import partial

@@ -66,7 +66,7 @@ def test_other_tissue_or_modality_is_unusual(usual, mean, noise, above):
         reason = usual.why_unusual(seen(image), WINDOW)
         assert reason.startswith("the image around the point does not look like the model's training images")
         numbers = re.search(
-            r"(\d+) % of its pixels are below (-?\d+), and in 99.8 % .* (-?\d+) to (-?\d+)\)", reason
+            r"the (\d+)th percentile of the crop is (-?\d+); in 99.8 % .* between (-?\d+) and (-?\d+)\)", reason
         )
         share, here, low, high = map(int, numbers.groups())
         assert here == pytest.approx(np.percentile(np.clip(image, -1000, 400), share), abs=1)
@@ -80,7 +80,7 @@ def test_range_is_from_training_images():
     for value in (-695, -500, -305):
         assert usual.why_unusual(seen(np.full((4, 4), value)), WINDOW) is None
     reason = usual.why_unusual(seen(np.full((4, 4), -250)), WINDOW)
-    assert "of its pixels are below -250, and in 99.8 % of those images -700 to -300" in reason
+    assert "is -250; in 99.8 % of the training images it is between -700 and -300" in reason
 
 
 def test_rare_combination_of_percentiles_is_unusual():
@@ -89,7 +89,7 @@ def test_rare_combination_of_percentiles_is_unusual():
     ramp = np.linspace(-690, -310, 16).reshape(4, 4)
     reason = usual.why_unusual(seen(ramp), WINDOW)
     assert "a combination rarer than in 99.5 % of the training images" in reason
-    assert f"50 % of its pixels are below {np.median(ramp):.0f}" in reason
+    assert f"50th percentile {np.median(ramp):.0f}" in reason
 
 
 def test_few_training_images_decide_nothing():

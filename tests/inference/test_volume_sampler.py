@@ -1,4 +1,4 @@
-"""Samples of models of volumes: patches are parts of one hypothesis, in bounded memory."""
+"""Samples of 3-D models: patches are parts of one hypothesis, in bounded memory."""
 
 import tracemalloc
 

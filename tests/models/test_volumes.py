@@ -1,4 +1,4 @@
-"""Models of volumes: strides and kernels for each axis, and equality with models of images for a single slice."""
+"""3-D models: strides and kernels for each axis, and equality with 2-D models for a single slice."""
 
 import copy
 from itertools import pairwise
@@ -45,7 +45,7 @@ def volume_batch(model, size, number=2):
 
 
 def assert_single_slices_match(name, **settings):
-    """Train a model of images and its copy of volumes for a step, and compare losses, gradients and samples."""
+    """Train a 2-D model and its 3-D copy for a step, and compare losses, gradients and samples."""
     flat, deep = build(name, **settings).train(), build(name, **IN_PLANE, **settings).train()
     weights = {key: value if value.ndim != 4 else value[:, :, None] for key, value in flat.state_dict().items()}
     deep.load_state_dict(weights)

@@ -43,7 +43,7 @@ export interface Failed {
   message: string;
 }
 
-/** The samples in all slices of the lesion or, for a model of whole slices, in all slices of a small scan. In a
+/** The samples in all slices of the lesion or, for a whole-slice model, in all slices of a small scan. In a
  *  large scan, such a model predicts only the clicked slice. */
 export interface LesionSlices {
   type: "volume";
@@ -76,7 +76,7 @@ export interface ModelInfo {
   /** Names of the N parts of the noise that can be held and redrawn separately: the levels, fine to coarse, which
    *  also have a temperature, then `presence` and `member` (of an ensemble), if any; empty without a hierarchy. */
   noise_names: string[];
-  /** Object to click on; null for a model of whole slices. */
+  /** Object to click on; null for a whole-slice model. */
   centred_on: string | null;
   size: [number, number];
   /** Darkest and brightest value of the intensity window; null if images are z-scored. */

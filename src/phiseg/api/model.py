@@ -109,7 +109,7 @@ class Model:
             image: (H, W), or (C, H, W) for several channels, in the unit of the training images (HU for CT).
             spacing_mm: the pixel spacing of the image (vertical, horizontal), or one number for both. The image is
                 resampled to the spacing of the training images; by default it already has that spacing.
-            centre: (row, column) of the lesion, for a model of lesion-centred crops: the crop around it is
+            centre: (row, column) of the lesion, for a lesion-crop model: the crop around it is
                 returned. By default the whole image is.
 
         Returns:
@@ -186,8 +186,8 @@ class Model:
         Args:
             scan: a NIfTI, MetaImage, NRRD or PNG file, a folder with a DICOM series, or a `Volume`.
             point: (i, j, k), a voxel inside the lesion, counted from 0 along the axes of the file (DICOM: column,
-                row, slice). Models of lesion-centred crops need it.
-            slices: consecutive slices to predict, for a model of whole slices; by default all.
+                row, slice). Lesion-crop models need it.
+            slices: consecutive slices to predict, for a whole-slice model; by default all.
             num_samples: the number of samples; 32 by default.
             seed: the same seed draws the same samples; 0 by default.
             sampling: further settings of the sampling.
@@ -198,7 +198,7 @@ class Model:
 
         Raises:
             DataError: the scan cannot be read or does not match the model, or the point lies outside of it.
-            ConfigError: a point is missing, or given to a model of whole slices.
+            ConfigError: a point is missing, or given to a whole-slice model.
         """
         if sampling is None:
             usual = Sampling()

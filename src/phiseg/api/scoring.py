@@ -1,4 +1,4 @@
-"""Score samples of any program: `phiseg.score`."""
+"""Score samples from any program: `phiseg.score`."""
 
 from collections.abc import Sequence
 from os import PathLike

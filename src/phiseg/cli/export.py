@@ -19,7 +19,7 @@ class Export:
     The ONNX file runs without phiseg and torch. Its inputs are `image` (batch, channels, H, W), preprocessed as the
     metadata of the file states, and standard normal noise `noise_0`, `noise_1`, ..., one per latent level from fine
     to coarse. Its outputs are `logits` and `probs` (batch, classes, H, W), one sample per image. The same noise
-    gives the same sample. For a model of volumes, the size is (D, H, W). ONNX export requires: pip install
+    gives the same sample. For a 3-D model, the size is (D, H, W). ONNX export requires: pip install
     'phiseg[onnx]'
 
     The MONAI bundle is a folder for `python -m monai.bundle run`. It preprocesses NIfTI files (or arrays, if the
@@ -38,7 +38,7 @@ class Export:
     monai_bundle: Annotated[Path | None, optional("DIR", "no bundle")] = None
     """Folder of the MONAI bundle to write."""
     size: Annotated[tuple[int, ...] | None, optional("[D] H W", "size of the training images")] = None
-    """Height and width of the input images of the ONNX file; for a model of volumes, slices, height and width."""
+    """Height and width of the input images of the ONNX file; for a 3-D model, slices, height and width."""
     uncalibrated: Flag = False
     """Omit the factors fitted by `phiseg calibrate`."""
     overwrite: Flag = False

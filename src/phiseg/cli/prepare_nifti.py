@@ -16,11 +16,11 @@ from phiseg.cli.prepare_options import file_patterns, parse_size, parse_values
 
 @dataclass
 class PrepareNifti:
-    r"""Prepare a dataset of slices or volumes from NIfTI files with one label file per rater.
+    r"""Prepare a dataset of slices or volumes from NIfTI files with one label file per annotator.
 
     SRC has one folder per case: <case>/image.nii.gz (a fourth dimension holds channels) and
     <case>/rater-<name>.nii.gz. Alternatively, SRC is a raw data folder of nnU-Net: imagesTr/<case>_0000.nii.gz
-    (_0001 and so on are further channels), one label folder per rater such as labelsTr_anna/<case>.nii.gz, and
+    (_0001 and so on are further channels), one label folder per annotator such as labelsTr_anna/<case>.nii.gz, and
     dataset.json with the class names. Each case is one patient, unless SRC/patients.csv (case,patient) maps cases
     to patients.
 
@@ -29,8 +29,8 @@ class PrepareNifti:
     the path and a single * in --rater is the rater, or a regular expression with named groups such as
     (?P<rater>\d+).
 
-    A rater without a file for a case is marked as missing for this case. Image and labels must be on the same grid,
-    but their axes may be in different orders. Unusable cases are reported, skipped and counted at the end.
+    An annotator without a file for a case is marked as missing for this case. Image and labels must be on the same
+    grid, but their axes may be in different orders. Unusable cases are reported, skipped and counted at the end.
 
     Examples:
         phiseg prepare nifti scans data --window -1000 400
@@ -68,7 +68,7 @@ class PrepareNifti:
     modality: Annotated[Literal["CT", "MR", "PT"] | None, optional("{CT,MR,PT}", "not recorded")] = None
     """Modality of the images (PT is PET). `phiseg predict` then rejects DICOM series of another modality."""
     slices: Literal["all", "annotated"] = "all"
-    """Slices to use: all, or only those with a non-empty mask of at least one rater."""
+    """Slices to use: all, or only those with a non-empty mask of at least one annotator."""
     seed: int = 0
     """Random seed of the split by patient."""
     fractions: str = "60,20,20"
@@ -78,7 +78,7 @@ class PrepareNifti:
     strict: Flag = False
     """Stop at the first unusable case instead of skipping it."""
     dry_run: Flag = False
-    """List cases, raters, sizes and classes without writing anything."""
+    """List cases, annotators, sizes and classes without writing anything."""
     overwrite: Flag = False
     """Replace OUT if it is a dataset."""
 

@@ -1,4 +1,4 @@
-"""Do the rows of a table compare like with like? Their calibration, their training, and rows that are set aside."""
+"""Rows of a table that are not comparable: their calibration, their training, and rows that are set aside."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ def training_length(evaluation: Evaluation) -> int | None:
 def condition_notes(
     names: Sequence[str], evaluations: Sequence[Evaluation], set_aside: Sequence[str] = ()
 ) -> list[str]:
-    """Return the lines below a table that state where its rows do not compare like with like.
+    """Return the lines below a table that state which of its rows are not comparable.
 
     Args:
         names: what the table calls its rows.
@@ -61,7 +61,7 @@ def condition_notes(
     calibrated = [name for name, own in rows if is_calibrated(own)]
     if 0 < len(calibrated) < len(rows):
         notes.append(
-            f"Not like with like: {', '.join(calibrated)} sampled with fitted temperatures, other rows without. "
+            f"Not comparable: {', '.join(calibrated)} sampled with fitted temperatures, other rows without. "
             "Such rows are not tested against each other, unless their weights are the same: a marked score is "
             "better than those of all rows it is tested against."
         )

@@ -1,4 +1,4 @@
-"""Score the samples of any program on a split, and write evaluations like those of a model."""
+"""Score samples from any program on a split, and write evaluations like those of a model."""
 
 import hashlib
 from collections.abc import Sequence

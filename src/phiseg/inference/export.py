@@ -1,6 +1,6 @@
 """Export a trained model as an ONNX file that runs without phiseg and torch, with the noise as inputs.
 
-Shapes: B images, C image channels, K classes, H W pixels, L noise tensors. For a model of volumes, read D H W for
+Shapes: B images, C image channels, K classes, H W pixels, L noise tensors. For a 3-D model, read D H W for
 H W.
 """
 

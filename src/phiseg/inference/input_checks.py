@@ -27,7 +27,7 @@ def check_inputs(inputs: Sequence[Path], *, results: Path | None = None) -> None
 
 
 def check_point(centred_on: str | None, *, has_point: bool, name: str, option: str = "--at x,y,z") -> None:
-    """Check that a point is given for a model of lesion-centred crops, and not for a model of whole slices.
+    """Check that a point is given for a lesion-crop model, and not for a whole-slice model.
 
     Args:
         centred_on: object at the centre of the training images; None for whole slices.

@@ -7,7 +7,7 @@ The network of the bundle is `MeanPrediction`, so phiseg must be installed where
 MONAI: transforms apply the preprocessing of preprocessing.json, are inverted after the prediction, and write NIfTI
 files. This module does not import MONAI.
 
-Shapes: B images, C image channels, K classes, H W pixels. For a model of volumes, read D H W for H W.
+Shapes: B images, C image channels, K classes, H W pixels. For a 3-D model, read D H W for H W.
 """
 
 import shutil

@@ -165,7 +165,7 @@ def _transforms(preprocessing: Preprocessing, model: SegmenterConfig) -> list[di
     }[intensity.kind]
     of_the_cut = intensity.kind == "image_zscore" and preprocessing.centred_on is not None
     transforms = []
-    if plane is None:  # arrays (H, W) or (C, H, W), with slices before H for a model of volumes
+    if plane is None:  # arrays (H, W) or (C, H, W), with slices before H for a 3-D model
         channel = 0 if several else "no_channel"
         transforms += [
             transform("LoadImaged", reader="NumpyReader", channel_dim=channel),

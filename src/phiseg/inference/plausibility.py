@@ -74,11 +74,14 @@ class UsualValues(StrictConfig):
             worst = int(beyond.argmax())
             here, *usual = (_in_scan(value, intensity) for value in (found[worst], low[worst], high[worst]))
             why = (
-                f"{_share(worst)} {here}, and in {RANGE[1] - RANGE[0]:g} % of those images {usual[0]} to {usual[1]}"
+                f"the {PERCENTILES[worst]}th percentile of the crop is {here}; in {RANGE[1] - RANGE[0]:g} % of the "
+                f"training images it is between {usual[0]} and {usual[1]}"
             )
         elif _distances(found[None], np.array(self.mean), np.array(self.precision))[0] > self.max_distance:
             places = (0, len(PERCENTILES) // 2, len(PERCENTILES) - 1)
-            values = ", ".join(f"{_share(place)} {_in_scan(found[place], intensity)}" for place in places)
+            values = ", ".join(
+                f"{PERCENTILES[place]}th percentile {_in_scan(found[place], intensity)}" for place in places
+            )
             why = f"{values}: a combination rarer than in {DISTANCE:g} % of the training images"
         else:
             return None
@@ -101,10 +104,6 @@ def _distances(
     away = found - mean
     distances: NDArray[np.float64] = np.einsum("ip,pq,iq->i", away, precision, away)
     return distances
-
-
-def _share(place: int) -> str:
-    return f"{PERCENTILES[place]} % of its pixels are below"
 
 
 def _in_scan(value: float, intensity: Intensity) -> str:

@@ -36,9 +36,9 @@ class Prediction:
     """(L, n, h, w) variance of the foreground probability when the noise of one level is redrawn and that of the
     others is kept, fine to coarse; None for a model with a single kind of noise."""
     cuts: dict[Limit, NDArray[np.bool_]]
-    """(S,) for each limit, true for samples whose lesion touches it; empty for a model of whole slices."""
+    """(S,) for each limit, true for samples whose lesion touches it; empty for a whole-slice model."""
     point: tuple[int, int, int] | None
-    """Point (slice, row, column) for a model of lesion-centred crops."""
+    """Point (slice, row, column) for a lesion-crop model."""
     level_names: tuple[str, ...]
     """Names of the levels of `level_variance`, from `Segmenter.noise_names`."""
     unusual: str | None = None

@@ -17,7 +17,7 @@ from phiseg.inference.plausibility import MAX_IMAGES, UsualValues
 from phiseg.models import Segmenter
 
 PATCH_DEPTH = 16
-"""Slices of a patch for a model of volumes whose training patches are unknown."""
+"""Slices of a patch for a 3-D model whose training patches are unknown."""
 
 Range = tuple[NonNegativeFloat, NonNegativeFloat]
 """Smallest and largest value."""
@@ -62,7 +62,7 @@ class Preprocessing(StrictConfig):
     size: tuple[PositiveInt, PositiveInt]
     """Height and width of the training images."""
     patch_size: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
-    """Slices, height and width of the training patches of a model of volumes; None for a model of images."""
+    """Slices, height and width of the training patches of a 3-D model; None for a 2-D model."""
     spacing_mm: tuple[PositiveFloat, PositiveFloat] | None = None
     """Pixel spacing (vertical, horizontal) in mm; None if it differs between images."""
     intensity: Intensity

@@ -1,7 +1,7 @@
 """Draw samples of slices: the network processes frames of a slice, and its output is put back on the slice.
 
 Shapes: H x W pixels of a slice, h x w of a box of it, B slices at once, S samples, K classes, L latent levels. The
-network's input has the axes *size: (h, w), or (B, h, w) for a model of volumes.
+network's input has the axes *size: (h, w), or (B, h, w) for a 3-D model.
 """
 
 from abc import ABC, abstractmethod
@@ -76,7 +76,7 @@ class Sampling:
         """Return a copy with the length and shared part of the noise filled in if they are not set.
 
         Raises:
-            ConfigError: they are set for a model of volumes, which has learned how slices belong together.
+            ConfigError: they are set for a 3-D model, which has learned how slices belong together.
         """
         if model.config.dims == 3:
             if self.noise_length_mm is not None or self.noise_shared is not None:

@@ -19,14 +19,14 @@ MIN_BLOCK = 8
 
 
 class VolumeNoise:
-    """The noise of samples at any place of a volume, for a model of volumes.
+    """The noise of samples at any place of a volume, for a 3-D model.
 
     The volume is divided into blocks whose sides are multiples of the network's strides. The noise of a block
     depends only on the seed, the keys, the sample and the place of the block. Noise without a place (a latent
     vector, the presence) is the same everywhere.
 
     Args:
-        model: model of volumes.
+        model: 3-D model.
         seed: seed of the samples.
         keys: name of the stream; streams are independent.
         levels: changes to each part of the noise; empty for no changes.

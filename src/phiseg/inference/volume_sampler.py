@@ -1,4 +1,4 @@
-"""Draw samples of slices with a model of volumes: patches of several slices share their noise and are blended.
+"""Draw samples of slices with a 3-D model: patches of several slices share their noise and are blended.
 
 Shapes: D slices of h x w pixels of a patch, S samples, K classes, L latent levels.
 """
@@ -77,7 +77,7 @@ class VolumeSampler(FrameSampler):
         return self._chunks(range(self.sampling.num_samples), self.depth)
 
     def _chunks(self, samples: range, num_slices: int) -> list[range]:
-        """Return parts with as many slices of samples as a model of images decodes at once."""
+        """Return parts with as many slices of samples as a 2-D model decodes at once."""
         step = max(1, self.sampling.batch_size * self.sampling.chunk_size // num_slices)
         return [samples[start : start + step] for start in range(0, len(samples), step)]
 

@@ -1,8 +1,8 @@
 """Draw samples of a volume on its own grid.
 
-A model of whole slices processes all slices, in overlapping tiles if a slice is larger than the training images. A
-model of lesion-centred crops gets a point, and the lesion is followed through the slices. A model of volumes does
-the same with patches of several slices.
+A whole-slice model processes all slices, in overlapping tiles if a slice is larger than the training images. A
+lesion-crop model gets a point, and the lesion is followed through the slices. A 3-D model does the same with
+patches of several slices.
 
 Shapes: N slices of H x W pixels, n of them in a box of h x w pixels, S samples, K classes, L latent levels.
 """
@@ -57,8 +57,8 @@ def predict_volume(
     Args:
         model: the network, in evaluation mode, on any device.
         volume: (I, J, K) or (I, J, K, C), in the unit of the model's training images (HU for CT).
-        point: (i, j, k), a voxel of the volume inside the lesion; required for a model of lesion-centred crops.
-        slices: consecutive slices in the model's plane, for a model of whole slices; by default all.
+        point: (i, j, k), a voxel of the volume inside the lesion; required for a lesion-crop model.
+        slices: consecutive slices in the model's plane, for a whole-slice model; by default all.
         sampling: the sampling settings; by default those of `Sampling`.
         name: the name of the volume in error messages.
         progress: whether to show a progress bar over the slices.
@@ -67,7 +67,7 @@ def predict_volume(
 
     Raises:
         DataError: the volume does not match the model, or the point lies outside the volume.
-        ConfigError: a point is missing, or given to a model of whole slices; or there are no such slices.
+        ConfigError: a point is missing, or given to a whole-slice model; or there are no such slices.
     """
     preprocessing = Preprocessing.of(model)
     check_point(preprocessing.centred_on, has_point=point is not None, name=name)
@@ -90,15 +90,15 @@ def predict_prepared(
     Args:
         model: the network, in evaluation mode, on any device.
         stack: the prepared volume.
-        point: (i, j, k), a voxel of the volume inside the lesion; required for a model of lesion-centred crops.
-        slices: consecutive slices of the stack, for a model of whole slices; by default all.
+        point: (i, j, k), a voxel of the volume inside the lesion; required for a lesion-crop model.
+        slices: consecutive slices of the stack, for a whole-slice model; by default all.
         sampling: the sampling settings; by default those of `Sampling`.
         name: the name of the case in error messages; by default that of the volume.
         progress: whether to show a progress bar over the slices.
 
     Raises:
         DataError: the point lies outside the volume.
-        ConfigError: a point is missing, or given to a model of whole slices; or there are no such slices.
+        ConfigError: a point is missing, or given to a whole-slice model; or there are no such slices.
     """
     sampling, name, preprocessing = sampling or Sampling(), name or stack.name, stack.preprocessing
     check_point(preprocessing.centred_on, has_point=point is not None, name=name)
@@ -191,7 +191,7 @@ def level_outputs(
         stack: prepared volume, as for `predict_prepared`.
         point: point, as for `predict_prepared`.
         sampling: sampling options, as for `predict_prepared`.
-        slice_number: slice for a model of whole slices; otherwise the slice of the point is used.
+        slice_number: slice for a whole-slice model; otherwise the slice of the point is used.
 
     Returns:
         Probabilities from fine to coarse.

@@ -254,7 +254,7 @@ class Segmenter(nn.Module, ABC):
         around = f", including {context} slice{'s' if context > 1 else ''} on each side" if context else ""
         advice = (
             f"pass {kind}, or use a model with dims = {image.ndim - 2}"
-            if image.ndim == 7 - dims  # volumes for a model of images, or the reverse
+            if image.ndim == 7 - dims  # volumes for a 2-D model, or the reverse
             else "pass that number of channels or train a model for this data"
         )
         raise ModelError(

@@ -133,7 +133,7 @@ class Recipe(StrictConfig):
         training volumes; volumes of unknown spacing count as cubes.
 
         Raises:
-            ConfigError: the recipe specifies different numbers, or a model of images for volumes or the reverse.
+            ConfigError: the recipe specifies different numbers, or a 2-D model for volumes or the reverse.
         """
         check_dims(self.model, dataset)
         found: dict[str, Any] = {
@@ -202,7 +202,7 @@ class Recipe(StrictConfig):
 
 
 def check_dims(model: ModelConfig, dataset: Dataset) -> None:
-    """Raise ConfigError if a model of images would get volumes, or a model of volumes would get images."""
+    """Raise ConfigError if a 2-D model would get volumes, or a 3-D model would get images."""
     if model.dims == 2 and dataset.dims == 3:
         raise ConfigError(
             f"{dataset.path} contains volumes, but the model takes images (model.dims 2); use a model with "

@@ -1,6 +1,6 @@
 """Prediction for a click: first the samples of the clicked slice, then the maps, then the whole lesion.
 
-A model of volumes predicts all slices together, so the samples of the clicked slice are a part of the whole lesion.
+A 3-D model predicts all slices together, so the samples of the clicked slice are a part of the whole lesion.
 Every step is a call of `predict_prepared` with the same seed, so that Python gives the same samples as the page.
 
 Shapes: S samples, K classes, L latent levels, N parts of the noise (the levels; also the presence and an

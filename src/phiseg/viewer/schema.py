@@ -36,7 +36,7 @@ class ModelInfo(Message):
     """Names of the N parts of the noise that can be held and redrawn separately: the levels, fine to coarse, which
     also have a temperature, then `presence` and `member` (of an ensemble), if any; empty without a hierarchy."""
     centred_on: str | None
-    """Object to click on; None for a model of whole slices."""
+    """Object to click on; None for a whole-slice model."""
     size: tuple[int, int]
     window: tuple[float, float] | None
     """Darkest and brightest value of the intensity window; None if images are z-scored."""
@@ -194,7 +194,7 @@ class Numbers(Message):
 
 
 class LesionSlices(Message):
-    """The samples in all slices of the lesion or, for a model of whole slices, in all slices of a small scan.
+    """The samples in all slices of the lesion or, for a whole-slice model, in all slices of a small scan.
 
     In a large scan, such a model predicts only the clicked slice.
     """
