@@ -101,7 +101,7 @@ def test_z_scores_are_named_as_such():
     random = np.random.default_rng(0)
     usual = UsualValues.of([random.normal(0, 1, (1, 8, 8)).astype(np.float32) for _ in range(100)])
     reason = usual.why_unusual(np.full((1, 8, 8), 7, np.float32), Intensity(kind="zscore"))
-    assert "below 7.00 (z-score)" in reason
+    assert "is 7.00 (z-score)" in reason
 
 
 def dataset(folder, *, number, centred_on):
