@@ -17,7 +17,7 @@ COMMANDS = {
     "prepare phantom": ("prepare_phantom", "Generate a synthetic dataset of lesions or zones."),
     "prepare lidc": ("prepare_lidc", "Prepare lung nodules from the DICOM and XML files of LIDC-IDRI."),
     "prepare nifti": ("prepare_nifti", "Prepare NIfTI volumes with one label file per annotator."),
-    "prepare images": ("prepare_images", "Prepare 2-D pictures (PNG, JPEG, TIFF, BMP) with one mask per annotator."),
+    "prepare images": ("prepare_images", "Prepare pictures (PNG, JPEG, TIFF, BMP) with one mask per annotator."),
     "prepare table": ("prepare_table", "Prepare images and labels that a CSV file lists."),
     "prepare arrays": ("prepare_arrays", "Prepare images and masks from an .npz file."),
     "prepare legacy": ("prepare_legacy", "Prepare published LIDC crops: data_lidc.hdf5, data_lidc.pickle, PNG."),
