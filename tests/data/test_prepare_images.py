@@ -214,6 +214,11 @@ def test_masks_with_palette_or_equal_colours_are_read(tmp_path):
     np.testing.assert_array_equal(read_mask(tmp_path / "palette.png"), classes)
     save(tmp_path / "grey.png", np.repeat(classes[..., None] * 100, 3, axis=2))
     np.testing.assert_array_equal(read_mask(tmp_path / "grey.png"), classes * 100)
+    save(tmp_path / "float.tif", classes.astype(np.float32))
+    np.testing.assert_array_equal(read_mask(tmp_path / "float.tif"), classes)
+    save(tmp_path / "soft.tif", classes.astype(np.float32) / 2)
+    with pytest.raises(DataError, match="has fractions"):
+        read_mask(tmp_path / "soft.tif")
     save(tmp_path / "colours.png", colours(0))
     with pytest.raises(DataError, match="has colours"):
         read_mask(tmp_path / "colours.png")

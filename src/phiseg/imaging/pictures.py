@@ -100,16 +100,16 @@ def read_picture(path: Path, *, grey: bool = False) -> NDArray[Any]:
 
 
 def read_mask(path: Path) -> NDArray[Any]:
-    """Read the values (H, W) of a mask: grey values, or the indices of a palette.
+    """Read the values (H, W) of a mask as uint8 or uint16: grey values, or the indices of a palette.
 
     Raises:
-        DataError: the file cannot be read, or has colours.
+        DataError: the file cannot be read, or has colours or fractions.
     """
     with opened(path, what="a mask") as image:
         if image.mode == "P":
             return np.asarray(image)
         if image.mode in (*_GREY, "LA"):
-            return _plain(np.asarray(image.convert("L") if image.mode == "LA" else image))
+            return _whole(_plain(np.asarray(image.convert("L") if image.mode == "LA" else image)), path)
         colours = np.asarray(image.convert("RGB"))
         if (colours == colours[..., :1]).all():
             return colours[..., 0]
@@ -154,6 +154,15 @@ def _is_deep(image: Image.Image) -> bool:
     """Return whether a colour picture has 16 bits per channel, which Pillow opens as 8 bits."""
     tiles: Any = getattr(image, "tile", ())  # only of pictures in files
     return image.mode in ("RGB", "RGBA") and any("16" in str(tile.args) for tile in tiles)
+
+
+def _whole(mask: NDArray[Any], path: Path) -> NDArray[Any]:
+    if mask.dtype.kind != "f":
+        return mask
+    values = mask.astype(np.uint16, casting="unsafe") if np.isfinite(mask).all() and mask.min() >= 0 else mask
+    if (values != mask).any() or values.dtype.kind == "f":
+        raise DataError(f"{path} has fractions or negative values, not one value per class; save it with integers")
+    return values
 
 
 def _plain(pixels: NDArray[Any]) -> NDArray[Any]:

@@ -11,6 +11,7 @@ A annotators, C image channels, H x W pixels.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def _checked_header(case: AnnotatedImage) -> PictureHeader:
 def _values_in(case: AnnotatedImage) -> set[int]:
     if lossy := [path for path in case.labels.values() if _is_lossy(path)]:
         raise ConfigError(f"{lossy[0]} is a JPEG file, whose values vary; give them, such as --values 0:0 255:1")
-    return {int(value) for path in case.labels.values() for value in np.unique(read_mask(path))}
+    return set().union(*(_values_of(read_mask(path)) for path in case.labels.values()))
 
 
 def _is_lossy(path: Path) -> bool:
@@ -211,14 +212,21 @@ class PictureSource:
         image, labels = fitted(image, plan.size), fitted(labels, plan.size, labels=True)
         return Case(files.case, files.patient, image, labels, valid, columns)
 
-    def _classes(self, path: Path) -> NDArray[Any]:
+    def _classes(self, path: Path) -> NDArray[np.uint8]:
         """Return the class of each pixel (H, W) of a mask."""
         mask = read_mask(path)
-        known = np.array(sorted(self._plan.values))
-        classes = np.array([self._plan.values[value] for value in known.tolist()], dtype=np.uint8)
-        place = np.abs(mask[..., None].astype(np.int64) - known).argmin(axis=-1)
-        unknown = known[place] != mask
-        if unknown.any() and not _is_lossy(path):
-            raise DataError(f"{path} has the value {mask[unknown][0]}, which has no class; add it to --values")
-        drawn: NDArray[Any] = classes[place]
+        values, known = self._plan.values, sorted(self._plan.values)
+        unknown = sorted(_values_of(mask) - set(known))
+        if unknown and not _is_lossy(path):
+            raise DataError(f"{path} has the value {unknown[0]}, which has no class; add it to --values")
+        table = [values[min(known, key=partial(_distance, level))] for level in range(int(mask.max()) + 1)]
+        drawn: NDArray[np.uint8] = np.array(table, dtype=np.uint8)[mask]
         return drawn
+
+
+def _distance(first: int, second: int) -> int:
+    return abs(first - second)
+
+
+def _values_of(mask: NDArray[Any]) -> set[int]:
+    return set(np.flatnonzero(np.bincount(mask.ravel())).tolist())
