@@ -48,6 +48,8 @@ ERRORS = {
     "view lidc-nodule none.nii.gz": "none.nii.gz does not exist",
     "export none --onnx out.onnx": "no model folder none",
     "export lidc-nodule": "give --onnx FILE",
+    "push none owner/name": "no model folder none",
+    "info hf:owner": "'hf:owner' is not a model on the Hub; write hf:owner/name@revision",
     "info none": "is not a folder, pretrained model or recipe",
     "data check none": "none is not a folder",
     "data show none --out out.png": "none is not a folder",

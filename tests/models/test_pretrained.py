@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import phiseg
+from phiseg.core import shipped
 from phiseg.core.errors import ConfigError, ModelError, OutputError
 from phiseg.core.shipped import find_model
-from phiseg.models import pretrained
 from phiseg.models.noise import seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.pretrained import load_model, load_weights, save_model
@@ -88,7 +88,7 @@ def test_load_model_accepts_run_folder(folder):
 
 
 def test_find_model_by_bundled_name(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained, "bundled_models", lambda: {"known": folder})
+    monkeypatch.setattr(shipped, "bundled_models", lambda: {"known": folder})
     monkeypatch.chdir(tmp_path)
     assert find_model(Path("known")) == folder
     assert phiseg.load("known").network.config == load_model(folder).config

@@ -40,13 +40,14 @@ def load(model: str | PathLike[str], *, device: str = "cpu", calibrated: bool = 
     Only JSON and safetensors files are read: nothing in the folder is executed.
 
     Args:
-        model: a model folder, a run or its folder, or the name of a bundled model such as `lidc-nodule`.
+        model: a model folder, a run or its folder, the name of a bundled model such as `lidc-nodule`, or
+            `hf:owner/name@revision` for a model of the Hugging Face Hub (`pip install 'phiseg[hub]'`).
         device: the device to put it on, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
         calibrated: whether to sample with the temperatures that `phiseg calibrate` fitted, if there are any.
 
     Raises:
         ModelError: the folder is missing, damaged or not a phiseg model.
-        ConfigError: there is no such device.
+        ConfigError: there is no such device, or huggingface_hub is not installed.
     """
     folder = find_model(Path(model))
     network = load_model(folder, device=usable_device(device), calibrated=calibrated)

@@ -36,7 +36,7 @@ class Batch:
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
     """Folder for the results."""
     model: str
-    """Model folder, run folder that contains one, or name of a pretrained model."""
+    """Model folder, run folder that contains one, name of a pretrained model, or hf:owner/name@revision."""
     socket: Annotated[str | None, optional("SOCKET", "the only folder")] = None
     """Folder in INPUT/images with the scans."""
     maps: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RESULT:SOCKET...")] = (

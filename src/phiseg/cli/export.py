@@ -32,7 +32,7 @@ class Export:
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder, run folder that contains one, or name of a pretrained model."""
+    """Model folder, run folder that contains one, name of a pretrained model, or hf:owner/name@revision."""
     onnx: Annotated[Path | None, optional("FILE", "no ONNX file")] = None
     """ONNX file to write."""
     monai_bundle: Annotated[Path | None, optional("DIR", "no bundle")] = None

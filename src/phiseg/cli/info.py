@@ -10,6 +10,7 @@ import tyro
 
 from phiseg.cli.parsing import optional, parse
 from phiseg.core.errors import ConfigError, nearest
+from phiseg.core.hub import is_hub_name
 from phiseg.core.shipped import bundled_models, find_model, find_recipe, recipe_names
 
 
@@ -27,7 +28,7 @@ class Info:
     """
 
     what: Annotated[str | None, tyro.conf.Positional, optional("[WHAT]", "this installation")] = None
-    """Name of a recipe or pretrained model, .yaml file, model folder, run folder or dataset."""
+    """Name of a recipe or model (or hf:owner/name@revision), .yaml file, model folder, run folder or dataset."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -38,7 +39,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         print(_installation())
     elif (Path(what) / "dataset.json").exists():
         print(_dataset(Path(what)))
-    elif Path(what).is_dir() or what in bundled_models():
+    elif Path(what).is_dir() or what in bundled_models() or is_hub_name(what):
         print(_model(Path(what)))
     else:
         print(_recipe(what))
@@ -77,11 +78,12 @@ def _recipe(name: str) -> str:
     return f"# parameters with {recipe.model.num_classes} classes:\n{parts}\n{recipe.to_yaml()}".rstrip()
 
 
-def _model(folder: Path) -> str:
+def _model(name: Path) -> str:
+    folder = find_model(name)
     from phiseg.models.pretrained import load_model
 
     model = load_model(folder)
-    lines = [f"model: {model.config.name} in {find_model(folder)}"]
+    lines = [f"model: {model.config.name} in {folder}"]
     for title, values in (
         ("settings", model.config.model_dump(mode="json")),
         ("preprocessing", model.preprocessing),

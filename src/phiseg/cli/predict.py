@@ -40,7 +40,7 @@ class Predict:
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder, run folder that contains one, or name of a pretrained model."""
+    """Model folder, run folder that contains one, name of a pretrained model, or hf:owner/name@revision."""
     inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, required("INPUT...")]
     """Scans to segment."""
     out: Path

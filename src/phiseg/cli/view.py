@@ -32,7 +32,7 @@ class View:
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = "lidc-nodule"
-    """Model folder, run folder that contains one, or name of a pretrained model."""
+    """Model folder, run folder that contains one, name of a pretrained model, or hf:owner/name@revision."""
     scans: Annotated[tuple[Path, ...], tyro.conf.Positional, optional("[SCAN...]", "a synthetic example")] = field(
         default=()
     )

@@ -4,6 +4,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from phiseg.core.errors import ConfigError, ModelError, nearest
+from phiseg.core.hub import download_model, is_hub_name
 
 
 def bundled_models() -> dict[str, Path]:
@@ -13,18 +14,21 @@ def bundled_models() -> dict[str, Path]:
 
 
 def find_model(folder: Path) -> Path:
-    """Return `folder`, its subfolder model/ for a run folder, or the bundled model with that name.
+    """Return the model folder of a path, of a run folder, of a bundled model or of a model on the Hub.
 
     Raises:
         ModelError: there is no such model.
+        ConfigError: the name of a model of the Hub is invalid, or huggingface_hub is not installed.
     """
     if not folder.is_dir():
+        if is_hub_name(folder):
+            return download_model(str(folder))
         if (bundled := bundled_models().get(str(folder))) is not None:
             return bundled
         known = ", ".join(bundled_models()) or "none yet"
         raise ModelError(
-            f"there is no model folder {folder}; pass a folder written by `phiseg train`, or the name of a bundled "
-            f"model ({known})"
+            f"there is no model folder {folder}; pass a folder written by `phiseg train`, the name of a bundled "
+            f"model ({known}), or hf:owner/name@revision"
         )
     for candidate in (folder, folder / "model"):
         if (candidate / "config.json").is_file():

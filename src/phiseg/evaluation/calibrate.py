@@ -19,6 +19,7 @@ from tqdm import tqdm
 from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import AnyPath
+from phiseg.core.hub import is_hub_name
 from phiseg.core.random import derive_seed
 from phiseg.core.shipped import bundled_models, find_model
 from phiseg.data.store import Dataset
@@ -82,6 +83,8 @@ def calibrate(
     found = find_model(model_folder)
     if found.resolve() in [bundled.resolve() for bundled in bundled_models().values()]:
         raise ModelError(f"{found} is part of phiseg and cannot be changed; calibrate a copy of this folder")
+    if is_hub_name(model_folder):
+        raise ModelError(f"{model_folder} is in the cache of the Hub; calibrate a copy of {found}, and push it")
     model = load_model(model_folder, device=usable_device(device), calibrated=False)
     dataset = match_classes(model, Dataset.open(data), class_map)
     warn_of_leak(model, dataset, split)
