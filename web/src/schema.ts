@@ -43,8 +43,8 @@ export interface Failed {
   message: string;
 }
 
-/** The samples in all slices of the lesion or, for a whole-slice model, in all slices of a small scan. In a
- *  large scan, such a model predicts only the clicked slice. */
+/** The samples in all slices of the lesion or, for a whole-slice model, in all slices of a small scan. In a large
+ *  scan, such a model predicts only the clicked slice. */
 export interface LesionSlices {
   type: "volume";
   first_slice: number;
