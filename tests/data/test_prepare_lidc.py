@@ -641,7 +641,7 @@ def test_options_out_of_range_are_rejected(lidc_source, good, prepare, changes, 
 def test_invalid_source_is_rejected(tmp_path, cli):
     empty = tmp_path / "empty"
     empty.mkdir()
-    for source, reason in ((tmp_path / "nowhere", "is not a folder"), (empty, "no DICOM file")):
+    for source, reason in ((tmp_path / "nowhere", "does not exist"), (empty, "no DICOM file")):
         done = cli("prepare", "lidc", source, tmp_path / "data")
         assert done.code == 2
         assert reason in done.err
