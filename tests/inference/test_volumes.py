@@ -173,16 +173,16 @@ def test_slices_have_radiological_orientation(codes, plane, top, left):
 def test_input_matches_training_data(tmp_path, window, spacing):
     """The slices that `phiseg prepare nifti` makes of the same file, in the network's range."""
     affine = place("IRP", turn=(10, -5, 20), spacing=(1.1, 0.9, 2.5), origin=(3, 4, 5))
-    pixels = np.random.default_rng(1).normal(100, 30, (10, 12, 5)).astype(np.float32)
+    pixels = np.random.default_rng(1).normal(100, 30, (24, 28, 5)).astype(np.float32)
     for case in ("p1", "p2", "p3"):
         write_nifti(tmp_path / "src" / case / "image.nii.gz", Volume(pixels, affine))
         write_nifti(tmp_path / "src" / case / "rater-a.nii.gz", Volume((pixels > 120).astype(np.uint8), affine))
-    slicing = Slicing(plane="coronal", size=(20, 14), spacing=spacing, window=window)
+    slicing = Slicing(plane="coronal", size=(32, 30), spacing=spacing, window=window)
     prepared = prepare_nifti(tmp_path / "src", tmp_path / "data", slicing=slicing, progress=False)
     dataset = Dataset.open(tmp_path / "data")
     model = KnownModel(
         brightest,
-        size=(20, 14),
+        size=(32, 30),
         plane="coronal",
         spacing_mm=prepared.info.spacing_mm,
         intensity=prepared.info.intensity.model_dump(),

@@ -42,6 +42,14 @@ def raise_signal_in(monkeypatch, owner, name, number, *, call):
     monkeypatch.setattr(owner, name, wrapped)
 
 
+@pytest.fixture(autouse=True)
+def _not_ignored():
+    """Let Ctrl-C have its usual effect: a background job of a shell ignores it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_saves_the_current_step(number, run, trained, tmp_path, monkeypatch):
     handlers = [signal.getsignal(each) for each in SIGNALS]
