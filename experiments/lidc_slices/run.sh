@@ -40,8 +40,12 @@ search)
 64)
   rows=${ROWS:-"all/*/seed-0 one/phiseg-small/seed-0 one/phiseg-l1-small/seed-0 one/probunet-small/seed-0 \
     one/unet-small/seed-0 all/phiseg-small/* all/probunet-small/* all/cvae-small/*"}
+  methods=""
+  for method in $small unet-small; do # with the settings that the search chose, if there are any
+    [ -f "$here/recipes/$method.yaml" ] && methods+=" $here/recipes/$method.yaml" || methods+=" $method"
+  done
   set -f # patterns of rows, not of files
-  "$phiseg" experiment table1 $common --minutes "${MINUTES:-60}" --out table64 --methods "$here"/recipes/{phiseg,phiseg-l1,probunet,ssn,hprobunet,cvae,mcdropout,ensemble,multihead,unet}-small.yaml \
+  "$phiseg" experiment table1 $common --minutes "${MINUTES:-60}" --out table64 --methods $methods \
     --seeds 0 1 2 --rows $rows --train.validation_samples 8
   ;;
 128)
