@@ -13,7 +13,7 @@ from phiseg.inference.input_checks import check_point
 
 
 def check_exists(path: Path, *, advice: str = "check the path") -> None:
-    """Raise a DataError if there is no file or folder of that name."""
+    """Raise a DataError if the path does not exist."""
     if not path.exists():
         raise DataError(f"{path} does not exist; {advice}")
 

@@ -109,7 +109,7 @@ def open_samples(
         dims: number of axes of a case.
 
     Raises:
-        DataError: `source` has none of the forms, or a file is damaged.
+        DataError: the form of `source` is unknown, or a file is damaged.
     """
     if not isinstance(source, Path):
         arrays = source if isinstance(source, Mapping) else {_key(source, dims + 3): source}
