@@ -103,7 +103,7 @@ def test_summary_has_the_means_of_volume_scores(evaluations):
     assert not images & read.cases.keys()
 
 
-def test_examples_are_cuts_in_three_planes(evaluations, data):
+def test_examples_are_views_in_three_planes(evaluations, data):
     dataset = Dataset.open(data)
     examples = read_evaluation(evaluations[0]).examples
     assert [str(view.plane) for view in examples.views] == ["axial", "coronal", "sagittal"]
@@ -124,7 +124,7 @@ def test_examples_are_cuts_in_three_planes(evaluations, data):
             assert view.picture("level_probs", place).shape[-2:] == image.shape
 
 
-def test_damaged_cuts_are_reported(evaluations, copy):
+def test_damaged_views_are_reported(evaluations, copy):
     folder = copy(evaluations[0])
     (folder / "examples-2.npz").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"cannot read .*examples-2\.npz"):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.frame import Frame, crop
 
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 9))
 STEPS = st.tuples(*[st.sampled_from([0.37, 0.6, 1.0, 1.3, 2.1])] * 2)
@@ -15,7 +15,7 @@ PLACES = st.tuples(
 WHOLE = st.tuples(st.integers(-12, 12), st.integers(-12, 12))
 
 
-def naive_cut(image, frame, fill, interpolation):
+def naive_crop(image, frame, fill, interpolation):
     """A slice extends half a pixel beyond the centres of its border pixels, with constant values."""
     out = np.full(frame.size, fill, dtype=np.float64)
     for r in range(frame.size[0]):
@@ -42,41 +42,41 @@ def picture(size, seed=0):
 
 @settings(max_examples=60)
 @given(SIZES, PLACES, STEPS, SIZES)
-def test_cut_linear_matches_reference(size, origin, step, out_size):
+def test_crop_linear_matches_reference(size, origin, step, out_size):
     image, frame = picture(size), Frame(origin, step, out_size)
-    expected = naive_cut(image, frame, -7, "linear")
-    np.testing.assert_allclose(cut(image, frame, fill=-7, interpolation="linear"), expected, atol=1e-9)
+    expected = naive_crop(image, frame, -7, "linear")
+    np.testing.assert_allclose(crop(image, frame, fill=-7, interpolation="linear"), expected, atol=1e-9)
 
 
 @settings(max_examples=60)
 @given(SIZES, PLACES, STEPS, SIZES)
-def test_cut_nearest_matches_reference(size, origin, step, out_size):
+def test_crop_nearest_matches_reference(size, origin, step, out_size):
     labels, frame = picture(size).astype(np.uint8), Frame(origin, step, out_size)
-    found = cut(labels, frame, fill=255, interpolation="nearest")
+    found = crop(labels, frame, fill=255, interpolation="nearest")
     assert found.dtype == np.uint8
-    np.testing.assert_array_equal(found, naive_cut(labels, frame, 255, "nearest"))
+    np.testing.assert_array_equal(found, naive_crop(labels, frame, 255, "nearest"))
 
 
 @settings(max_examples=60)
 @given(SIZES, WHOLE, SIZES, st.sampled_from(["linear", "nearest"]))
-def test_cut_copies_whole_pixels(size, origin, out_size, interpolation):
+def test_crop_copies_whole_pixels(size, origin, out_size, interpolation):
     image, frame = picture(size), Frame((float(origin[0]), float(origin[1])), (1.0, 1.0), out_size)
     assert frame.copies_pixels
-    expected = naive_cut(image, frame, -7, "nearest")
-    np.testing.assert_array_equal(cut(image, frame, fill=-7, interpolation=interpolation), expected)
+    expected = naive_crop(image, frame, -7, "nearest")
+    np.testing.assert_array_equal(crop(image, frame, fill=-7, interpolation=interpolation), expected)
 
 
 @settings(max_examples=60)
 @given(PLACES | WHOLE, STEPS, SIZES, st.tuples(st.integers(0, 5), st.integers(0, 5)))
-def test_cut_is_equivariant_to_shifts(origin, step, out_size, shift):
+def test_crop_is_equivariant_to_shifts(origin, step, out_size, shift):
     image = picture((7, 8))
     wide = np.full((7 + shift[0], 8 + shift[1]), 0.0)
     wide[shift[0] :, shift[1] :] = image
     frame = Frame(origin, step, out_size)
     shifted = Frame((origin[0] + shift[0], origin[1] + shift[1]), step, out_size)
-    inside = cut(np.ones_like(image), frame, fill=0, interpolation="nearest") > 0
-    found = cut(wide, shifted, interpolation="nearest")
-    np.testing.assert_array_equal(found, cut(image, frame, interpolation="nearest"))
+    inside = crop(np.ones_like(image), frame, fill=0, interpolation="nearest") > 0
+    found = crop(wide, shifted, interpolation="nearest")
+    np.testing.assert_array_equal(found, crop(image, frame, interpolation="nearest"))
     assert not found[~inside].any()
 
 
@@ -86,8 +86,8 @@ def test_inverse_frame_restores_position(origin, out_size):
     image = picture((7, 8))
     frame = Frame((float(origin[0]), float(origin[1])), (1.0, 1.0), out_size)
     back = frame.inverse(image.shape)
-    seen = cut(np.ones(out_size), back, interpolation="nearest") > 0
-    returned = cut(cut(image, frame, fill=-7, interpolation="nearest"), back, fill=-7, interpolation="nearest")
+    seen = crop(np.ones(out_size), back, interpolation="nearest") > 0
+    returned = crop(crop(image, frame, fill=-7, interpolation="nearest"), back, fill=-7, interpolation="nearest")
     np.testing.assert_array_equal(returned, np.where(seen, image, -7))
 
 
@@ -116,16 +116,16 @@ def test_centred_frame_origin(centre, size, step, origin):
     assert Frame.centred(centre, size, step).origin == origin
 
 
-def test_cut_accepts_batches():
+def test_crop_accepts_batches():
     stack = np.random.default_rng(0).normal(size=(2, 3, 6, 7))
     frame = Frame((0.3, 1.2), (0.7, 1.1), (5, 4))
-    found = cut(stack, frame, interpolation="linear")
+    found = crop(stack, frame, interpolation="linear")
     assert found.shape == (2, 3, 5, 4)
-    np.testing.assert_array_equal(found[1, 2], cut(stack[1, 2], frame, interpolation="linear"))
+    np.testing.assert_array_equal(found[1, 2], crop(stack[1, 2], frame, interpolation="linear"))
 
 
-def test_cut_rounds_integers():
+def test_crop_rounds_integers():
     image = np.array([[-3, 0, 4]], dtype=np.int16)
-    found = cut(image, Frame((0.0, 0.3), (1.0, 1.0), (1, 2)), interpolation="linear")
+    found = crop(image, Frame((0.0, 0.3), (1.0, 1.0), (1, 2)), interpolation="linear")
     assert found.dtype == np.int16
     assert found.tolist() == [[-2, 1]]  # -2.1 and 1.2

@@ -362,7 +362,7 @@ SCAN = "the first or last slice of the scan in 100 % of the samples"
         (5, (4, 4), 2, f"{CROP}, to {SCAN}"),
     ],
 )
-def test_cut_warning_names_limits_and_advice(tmp_path, capsys, depth, size, reach, limits):
+def test_truncation_warning_names_limits_and_advice(tmp_path, capsys, depth, size, reach, limits):
     """A ball with a radius of 4 mm, in slices of 1 mm."""
     write_nifti(tmp_path / "in" / "a.nii.gz", ball((15, 15, depth), place()))
     model = KnownModel(brightest, centred_on="nodule", size=size)
@@ -374,7 +374,7 @@ def test_cut_warning_names_limits_and_advice(tmp_path, capsys, depth, size, reac
     assert capsys.readouterr().err == f"phiseg: a: {warning}\n"
 
 
-def test_cut_warning_counts_samples_per_limit(tmp_path):
+def test_truncation_warning_counts_samples_per_limit(tmp_path):
     """The ball's radius differs from sample to sample, so that not all of them extend to the reach."""
     write_nifti(tmp_path / "in" / "a.nii.gz", ball((31, 31, 31), place(), radius=5))
     model = KnownModel(noisy, centred_on="nodule", size=(40, 40))

@@ -40,7 +40,7 @@ def prediction(labels, *, affine=None, plane="axial", classes=("background", "le
         mean_probs=np.stack([(sliced == k).mean(0) for k in range(len(classes))]).astype(np.float32),
         mean_log_probs=logs,
         level_variance=variance,
-        cuts={},
+        truncated_by={},
         point=None,
         level_names=() if variance is None else tuple(f"level {n + 1}" for n in range(len(variance))),
     )

@@ -13,7 +13,7 @@ import torch
 from helpers.bundle_runs import AXES, WINDOW, mean_of_samples, prepared, random_volume, run, save_tiny_model
 from phiseg.core.errors import DataError, ModelError, OutputError
 from phiseg.data.intensity import Intensity, normalise
-from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.frame import Frame, crop
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume, from_slices, to_slices
 from phiseg.inference.monai_bundle import Evaluator, MeanPrediction, write_monai_bundle
@@ -162,7 +162,7 @@ def test_bundle_input_matches_predict(save, images, tmp_path):
     expected = stack.images(np.arange(3), frame)[:, 0]
     inside = (slice(None), slice(1, -1), slice(1, -1))  # beyond the border, the last value goes on
     np.testing.assert_allclose(shown[0].numpy()[inside], expected[inside], atol=1e-4)
-    clipped_first = cut(normalise(stack.stack.values[..., 0], Intensity(**WINDOW)), frame, interpolation="linear")
+    clipped_first = crop(normalise(stack.stack.values[..., 0], Intensity(**WINDOW)), frame, interpolation="linear")
     assert np.abs(clipped_first - expected)[inside].max() > 0.1
 
 

@@ -294,9 +294,9 @@ def test_lesion_at_the_end_of_the_scan_is_cut_off():
     model = Pointwise(size=(20, 20), depth=8, centred_on="lesion")
     prediction = predict_volume(model, part, point=(12, 12, 1), sampling=Sampling(num_samples=2))
     np.testing.assert_array_equal(prediction.on_grid(prediction.labels[0]).values, part.values > 0)
-    assert prediction.cuts["scan"].all()
+    assert prediction.truncated_by["scan"].all()
     near = predict_volume(model, volume, point=(12, 12, 20), sampling=Sampling(num_samples=2, reach_mm=3))
-    assert near.cuts["reach"].all()
+    assert near.truncated_by["reach"].all()
     assert near.labels.shape[1] == 7
 
 

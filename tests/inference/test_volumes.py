@@ -129,7 +129,7 @@ def test_resampled_lesions_are_cut_off_by_the_crop(spacing, radius, cut_off):
     size = round(12 / spacing)
     model = KnownModel(brightest, size=(size, size), centred_on="nodule", spacing_mm=[spacing, spacing])
     prediction = predict_volume(model, volume, point=(15, 15, 15), sampling=Sampling(num_samples=1, reach_mm=20))
-    assert {limit: bool(cut[0]) for limit, cut in prediction.cuts.items()} == {
+    assert {limit: bool(touches[0]) for limit, touches in prediction.truncated_by.items()} == {
         "reach": False,
         "crop": cut_off,
         "scan": False,

@@ -30,7 +30,7 @@ def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = 
 
     For a perfect model, the first and the last column are equal. Missing annotations are omitted, and so are the
     maps of a method whose probabilities are unknown. The image has a scale bar if the pixel size is known. A volume
-    has three rows each, for its cuts in three planes.
+    has three rows each, for its views in three planes.
 
     Args:
         evaluations: evaluations that all have `case` among their examples.
@@ -112,7 +112,7 @@ class _Row(NamedTuple):
             scale_bar(axes, image.shape[1], float(self.examples.spacing_mm[self.at, 1]))
 
     def label(self, block: str, number: int) -> str:
-        """Return the label of the row: that of its block in the first row, and the plane of a cut."""
+        """Return the label of the row: that of its block in the first row, and the plane of a view of a volume."""
         lines = [block] if number == 0 else []
         return "\n".join([*lines, *([] if self.examples.plane is None else [str(self.examples.plane)])])
 

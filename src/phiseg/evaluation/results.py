@@ -4,7 +4,7 @@
 EVAL/  cases.csv        one row per case with its patient; an undefined value is an empty field
        summary.json     the means, their 95 % intervals and their provenance
        examples.npz     a few cases with samples and maps, for the figures; examples-2.npz and examples-3.npz have
-                        the same volumes, cut in the other planes
+                        the same volumes in the other planes
        reliability.csv  probabilities of the mean prediction and observed frequencies, by class and bin
        training.jsonl   the metrics of the training run, if there is one
        conventions.csv  scores computed by other conventions, if requested; by case in convention_cases.csv
@@ -77,16 +77,16 @@ class Examples:
     spacing_mm: Annotated[np.ndarray | None, "E2", "f"] = None
     """Pixel spacing (vertical, horizontal) in mm; absent unless it is known for all examples."""
     plane: Annotated[np.ndarray | None, "", "U"] = None
-    """Name of the plane in which volumes are cut; absent for images."""
+    """Name of the plane of the pictures of volumes; absent for images."""
     heights: Annotated[np.ndarray | None, "E", "i"] = None
     """Number of rows of each picture; rows below are padding. Absent unless pictures differ in height."""
-    cuts: tuple["Examples", ...] = ()
-    """The same volumes, cut in the other planes."""
+    other_planes: tuple["Examples", ...] = ()
+    """The same volumes in the other planes."""
 
     @property
     def views(self) -> tuple["Examples", ...]:
         """The examples in all planes, one for images."""
-        return (self, *self.cuts)
+        return (self, *self.other_planes)
 
     def picture(self, name: str, index: int) -> NDArray[Any]:
         """Return an array (..., H, W) of an example without padding."""
@@ -97,7 +97,7 @@ class Examples:
     def __post_init__(self) -> None:
         sizes = {"2": 2}
         for name, hint in get_type_hints(Examples, include_extras=True).items():
-            if name == "cuts":
+            if name == "other_planes":
                 continue
             (axes, kind), array = hint.__metadata__, getattr(self, name)
             if array is None:
@@ -115,11 +115,11 @@ class Examples:
             raise ValueError("'spacing_mm' contains values that are not positive")
         if self.heights is not None and not ((self.heights > 0) & (self.heights <= sizes["H"])).all():
             raise ValueError(f"'heights' contains values outside 1..{sizes['H']}")
-        if any(view.cases.tolist() != self.cases.tolist() for view in self.cuts):
+        if any(view.cases.tolist() != self.cases.tolist() for view in self.other_planes):
             raise ValueError("the planes have different cases")
 
 
-_EXAMPLE_ARRAYS = [field.name for field in fields(Examples) if field.name != "cuts"]
+_EXAMPLE_ARRAYS = [field.name for field in fields(Examples) if field.name != "other_planes"]
 
 
 @dataclass(frozen=True)
@@ -313,14 +313,17 @@ def _read_reliability(path: Path, ece: float) -> NDArray[np.float64]:
 def _read_examples(folder: Path) -> Examples:
     """Read the examples of images, or those of volumes in all planes."""
     first, *others = (folder / name for name in EXAMPLE_FILES)
-    cuts = tuple(_read_view(path) for path in others if path.exists())
-    return _read_view(first, cuts)
+    other_planes = tuple(_read_view(path) for path in others if path.exists())
+    return _read_view(first, other_planes)
 
 
-def _read_view(path: Path, cuts: tuple[Examples, ...] = ()) -> Examples:
+def _read_view(path: Path, other_planes: tuple[Examples, ...] = ()) -> Examples:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return Examples(**{name: arrays[name] for name in arrays.files if name in _EXAMPLE_ARRAYS}, cuts=cuts)
+            return Examples(
+                **{name: arrays[name] for name in arrays.files if name in _EXAMPLE_ARRAYS},
+                other_planes=other_planes,
+            )
     except FileNotFoundError:
         raise _damaged(path, "it is missing") from None
     except (BadZipFile, zlib.error, *NPY_ERRORS) as error:

@@ -21,7 +21,7 @@ from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Provenance, Summary
 from phiseg.metrics import consensus, expected_cross_entropy
 from phiseg.metrics.sampled_case import SampledCase
 from phiseg.metrics.score_registry import case_scores, pixel_scores
-from phiseg.plotting.cuts import Cut, cuts_of
+from phiseg.plotting.plane_views import PlaneView, plane_views
 
 DiceAnnotator = int | Literal["all", "majority", "staple"]
 """Reference for Dice: the number of an annotator, all annotators, or their consensus."""
@@ -177,27 +177,29 @@ def example_arrays(dataset: Dataset, row: int, drawn: DrawnCase, image: Tensor) 
 
 
 def stack_examples(dataset: Dataset, rows: Sequence[int], examples: Sequence[Mapping[str, Tensor]]) -> Examples:
-    """Return the examples of the given rows as one object, with cuts through volumes in three planes."""
-    planes = zip(*(cuts_of(dataset, row) for row in rows), strict=True)
-    first, *others = (_stack_cuts(dataset, cuts, examples) for cuts in planes)
-    return replace(first, cuts=tuple(others))
+    """Return the examples of the given rows as one object, with views of volumes in three planes."""
+    planes = zip(*(plane_views(dataset, row) for row in rows), strict=True)
+    first, *others = (_stack_views(dataset, views, examples) for views in planes)
+    return replace(first, other_planes=tuple(others))
 
 
-def _stack_cuts(dataset: Dataset, cuts: Sequence[Cut], examples: Sequence[Mapping[str, Tensor]]) -> Examples:
+def _stack_views(
+    dataset: Dataset, views: Sequence[PlaneView], examples: Sequence[Mapping[str, Tensor]]
+) -> Examples:
     """Return the examples in one plane; pictures of different height are padded."""
     pictures = {
-        name: [cut.of(arrays[name].cpu().numpy()) for cut, arrays in zip(cuts, examples, strict=True)]
+        name: [view.of(arrays[name].cpu().numpy()) for view, arrays in zip(views, examples, strict=True)]
         for name in examples[0]
         if name != "valid"
     }
     heights = [len(image) for image in pictures["image"]]
-    spacings = [cut.spacing_mm(dataset) for cut in cuts]
+    spacings = [view.spacing_mm(dataset) for view in views]
     stacked: dict[str, Any] = {name: _stack(arrays, max(heights)) for name, arrays in pictures.items()}
     return Examples(
-        cases=np.array([dataset.cases[cut.row]["case"] for cut in cuts]),
+        cases=np.array([dataset.cases[view.row]["case"] for view in views]),
         valid=np.stack([arrays["valid"].numpy() for arrays in examples]),
         spacing_mm=None if None in spacings else np.array(spacings, dtype=np.float64),
-        plane=np.array(cuts[0].plane(dataset)) if dataset.dims == 3 else None,
+        plane=np.array(views[0].plane(dataset)) if dataset.dims == 3 else None,
         heights=np.array(heights) if len(set(heights)) > 1 else None,
         **stacked,
     )

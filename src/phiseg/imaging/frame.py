@@ -41,7 +41,7 @@ class Frame:
         return self.step == (1.0, 1.0) and all(float(place).is_integer() for place in self.origin)
 
 
-def cut(image: NDArray[Any], frame: Frame, *, fill: float = 0, interpolation: Interpolation) -> NDArray[Any]:
+def crop(image: NDArray[Any], frame: Frame, *, fill: float = 0, interpolation: Interpolation) -> NDArray[Any]:
     """Crop one or more slices, (..., H, W) -> (..., h, w) with the same dtype.
 
     Args:

@@ -290,7 +290,7 @@ def _write_case(
     file_format: VolumeFormat,
 ) -> None:
     measures = measure(prediction)
-    warnings = [*prediction.stack.warnings, *filter(None, (prediction.unusual, prediction.cut_warning))]
+    warnings = [*prediction.stack.warnings, *filter(None, (prediction.unusual, prediction.truncation_warning))]
     foreground = np.moveaxis(prediction.mean_probs[1:], 0, 3)  # (n, h, w, K-1)
     mean = prediction.on_grid(foreground if foreground.shape[3] > 1 else foreground[..., 0])
     labels = prediction.on_grid(prediction.consensus)

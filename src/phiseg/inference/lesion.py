@@ -116,7 +116,9 @@ def _prediction(
         mean_probs=summary.mean_probs.numpy(),
         mean_log_probs=summary.mean_log_probs.numpy(),
         level_variance=levels * around if slices.level_names else None,
-        cuts=_cuts(bodies, numbers, (rows, columns), grid, centre=point[0], far=_reach_in_slices(slices)),
+        truncated_by=_truncated_by(
+            bodies, numbers, (rows, columns), grid, centre=point[0], far=_reach_in_slices(slices)
+        ),
         point=point,
         level_names=slices.level_names,
     )
@@ -147,7 +149,7 @@ def _body(
     return body
 
 
-def _cuts(
+def _truncated_by(
     bodies: NDArray[np.bool_],
     numbers: Sequence[int],
     crop: tuple[slice, slice],

@@ -163,7 +163,7 @@ def _transforms(preprocessing: Preprocessing, model: SegmenterConfig) -> list[di
         "zscore": [transform("NormalizeIntensityd", channel_wise=True)],
         "image_zscore": [transform("Lambdad", func=_SLICE_ZSCORE)],
     }[intensity.kind]
-    of_the_cut = intensity.kind == "image_zscore" and preprocessing.centred_on is not None
+    of_the_crop = intensity.kind == "image_zscore" and preprocessing.centred_on is not None
     transforms = []
     if plane is None:  # arrays (H, W) or (C, H, W), with slices before H for a 3-D model
         channel = 0 if several else "no_channel"
@@ -179,7 +179,7 @@ def _transforms(preprocessing: Preprocessing, model: SegmenterConfig) -> list[di
             transform("Lambdad", func="$lambda image: image if image.ndim == 4 else image[..., None]"),
             transform("Orientationd", axcodes=PLANES[plane]),
         ]
-    if not of_the_cut:
+    if not of_the_crop:
         transforms += zscore
     if plane is not None and preprocessing.spacing_mm is not None:
         transforms.append(transform("Spacingd", pixdim=[-1.0, *preprocessing.spacing_mm], mode="bilinear"))
@@ -187,9 +187,9 @@ def _transforms(preprocessing: Preprocessing, model: SegmenterConfig) -> list[di
         has_slices = plane is not None or model.dims == 3
         size = [*([-1] if has_slices else []), *preprocessing.size]
         value = intensity.low if windowed else 0.0
-        padding = {"mode": "edge"} if of_the_cut else {"mode": "constant", "constant_values": value}
+        padding = {"mode": "edge"} if of_the_crop else {"mode": "constant", "constant_values": value}
         transforms.append(transform("ResizeWithPadOrCropd", spatial_size=size, **padding))
-    if of_the_cut:
+    if of_the_crop:
         transforms += zscore
     if windowed:
         limits = {"a_min": intensity.low, "a_max": intensity.high, "b_min": -0.5, "b_max": 0.5}

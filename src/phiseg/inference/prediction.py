@@ -35,7 +35,7 @@ class Prediction:
     level_variance: NDArray[np.float32] | None
     """(L, n, h, w) variance of the foreground probability when the noise of one level is redrawn and that of the
     others is kept, fine to coarse; None for a model with a single kind of noise."""
-    cuts: dict[Limit, NDArray[np.bool_]]
+    truncated_by: dict[Limit, NDArray[np.bool_]]
     """(S,) for each limit, true for samples whose lesion touches it; empty for a whole-slice model."""
     point: tuple[int, int, int] | None
     """Point (slice, row, column) for a lesion-crop model."""
@@ -57,11 +57,13 @@ class Prediction:
     @property
     def truncated(self) -> NDArray[np.bool_]:
         """(S,) true for samples whose lesion may be cut off by a limit."""
-        truncated: NDArray[np.bool_] = np.any([np.zeros(len(self.labels), bool), *self.cuts.values()], axis=0)
+        truncated: NDArray[np.bool_] = np.any(
+            [np.zeros(len(self.labels), bool), *self.truncated_by.values()], axis=0
+        )
         return truncated
 
     @property
-    def cut_warning(self) -> str | None:
+    def truncation_warning(self) -> str | None:
         """Warning that the lesion may be cut off: by which limit, in how many samples, and how to avoid it."""
         limits: dict[Limit, tuple[str, str]] = {
             "reach": ("the last slice within --reach", " (use a larger --reach)"),
@@ -69,9 +71,9 @@ class Prediction:
             "scan": ("the first or last slice of the scan", ""),
         }
         found = [
-            f"{where} in {100 * self.cuts[limit].mean():.0f} % of the samples{advice}"
+            f"{where} in {100 * self.truncated_by[limit].mean():.0f} % of the samples{advice}"
             for limit, (where, advice) in limits.items()
-            if limit in self.cuts and self.cuts[limit].any()
+            if limit in self.truncated_by and self.truncated_by[limit].any()
         ]
         return f"the lesion may be larger than measured: it extends to {', to '.join(found)}" if found else None
 

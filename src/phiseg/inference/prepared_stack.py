@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from phiseg.core.errors import DataError
 from phiseg.data.intensity import Intensity, normalise, zscored
 from phiseg.data.neighbours import with_neighbours
-from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.frame import Frame, crop
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
 from phiseg.inference.preprocessing import Preprocessing
 
@@ -134,15 +134,15 @@ class PreparedStack:
         """
         intensity = self.preprocessing.intensity
         if intensity.kind == "zscore":
-            return cut(self.normalised(slices), frame, fill=0, interpolation="linear")
+            return crop(self.normalised(slices), frame, fill=0, interpolation="linear")
         if intensity.kind == "image_zscore":
-            of_the_cut = self.preprocessing.centred_on is not None and not self.is_prepared
-            images = self._values(slices).astype(np.float32) if of_the_cut else self.normalised(slices)
-            parts = [cut(image, frame, fill=float(image.min()), interpolation="linear") for image in images]
-            return np.stack([zscored(part) if of_the_cut else part for part in parts])
+            of_the_crop = self.preprocessing.centred_on is not None and not self.is_prepared
+            images = self._values(slices).astype(np.float32) if of_the_crop else self.normalised(slices)
+            parts = [crop(image, frame, fill=float(image.min()), interpolation="linear") for image in images]
+            return np.stack([zscored(part) if of_the_crop else part for part in parts])
         assert intensity.low is not None
         values = self._values(slices).astype(np.float32)
-        return normalise(cut(values, frame, fill=intensity.low, interpolation="linear"), intensity)
+        return normalise(crop(values, frame, fill=intensity.low, interpolation="linear"), intensity)
 
     def _values(self, slices: NDArray[np.int64]) -> NDArray[Any]:
         """Return slices with their original values, (len(slices), C, H, W)."""

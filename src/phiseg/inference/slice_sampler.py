@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phiseg.core.errors import ConfigError
-from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.frame import Frame, crop
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import SliceCoupling
 from phiseg.inference.slice_noise import Level, SliceNoise, level_settings
@@ -214,7 +214,7 @@ class FrameSampler(ABC):
         weight = np.zeros(size, np.float32)
         sums: list[NDArray[np.float32]] = []
         for frame in self.frames:
-            share = cut(inside, frame, fill=0, interpolation="nearest")  # padding has no weight
+            share = crop(inside, frame, fill=0, interpolation="nearest")  # padding has no weight
             if len(self.frames) > 1:
                 share *= np.outer(taper(frame.size[0]), taper(frame.size[1])).astype(np.float32)
             reach = [pixels_of(frame, axis, length) for axis, length in enumerate(inside.shape)]
@@ -226,12 +226,12 @@ class FrameSampler(ABC):
             place = tuple(
                 slice(h.start - b.start, h.stop - b.start) for h, b in zip(here, (rows, columns), strict=True)
             )
-            weight[place] += cut(share, back, fill=0, interpolation="linear")
+            weight[place] += crop(share, back, fill=0, interpolation="linear")
             images = self.stack.images(np.asarray(numbers), frame, context=self.model.config.context)
             found = network(images, frame)
             sums = sums or [np.zeros((*values.shape[:-2], *size), np.float32) for values in found]
             for total, values in zip(sums, found, strict=True):
-                total[..., place[0], place[1]] += cut(share * values, back, fill=0, interpolation="linear")
+                total[..., place[0], place[1]] += crop(share * values, back, fill=0, interpolation="linear")
         reached = weight > 0
         for total in sums:
             total[..., reached] /= weight[reached]

@@ -20,7 +20,7 @@ from phiseg.core.errors import ConfigError
 from phiseg.core.random import derive_seed
 from phiseg.data.check import disagreement
 from phiseg.data.store import Dataset
-from phiseg.plotting.cuts import Cut, cuts_of
+from phiseg.plotting.plane_views import PlaneView, plane_views
 from phiseg.plotting.primitives import (
     CLASS_COLOURS,
     PictureGrid,
@@ -77,13 +77,13 @@ def choose_cases(
 
 def contact_sheet(dataset: Dataset, rows: Sequence[int]) -> Figure:
     """Draw the cases in `rows`, which must not be empty."""
-    views = [view for row in rows for view in cuts_of(dataset, row)]
+    views = [view for row in rows for view in plane_views(dataset, row)]
     with style():
         draw = _one_picture_a_view if len(dataset.info.classes) == 2 else _one_row_a_view
         return draw(dataset, views)
 
 
-def _one_picture_a_view(dataset: Dataset, views: Sequence[Cut]) -> Figure:
+def _one_picture_a_view(dataset: Dataset, views: Sequence[PlaneView]) -> Figure:
     columns = max(3, min(6, len(views)))
     num_annotators = dataset.info.num_annotators
     colours = _annotator_colours(num_annotators)
@@ -100,7 +100,7 @@ def _one_picture_a_view(dataset: Dataset, views: Sequence[Cut]) -> Figure:
     return grid.figure
 
 
-def _one_row_a_view(dataset: Dataset, views: Sequence[Cut]) -> Figure:
+def _one_row_a_view(dataset: Dataset, views: Sequence[PlaneView]) -> Figure:
     classes, num_annotators = dataset.info.classes, dataset.info.num_annotators
     names = [f"{wrapped(dataset.cases[view.row]['case'])}\n{_describe(dataset, view)}" for view in views]
     spaces = [0.25, *[0.0] * (len(views) - 1)]
@@ -125,7 +125,7 @@ def _one_row_a_view(dataset: Dataset, views: Sequence[Cut]) -> Figure:
     return grid.figure
 
 
-def _show(axes: Axes, dataset: Dataset, view: Cut, *, title: str) -> None:
+def _show(axes: Axes, dataset: Dataset, view: PlaneView, *, title: str) -> None:
     """Show a picture with its colours, otherwise the first channel, in the window of the dataset if it has one."""
     if _has_colours(dataset):
         show(axes, _thinned(np.moveaxis(dataset.image(view.row), 0, 2) + 0.5), "gray", 0, 1, title=title)
@@ -149,7 +149,7 @@ def _thinned(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return picture[::step, ::step]
 
 
-def _describe(dataset: Dataset, view: Cut) -> str:
+def _describe(dataset: Dataset, view: PlaneView) -> str:
     """Return the plane, if there are several, or who drew."""
     if view.axis:
         return view.plane(dataset)

@@ -23,7 +23,7 @@ from phiseg.data.prepare.rescale import rescaled
 from phiseg.data.splits import split_patients
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.frame import Frame, crop
 
 PERCENTILES = (0.5, 99.5)
 
@@ -108,8 +108,8 @@ def _prepared(
         height, width = image.shape[-2:]
         frame = Frame.centred(((height - 1) / 2, (width - 1) / 2), (options.size, options.size))
         dark = image.min() if intensity.low is None else _clipped(intensity.low, image.dtype)
-        image = cut(image, frame, fill=dark, interpolation="linear")
-        labels = cut(labels, frame, fill=0, interpolation="nearest")
+        image = crop(image, frame, fill=dark, interpolation="linear")
+        labels = crop(labels, frame, fill=0, interpolation="nearest")
         row, column = map(int, frame.origin)
         case = case._replace(columns={**case.columns, "cut_row": row, "cut_column": column})
     return case._replace(image=image, labels=labels)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.spacing import SLICES, SQUARE
 from phiseg.imaging.dicom import Series, SliceHeader, read_values
-from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.frame import Frame, crop
 from phiseg.imaging.lidc_xml import LidcReading, Outline
 from phiseg.imaging.outlines import MAX_READERS, cluster, rasterise
 
@@ -156,10 +156,9 @@ def crop_series(series: Series, reading: LidcReading, options: LidcOptions) -> t
             problems.append(f"{error} ({'an outlined slice' if outlined else 'a slice next to a nodule'})")
             continue
         for _, number, nodule in group:
-            crop = _crop(image, values, level, number, nodule, options)
-            crops[number, level] = crop
+            crops[number, level] = _crop_nodule(image, values, level, number, nodule, options)
             if options.volumes:
-                crop.columns[SLICES] = round(_distance(levels) or _thickness(levels), 6)
+                crops[number, level].columns[SLICES] = round(_distance(levels) or _thickness(levels), 6)
     return [crops[key] for key in sorted(crops)], sum(nodule.repeated for nodule in found), problems
 
 
@@ -256,7 +255,7 @@ def _nodule(annotations: list[tuple[int, list[_Drawn]]], num_sessions: int, *, s
     return _Nodule(slots, readers, valid, len({reader for reader, _ in annotations}) < len(annotations))
 
 
-def _crop(
+def _crop_nodule(
     header: SliceHeader,
     values: NDArray[np.float64],
     level: int,
@@ -274,8 +273,8 @@ def _crop(
     masks = nodule.masks(level, (0, 0), hu.shape).astype(np.uint8)
     row, column = frame.origin
     return Crop(
-        image=cut(hu, frame, fill=AIR, interpolation="linear"),
-        labels=cut(masks, frame, interpolation="nearest"),
+        image=crop(hu, frame, fill=AIR, interpolation="linear"),
+        labels=crop(masks, frame, interpolation="nearest"),
         valid=nodule.valid,
         columns={
             "nodule": number,

@@ -1,4 +1,4 @@
-"""Read one scan on a common grid and cut its slices, or the whole volume, into cases.
+"""Read one scan on a common grid and turn its slices, or the whole volume, into cases.
 
 N slices of H x W pixels, C channels, A annotators.
 """
@@ -20,7 +20,7 @@ from phiseg.data.prepare.option_checks import check_size, check_spacing, check_w
 from phiseg.data.spacing import HORIZONTAL, SLICES, VERTICAL
 from phiseg.data.store import check_classes
 from phiseg.data.writer import Case
-from phiseg.imaging.frame import Frame, cut
+from phiseg.imaging.frame import Frame, crop
 from phiseg.imaging.nifti_files import read_nifti, read_nifti_labels
 from phiseg.imaging.volume import PLANES, Plane, Volume, coarsest_plane, difference_of_grids, to_slices
 
@@ -87,13 +87,13 @@ def cases_of_scan(scan: AnnotatedImage, plan: SlicingPlan) -> list[Case]:
             "add or remove channels"
         )
     pixels = np.moveaxis(_stored_values(pixels, scan.images[0], plan), 3, 1)
-    pixels = cut(pixels, frame, fill=_outside(plan.slicing.window, plan.dtype), interpolation="linear")
+    pixels = crop(pixels, frame, fill=_outside(plan.slicing.window, plan.dtype), interpolation="linear")
     valid = np.array([rater in drawn for rater in plan.raters])
     labels = np.full((len(pixels), len(plan.raters), *plan.size), MISSING, dtype=np.uint8)
     for annotator, rater in enumerate(plan.raters):
         if rater in drawn:
             slices = to_slices(drawn[rater], plane).values
-            labels[:, annotator] = cut(slices, frame, fill=0, interpolation="nearest")
+            labels[:, annotator] = crop(slices, frame, fill=0, interpolation="nearest")
     if plan.slicing.volumes:
         place = {**_place(stack, 0, frame), SLICES: round(float(stack.spacing_mm[0]), 6)}
         return [

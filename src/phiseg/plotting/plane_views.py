@@ -1,4 +1,4 @@
-"""Pictures of a case: the image itself, or three cuts through a volume."""
+"""Pictures of a case: the image itself, or three views of a volume."""
 
 from typing import Any, NamedTuple
 
@@ -12,15 +12,15 @@ PLANES = {
     "coronal": ("coronal", "axial", "sagittal"),
     "sagittal": ("sagittal", "axial", "coronal"),
 }
-"""Planes of the cuts through a volume across its slices, rows and columns, by the plane of the slices."""
+"""Planes of the views of a volume across its slices, rows and columns, by the plane of the slices."""
 
 
-class Cut(NamedTuple):
-    """A picture of a case: the image itself, or a cut through a volume."""
+class PlaneView(NamedTuple):
+    """A picture of a case: the image itself, or one slice of a volume in one plane."""
 
     row: int
     axis: int | None = None
-    """Axis that the cut is perpendicular to; None for an image."""
+    """Axis that the slice is perpendicular to; None for an image."""
     position: int = 0
     """Number of the slice along the axis."""
 
@@ -49,13 +49,13 @@ class Cut(NamedTuple):
         return PLANES.get(dataset.info.plane or "", ("xy plane", "xz plane", "yz plane"))[self.axis]
 
 
-def cuts_of(dataset: Dataset, row: int) -> list[Cut]:
-    """Return the pictures of a case: cuts through a volume where its annotators drew most, or in the middle."""
+def plane_views(dataset: Dataset, row: int) -> list[PlaneView]:
+    """Return the pictures of a case: slices of a volume where its annotators drew most, or in the middle."""
     if dataset.dims == 2:
-        return [Cut(row)]
+        return [PlaneView(row)]
     drawn = (dataset.annotations(row) > 0).sum(0)  # (D, H, W)
     counts = [drawn.sum(tuple({0, 1, 2} - {axis})) for axis in range(3)]
     return [
-        Cut(row, axis, int(np.argmax(count)) if count.any() else len(count) // 2)
+        PlaneView(row, axis, int(np.argmax(count)) if count.any() else len(count) // 2)
         for axis, count in enumerate(counts)
     ]
