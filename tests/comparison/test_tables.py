@@ -13,7 +13,7 @@ from phiseg.comparison.table_formats import further_columns, main_columns, to_cs
 from phiseg.comparison.tables import comparison_table, method_names
 from phiseg.core.errors import DataError
 from phiseg.evaluation.summary import DatasetRef
-from phiseg.experiment.pooling import pool
+from phiseg.experiment.pooling import pool_trainings
 
 
 def evaluation(name, quality=0.8, **changes):
@@ -66,7 +66,7 @@ def clustered_methods(*, patients=True, trainings=1):
             evaluation(f"{name}/{seed}", cases=base | {"ged": (0.4 - better + rng.normal(0, 0.01, 40)).tolist()})
             for seed in range(trainings)
         ]
-        runs.append(pool(seeds))
+        runs.append(pool_trainings(seeds))
     return runs
 
 

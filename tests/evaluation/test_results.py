@@ -17,7 +17,7 @@ from phiseg.comparison.tables import comparison_table
 from phiseg.core.errors import DataError, OutputError
 from phiseg.evaluation.results import Examples, read_evaluation, read_training
 from phiseg.evaluation.summary import Summary, patients_of
-from phiseg.experiment.pooling import pool
+from phiseg.experiment.pooling import pool_trainings
 from phiseg.metrics.score_registry import summary_scores
 from phiseg.metrics.significance import patient_interval
 
@@ -143,7 +143,7 @@ def test_trainings_are_pooled_with_or_without_patients(tmp_path, first):
     known, unknown = make_cases(0.8, num_cases=6) | names, make_cases(0.6, num_cases=6)
     del unknown["patient"]
     pair = [known, unknown] if first == "with patients" else [unknown, known]
-    pooled = pool([make_evaluation(tmp_path, num_cases=6, size=16, cases=cases) for cases in pair])
+    pooled = pool_trainings([make_evaluation(tmp_path, num_cases=6, size=16, cases=cases) for cases in pair])
     np.testing.assert_allclose(pooled.cases["ged"], np.mean([known["ged"], unknown["ged"]], axis=0))
     assert {name: pooled.cases.get(name) for name in names} == (
         names if first == "with patients" else dict.fromkeys(names)

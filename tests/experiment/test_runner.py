@@ -20,7 +20,7 @@ from phiseg.data.store import Dataset
 from phiseg.evaluation.results import read_evaluation
 from phiseg.experiment import runner
 from phiseg.experiment.experiment_report import write_report
-from phiseg.experiment.pooling import pool
+from phiseg.experiment.pooling import pool_trainings
 from phiseg.experiment.runner import (
     ExperimentJob,
     Plan,
@@ -310,7 +310,7 @@ def test_trainings_are_pooled_with_spread(done):
     second = [row for row in scores if (row["method"], row["training"]) == (trainings[1].summary.method, "2")]
     assert [float(row["ged"]) for row in second] == trainings[1].cases["ged"]
     assert [row["patient"] for row in second] == trainings[1].cases["patient"]
-    pooled = pool(trainings)
+    pooled = pool_trainings(trainings)
     assert pooled.cases["ged"][2] == pytest.approx(np.mean([training.cases["ged"][2] for training in trainings]))
 
 

@@ -21,10 +21,10 @@ def check_exists(path: Path, *, advice: str = "check the path") -> None:
 def check_model_and_data(model: str | Path, data: Path) -> None:
     """Raise an error if there is no such model or no such dataset."""
     find_model(Path(model))
-    check_dataset(data)
+    check_is_dataset(data)
 
 
-def check_dataset(data: Path) -> None:
+def check_is_dataset(data: Path) -> None:
     """Raise a DataError if the folder is not a dataset."""
     from phiseg.data.store import Dataset
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from phiseg.cli.early_checks import check_dataset
+from phiseg.cli.early_checks import check_is_dataset
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.cli.train import split_overrides
 
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     words, overrides = split_overrides(arguments)
     command = parse(Experiment, words, prog=prog)
     if not command.dry_run:
-        check_dataset(command.data)
+        check_is_dataset(command.data)
     from phiseg.comparison.table_formats import to_text
     from phiseg.core.errors import TrainingError
     from phiseg.experiment.experiment_report import write_report

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from phiseg.cli.early_checks import check_dataset, check_exists
+from phiseg.cli.early_checks import check_exists, check_is_dataset
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.errors import ConfigError
 
@@ -79,7 +79,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(Score, arguments, prog=prog)
     num_samples = parse_numbers(command.num_samples)
     check_exists(command.samples)
-    check_dataset(command.data)
+    check_is_dataset(command.data)
     from phiseg.evaluation.score_samples import score
 
     scored = score(

@@ -23,7 +23,7 @@ from phiseg.evaluation.scoring import (
     choose_examples,
     example_arrays,
     sampled_case,
-    score_case,
+    score_sampled_case,
     stack_examples,
     summarise_scores,
 )
@@ -142,7 +142,7 @@ class _Part:
     def add(self, row: int, drawn: DrawnCase, *, keep: bool) -> None:
         """Score a case, and keep its data for the figures."""
         case: SampledCase = sampled_case(self._dataset, row, drawn, self._dice_annotator)
-        self._scored.append(score_case(row, case))
+        self._scored.append(score_sampled_case(row, case))
         for convention in self._conventions:
             self._values[convention.name].append(convention.of(case))
         self._known.add(_probabilities(drawn))

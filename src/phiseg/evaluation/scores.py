@@ -24,7 +24,7 @@ from phiseg.evaluation.scoring import (
     choose_examples,
     example_arrays,
     sampled_case,
-    score_case,
+    score_sampled_case,
     stack_examples,
     summarise_scores,
 )
@@ -176,7 +176,7 @@ class _Kept(NamedTuple):
 def _score(case: CaseSamples, dataset: Dataset, dice_annotator: DiceAnnotator, *, keep: bool) -> _Kept:
     sampled = sampled_case(dataset, case.row, DrawnCase(*case.summary), dice_annotator)
     summary = case.summary._replace(labels=case.summary.labels[:NUM_SHOWN].clone())  # the others need not be kept
-    return _Kept(score_case(case.row, sampled), case._replace(summary=summary) if keep else None)
+    return _Kept(score_sampled_case(case.row, sampled), case._replace(summary=summary) if keep else None)
 
 
 def _gather_scored(scored: Iterable[_Kept]) -> list[_Kept]:

@@ -72,7 +72,7 @@ def sampled_case(dataset: Dataset, row: int, drawn: DrawnCase, dice_annotator: D
     )
 
 
-def score_case(row: int, case: SampledCase) -> ScoredCase:
+def score_sampled_case(row: int, case: SampledCase) -> ScoredCase:
     """Compute all scores of one case. Every evaluation, of a model or of given samples, uses this function."""
     scores = {score.name: score.value(case) for score in case_scores(case.dims)}
     return ScoredCase(row, scores, {score.name: score.table(case) for score in pixel_scores()})

@@ -12,7 +12,7 @@ from phiseg.core.errors import DataError
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import MARKER, Evaluation, read_evaluation
 from phiseg.evaluation.scores import draw_examples
-from phiseg.experiment.pooling import pool
+from phiseg.experiment.pooling import pool_trainings
 from phiseg.experiment.runner import METHODS, read_json
 
 TITLES = {"all": "Trained with all experts", "one": "Trained with one expert"}
@@ -42,7 +42,10 @@ def write_report(data: Path, out: Path, *, title: str | None = None, test: Test 
         rows = {folder.name: _trainings(folder) for folder in (out / "rows" / regime).glob("*")}
         finished = {name: rows[name] for name in sorted(rows, key=_place) if rows[name]}
         if finished:
-            pooled = [pool([read_evaluation(row / "eval") for row in trainings]) for trainings in finished.values()]
+            pooled = [
+                pool_trainings([read_evaluation(row / "eval") for row in trainings])
+                for trainings in finished.values()
+            ]
             evaluations, labels = _with_examples(pooled, dataset)
             sections.append(Section(regime, heading, evaluations, labels, [_how(finished)]))
     if not sections:

@@ -11,7 +11,7 @@ from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Provenance, Summary, 
 from phiseg.metrics.score_registry import pixel_scores, summary_scores
 
 
-def pool(evaluations: Sequence[Evaluation]) -> Evaluation:
+def pool_trainings(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Average the scores of every case over trainings with different seeds.
 
     The scores of each training are kept in `trainings`, for tests and intervals that include the variance between

@@ -36,7 +36,7 @@ from phiseg.data.store import Dataset
 from phiseg.evaluation.results import MARKER
 from phiseg.evaluation.scores import evaluate
 from phiseg.training.budget import seconds_per_step
-from phiseg.training.checks import check_folder
+from phiseg.training.checks import check_run_folder
 from phiseg.training.loop import train
 from phiseg.training.recipe import Criterion, Recipe, load_recipe
 from phiseg.training.setup import dataset_identity, describe_software
@@ -187,7 +187,7 @@ def unfinished_jobs(jobs: Sequence[ExperimentJob], plan: Plan, data: Path, out: 
     for job in jobs:
         run = out / "rows" / job.name / "run"
         if (run / "config.yaml").is_file():
-            check_folder(run, _recipe(job, plan, dataset, run)[0].for_dataset(dataset), resume=True)
+            check_run_folder(run, _recipe(job, plan, dataset, run)[0].for_dataset(dataset), resume=True)
     return [job for job in jobs if not is_finished(job, out)]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from phiseg.models.layers import Convolution, append_axes, convolution, convolve, pixel_axes, pool, upsample
+from phiseg.models.layers import Convolution, append_axes, average_pool, convolution, convolve, pixel_axes, upsample
 from phiseg.models.pyramid import PerAxis, Pyramid
 
 Norm = Literal["batch", "group", "none"]
@@ -261,7 +261,7 @@ class Encoder(nn.Module):
 
     def descend(self, level: int, x: Tensor) -> Tensor:
         """Return the features of `level` given those of the next finer level (at level 0: given the input)."""
-        features: Tensor = self.levels[level](pool(x, self.strides[level - 1]) if level > 0 else x)
+        features: Tensor = self.levels[level](average_pool(x, self.strides[level - 1]) if level > 0 else x)
         return features
 
 

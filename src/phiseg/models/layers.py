@@ -57,7 +57,7 @@ def convolve(layer: Convolution, input: Tensor, weight: Tensor, bias: Tensor | N
     return F.conv3d(input, weight, bias, padding=padding)
 
 
-def pool(features: Tensor, stride: PerAxis) -> Tensor:
+def average_pool(features: Tensor, stride: PerAxis) -> Tensor:
     """Downsample by the mean over `stride` pixels: (B, C, *size) -> (B, C, *size / stride)."""
     return F.avg_pool2d(features, stride) if len(stride) == 2 else F.avg_pool3d(features, stride)
 

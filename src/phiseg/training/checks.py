@@ -21,7 +21,7 @@ MAY_CHANGE_ON_RESUME = {
 """Settings that do not affect single steps; with a cosine schedule, `steps` does."""
 
 
-def check_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
+def check_run_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
     """Raise an error if a run would be overwritten, or resumed with another recipe.
 
     With `resume`, a run without a saved state is started again, with any recipe.
@@ -54,7 +54,7 @@ def _check_same_recipe(out: Path, recipe: Recipe) -> None:
                 )
 
 
-def check_dataset(recipe: Recipe, dataset: Dataset) -> None:
+def check_trainable(recipe: Recipe, dataset: Dataset) -> None:
     """Raise an error if the recipe cannot be trained on the dataset, or if the dataset is damaged."""
     processes = recipe.train.devices * recipe.train.num_nodes
     rows = training_stream(recipe, dataset, "train", num_processes=processes).rows

@@ -24,7 +24,7 @@ from phiseg.models import load_model, save_model
 from phiseg.models.pretrained import load_weights, weights_hash
 from phiseg.training.card import model_card, provenance
 from phiseg.training.checkpoints import STATE_FILE, TrainingState, load_state, save_state
-from phiseg.training.checks import check_dataset, check_folder
+from phiseg.training.checks import check_run_folder, check_trainable
 from phiseg.training.interruption import StopSignal
 from phiseg.training.normalisation import recalibrate
 from phiseg.training.profiling import profiled
@@ -62,7 +62,7 @@ def train(
     """
     dataset = Dataset.open(data)
     recipe = recipe.for_dataset(dataset)
-    check_folder(out, recipe, resume=resume)
+    check_run_folder(out, recipe, resume=resume)
     training = _Training(recipe, dataset, out, resume=resume, progress=progress, profile=profile)
     try:
         return training.run()
@@ -93,7 +93,7 @@ class _Training:
         self.dataset, self.out, self.progress, self.profile = dataset, out, progress, profile
         self.identity = dataset_identity(dataset)
         self.fabric = make_fabric(self.settings)
-        check_dataset(recipe, dataset)
+        check_trainable(recipe, dataset)
         model = initial_model(recipe, self.fabric.device)
         self.state_file = out / STATE_FILE
         stored = load_state(self.state_file) if resume and self.state_file.is_file() else None
