@@ -23,7 +23,8 @@ from phiseg.core.shipped import find_model
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
 from phiseg.inference.preprocessing import Preprocessing, SliceCoupling, VolumeCheck
-from phiseg.inference.volumes import Sampling, predict_volume
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import predict_volume
 from phiseg.metrics.area import area_scores_from
 from phiseg.models import Segmenter, load_model
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from phiseg.data.store import Dataset as Dataset
     from phiseg.evaluation.calibrate import calibrate as calibrate
     from phiseg.imaging.volume import Volume as Volume
-    from phiseg.inference.volumes import Sampling as Sampling
+    from phiseg.inference.sampling_options import Sampling as Sampling
     from phiseg.training.combining import combine as combine
     from phiseg.training.recipe import Recipe as Recipe
     from phiseg.training.recipe import load_recipe as load_recipe
@@ -73,7 +73,7 @@ _MODULES = {
     "phiseg.data.store": ("Dataset",),
     "phiseg.evaluation.calibrate": ("calibrate",),
     "phiseg.imaging.volume": ("Volume",),
-    "phiseg.inference.volumes": ("Sampling",),
+    "phiseg.inference.sampling_options": ("Sampling",),
     "phiseg.training.combining": ("combine",),
     "phiseg.training.recipe": ("Recipe", "load_recipe"),
 }

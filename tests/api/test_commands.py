@@ -15,7 +15,7 @@ from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference import export
 from phiseg.inference.points import Point
-from phiseg.inference.volumes import Sampling
+from phiseg.inference.sampling_options import Sampling
 from phiseg.models import load_model
 from phiseg.models.pretrained import save_calibration
 from phiseg.models.temperatures import Calibration

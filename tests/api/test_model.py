@@ -13,7 +13,8 @@ from phiseg.data.store import Dataset
 from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.sampling import sample_cases
-from phiseg.inference.volumes import Sampling, predict_volume
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import predict_volume
 from phiseg.models import load_model
 from phiseg.models.noise import seeded_generator
 

@@ -16,7 +16,8 @@ from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import sample_cases
-from phiseg.inference.volumes import Sampling, predict_volume
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import predict_volume
 from phiseg.metrics import energy_distance
 from phiseg.metrics.case import score_case
 from phiseg.models import load_model

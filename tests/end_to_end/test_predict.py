@@ -18,7 +18,7 @@ from helpers.dicom_slices import OBLIQUE, write_scan
 from phiseg.compute import devices
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
-from phiseg.inference.volumes import Sampling
+from phiseg.inference.sampling_options import Sampling
 from phiseg.plotting import prediction_report
 
 MAPS = ("samples", "mean", "labels", "gamma", "levels")

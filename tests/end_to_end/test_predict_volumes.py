@@ -10,7 +10,7 @@ import torch
 import phiseg as package
 from helpers.dicom_slices import OBLIQUE, write_scan
 from phiseg.imaging.volume import Volume
-from phiseg.inference.volumes import Sampling
+from phiseg.inference.sampling_options import Sampling
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.pretrained import save_model
 from phiseg.models.registry import build_model

@@ -23,8 +23,8 @@ from phiseg.inference.batch_prediction import (
     unfinished_predictions,
 )
 from phiseg.inference.points import Point
+from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scans import ScanFile, find_scans
-from phiseg.inference.volumes import Sampling
 
 FILES = ["gamma.nii.gz", "labels.nii.gz", "mean.nii.gz", "picture.png", "samples.nii.gz", "summary.json"]
 SAMPLING = Sampling(num_samples=3)

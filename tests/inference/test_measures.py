@@ -13,9 +13,9 @@ from hypothesis.extra.numpy import arrays
 from helpers.known_models import KnownModel, brightest, depth_in_ball, place
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import longest_diameter, measure, to_json
+from phiseg.inference.prediction import Prediction
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.inference.volumes import Prediction
 
 
 def prediction(labels, *, affine=None, plane="axial", classes=("background", "lesion"), gamma=None, variance=None):

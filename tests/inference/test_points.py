@@ -11,7 +11,8 @@ from helpers.known_models import KnownModel, ball, brightest, place
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.imaging.volume import Volume
 from phiseg.inference.points import Point, read_point_annotations, read_points
-from phiseg.inference.volumes import Sampling, predict_volume
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import predict_volume
 
 affines = st.builds(
     place,

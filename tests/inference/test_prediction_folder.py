@@ -13,7 +13,7 @@ from phiseg.imaging.volume import Volume
 from phiseg.inference.batch_prediction import read_summary
 from phiseg.inference.points import Point
 from phiseg.inference.prediction_folder import write_predictions
-from phiseg.inference.volumes import Sampling
+from phiseg.inference.sampling_options import Sampling
 from phiseg.models import load_model, save_model
 
 

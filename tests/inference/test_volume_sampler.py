@@ -14,11 +14,12 @@ from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import case_key, level_outputs, predict_volume
 from phiseg.inference.slice_noise import Level
 from phiseg.inference.tiling import tiles
 from phiseg.inference.volume_noise import VolumeNoise
 from phiseg.inference.volume_sampler import VolumeSampler
-from phiseg.inference.volumes import Sampling, case_key, level_outputs, predict_volume
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.probunet import ProbUNetConfig
 from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig

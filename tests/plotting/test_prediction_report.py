@@ -15,9 +15,9 @@ from PIL import Image
 
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import Measurement, measure
+from phiseg.inference.prediction import Prediction
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
-from phiseg.inference.volumes import Prediction
 from phiseg.plotting import prediction_report
 from phiseg.plotting.prediction_report import case_picture, write_prediction_report
 

@@ -22,8 +22,9 @@ from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.volume import Volume, to_slices
 from phiseg.inference.measures import measure
 from phiseg.inference.plausibility import UsualValues
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import level_outputs, predict_prepared, predict_volume
 from phiseg.inference.slice_noise import Level
-from phiseg.inference.volumes import Sampling, level_outputs, predict_prepared, predict_volume
 from phiseg.metrics import EPSILON
 from phiseg.metrics.case import score_case
 from phiseg.models import load_model

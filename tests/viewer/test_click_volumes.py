@@ -7,7 +7,8 @@ from helpers.small_viewer import box_shape, make_model, nifti_bytes, of_type, ra
 from helpers.small_volumes import write_volumes
 from phiseg.imaging.volume import to_slices
 from phiseg.inference.measures import measure
-from phiseg.inference.volumes import Sampling, predict_volume
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import predict_volume
 
 POINT = [2, 11, 8]
 """Slice, row and column."""

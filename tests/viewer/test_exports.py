@@ -11,7 +11,8 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from helpers.small_viewer import make_model, nifti_bytes, of_type, random_volume
-from phiseg.inference.volumes import Sampling, predict_volume
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import predict_volume
 
 FILES = {"sample": "sample-3.nii.gz", "mean": "mean.nii.gz", "labels": "labels.nii.gz", "gamma": "gamma.nii.gz"}
 

@@ -20,7 +20,7 @@ from phiseg.imaging.volume_files import VolumeFormat
 from phiseg.inference import export, monai_bundle
 from phiseg.inference.points import Point, read_points
 from phiseg.inference.prediction_folder import write_predictions
-from phiseg.inference.volumes import Sampling
+from phiseg.inference.sampling_options import Sampling
 from phiseg.plotting.prediction_report import case_picture, write_prediction_report
 
 Points = str | Sequence[float] | Sequence[str | Sequence[float] | NDArray[Any]] | NDArray[Any]

@@ -21,10 +21,12 @@ from phiseg.core.files import AnyPath
 from phiseg.core.shipped import find_model
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
+from phiseg.inference.prediction import Prediction
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import predict_volume
 from phiseg.inference.scans import find_scans, read_scan
-from phiseg.inference.volumes import Prediction, Sampling, predict_volume
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import Generators, seeded_generator
 

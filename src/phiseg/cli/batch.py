@@ -76,7 +76,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.compute.devices import usable_device
     from phiseg.inference.batch_folder import VOLUMES, write_batch
     from phiseg.inference.points import read_point_annotations, read_points
-    from phiseg.inference.volumes import Sampling
+    from phiseg.inference.sampling_options import Sampling
 
     is_table = command.points is not None and command.points.suffix.lower() == ".csv"
     failed = write_batch(

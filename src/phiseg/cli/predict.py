@@ -102,7 +102,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.compute.devices import DeviceConfig, make_fabric
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.prediction_folder import write_predictions
-    from phiseg.inference.volumes import Sampling
+    from phiseg.inference.sampling_options import Sampling
     from phiseg.plotting.prediction_report import case_picture, write_prediction_report
 
     machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}

@@ -17,7 +17,7 @@ from phiseg.core.formats import BATCH
 from phiseg.inference.batch_prediction import read_summary
 from phiseg.inference.points import Point
 from phiseg.inference.prediction_folder import PredictionFolder, write_predictions
-from phiseg.inference.volumes import Sampling
+from phiseg.inference.sampling_options import Sampling
 from phiseg.models.pretrained import weights_hash
 
 VOLUMES = "volumes.json"

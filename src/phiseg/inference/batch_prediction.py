@@ -29,10 +29,12 @@ from phiseg.imaging.volume_files import VolumeFormat, write_volume, write_volume
 from phiseg.inference.input_checks import check_point
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
+from phiseg.inference.prediction import Prediction
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import predict_prepared
 from phiseg.inference.scans import PICTURE, SUMMARY, Scan, ScanFile, read_scan
-from phiseg.inference.volumes import Prediction, Sampling, predict_prepared
 from phiseg.models import Segmenter
 
 DrawCase = Callable[[Prediction, Measures, str], bytes]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial.distance import pdist
 
-from phiseg.inference.volumes import Prediction
+from phiseg.inference.prediction import Prediction
 from phiseg.metrics import pairwise_iou
 from phiseg.metrics.diversity import mean_distinct
 

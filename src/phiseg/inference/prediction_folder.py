@@ -24,8 +24,8 @@ from phiseg.inference.batch_prediction import (
 )
 from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
+from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scans import find_scans
-from phiseg.inference.slice_sampler import Sampling
 from phiseg.models import load_model
 from phiseg.models.pretrained import weights_hash
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from phiseg.imaging.frame import Frame
 from phiseg.inference.prepared_stack import PreparedStack
-from phiseg.inference.slice_sampler import FrameSampler, Network, Numbers, Sampling
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.slice_sampler import FrameSampler, Network, Numbers
 from phiseg.inference.tiling import Box, covering, taper
 from phiseg.inference.volume_noise import VolumeNoise
 from phiseg.models import Segmenter

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from phiseg.core.files import write_text
 from phiseg.inference.batch_prediction import read_summary
 from phiseg.inference.measures import Measures
+from phiseg.inference.prediction import Prediction
 from phiseg.inference.preprocessing import VolumeCheck
 from phiseg.inference.scans import PICTURE
-from phiseg.inference.volumes import Prediction
 from phiseg.plotting.html_page import embedded_png, render_page
 from phiseg.plotting.primitives import (
     class_colour,

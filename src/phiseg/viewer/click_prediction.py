@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
 from phiseg.inference.measures import Measurement, Measures, measure
+from phiseg.inference.prediction import Prediction
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import level_outputs, predict_prepared
 from phiseg.inference.slice_noise import Level
-from phiseg.inference.volumes import Prediction, Sampling, level_outputs, predict_prepared
 from phiseg.metrics import EPSILON
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter

@@ -11,7 +11,7 @@ from phiseg.core.errors import DataError
 from phiseg.imaging.dicom_seg import write_seg
 from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
-from phiseg.inference.volumes import Prediction
+from phiseg.inference.prediction import Prediction
 from phiseg.viewer.click_prediction import Drawn
 
 What = Literal["sample", "mean", "labels", "gamma", "numbers"]

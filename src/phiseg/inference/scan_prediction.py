@@ -26,19 +26,11 @@ from phiseg.inference.prediction import Prediction
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_summary import summarise_probs
-from phiseg.inference.slice_sampler import FrameSampler, Sampling, SliceSampler
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.slice_sampler import FrameSampler, SliceSampler
 from phiseg.inference.tiling import pixels_of, tiles
 from phiseg.inference.volume_sampler import VolumeSampler
 from phiseg.models import Segmenter
-
-__all__ = [
-    "Prediction",
-    "Sampling",
-    "case_key",
-    "level_outputs",
-    "predict_prepared",
-    "predict_volume",
-]
 
 
 def predict_volume(

@@ -22,8 +22,9 @@ from phiseg.data.store import Dataset
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import case_key, level_outputs, predict_volume
 from phiseg.inference.slice_noise import Level, SliceNoise
-from phiseg.inference.volumes import Sampling, case_key, level_outputs, predict_volume
 from phiseg.models import load_model
 from phiseg.models.temperatures import Calibration
 
