@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 PARTS = {
-    "load the model": (("models/pretrained.py", "load_model"),),
+    "load the model": (("models/model_folder.py", "load_model"),),
     "network": (
         ("models/phiseg.py", "encode"),
         ("models/phiseg.py", "sample_latents"),

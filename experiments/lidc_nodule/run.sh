@@ -26,6 +26,6 @@ train="--resume --model.context 1 --model.presence true --train.norm_statistics 
 "$phiseg" evaluate chosen --data slices --split test --num-samples 100 --out chosen-eval --overwrite
 "$python" "$root/experiments/lidc_volumes/score.py" chosen "$volumes" --noise-length 5 --noise-shared 0 0.2
 
-# 3. Ship: continue on all patients but five.
-"$phiseg" train phiseg --data everyone --out shipped --train.initial_weights chosen --train.learning_rate 0.001 \
+# 3. Bundled weights: continue on all patients but five.
+"$phiseg" train phiseg --data everyone --out bundled --train.initial_weights chosen --train.learning_rate 0.001 \
   --train.steps 2000 --train.validate_every 2000 $train

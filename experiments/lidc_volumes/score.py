@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import phiseg
+from phiseg.core.bundled import find_model
 from phiseg.core.files import write_json
-from phiseg.core.shipped import find_model
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
 from phiseg.inference.preprocessing import Preprocessing, SliceCoupling, VolumeCheck

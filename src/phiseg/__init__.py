@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from phiseg.api.results import Samples as Samples
     from phiseg.api.results import Scores as Scores
     from phiseg.api.scoring import score as score
+    from phiseg.core.bundled import recipe_names as recipe_names
     from phiseg.core.errors import PhisegError as PhisegError
     from phiseg.core.records import Records as Records
-    from phiseg.core.shipped import recipe_names as recipe_names
     from phiseg.data.prepare.arrays import prepare_arrays as prepare_arrays
     from phiseg.data.prepare.images import prepare_images as prepare_images
     from phiseg.data.prepare.legacy import prepare_legacy as prepare_legacy
@@ -63,7 +63,7 @@ _MODULES = {
     "phiseg.api.scoring": ("score",),
     "phiseg.core.errors": ("PhisegError",),
     "phiseg.core.records": ("Records",),
-    "phiseg.core.shipped": ("recipe_names",),
+    "phiseg.core.bundled": ("recipe_names",),
     "phiseg.data.prepare.arrays": ("prepare_arrays",),
     "phiseg.data.prepare.images": ("prepare_images",),
     "phiseg.data.prepare.legacy": ("prepare_legacy",),

@@ -17,7 +17,7 @@ from phiseg.inference import export
 from phiseg.inference.points import Point
 from phiseg.inference.sampling_options import Sampling
 from phiseg.models import load_model
-from phiseg.models.pretrained import save_calibration
+from phiseg.models.model_folder import save_calibration
 from phiseg.models.temperatures import Calibration
 
 

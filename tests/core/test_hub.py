@@ -16,13 +16,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from phiseg.core.bundled import bundled_models, find_model
 from phiseg.core.errors import ConfigError
 from phiseg.core.hub import FILES, parse_hub_name
-from phiseg.core.shipped import bundled_models, find_model
 
 needs_hub = pytest.mark.skipif(find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed")
 FIRST, SECOND = "1" * 40, "2" * 40
-LOAD = "import sys; from phiseg.core.shipped import Path, find_model; print(find_model(Path(sys.argv[1])))"
+LOAD = "import sys; from phiseg.core.bundled import Path, find_model; print(find_model(Path(sys.argv[1])))"
 UPLOAD = (
     "import sys; from phiseg.core.hub import Path, upload_model as up; print(up(Path(sys.argv[1]), sys.argv[2]))"
 )

@@ -68,7 +68,7 @@ def test_unknown_recipe_suggests_the_nearest(refuses, lesions, tmp_path):
         *("train", "phiseg-smal", "--data", lesions, "--out", tmp_path / "run"), says="did you mean 'phiseg-small'?"
     )
     refuses("info", "phiseg-smal", says="did you mean 'phiseg-small'?")
-    refuses("info", "not/there", says="'not/there' is not a folder, pretrained model or recipe (valid: ")
+    refuses("info", "not/there", says="'not/there' is not a folder, bundled model or recipe (valid: ")
 
 
 @pytest.mark.parametrize(

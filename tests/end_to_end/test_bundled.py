@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import phiseg
+from phiseg.core.bundled import bundled_models
 from phiseg.core.errors import ModelError
-from phiseg.core.shipped import bundled_models
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.evaluation.calibrate import calibrate

@@ -12,7 +12,7 @@ import yaml
 
 from phiseg import __version__
 from phiseg.cli.main import COMMANDS
-from phiseg.core.shipped import recipe_names
+from phiseg.core.bundled import recipe_names
 from phiseg.data.store import Dataset
 from phiseg.metrics import gamma_map
 from phiseg.models import load_model

@@ -23,7 +23,7 @@ from PIL import Image
 from phiseg.api.model import Model
 from phiseg.cli.main import COMMANDS, main
 from phiseg.cli.train import split_overrides
-from phiseg.core.shipped import find_model, recipe_names
+from phiseg.core.bundled import find_model, recipe_names
 from phiseg.data.store import Dataset
 from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
@@ -598,7 +598,7 @@ def test_prepare_data_commands_run(tmp_path, lesions, run_small):
 
 @pytest.mark.slow
 def test_readme_prediction_runs(tmp_path, run_small):
-    view, example, predict = phiseg_lines("README.md", section="Segment a scan with the pretrained model")
+    view, example, predict = phiseg_lines("README.md", section="Segment a scan with the bundled model")
     assert view == ["phiseg", "view"]  # tests/viewer and tests/browser use it
     run_small(example)
     run_small(predict)

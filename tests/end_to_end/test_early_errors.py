@@ -50,7 +50,7 @@ ERRORS = {
     "export lidc-nodule": "give --onnx FILE",
     "push none owner/name": "no model folder none",
     "info hf:owner": "'hf:owner' is not a model on the Hub; write hf:owner/name@revision",
-    "info none": "is not a folder, pretrained model or recipe",
+    "info none": "is not a folder, bundled model or recipe",
     "data check none": "none is not a folder",
     "data show none --out out.png": "none is not a folder",
     "data split none": "none is not a folder",

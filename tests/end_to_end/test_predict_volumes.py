@@ -11,8 +11,8 @@ import phiseg as package
 from helpers.dicom_slices import OBLIQUE, write_scan
 from phiseg.imaging.volume import Volume
 from phiseg.inference.sampling_options import Sampling
+from phiseg.models.model_folder import save_model
 from phiseg.models.phiseg import PHiSegConfig
-from phiseg.models.pretrained import save_model
 from phiseg.models.registry import build_model
 
 MAPS = {"samples": (3,), "mean": (), "labels": (), "gamma": (), "levels": (3,)}

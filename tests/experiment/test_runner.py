@@ -14,8 +14,8 @@ import time
 import numpy as np
 import pytest
 
+from phiseg.core.bundled import recipe_names
 from phiseg.core.errors import ConfigError, DataError, OutputError
-from phiseg.core.shipped import recipe_names
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import read_evaluation
 from phiseg.experiment import runner

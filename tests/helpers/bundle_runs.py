@@ -5,9 +5,9 @@ import numpy as np
 import torch
 
 from phiseg.imaging.volume import Volume
+from phiseg.models.model_folder import save_calibration, save_model
 from phiseg.models.noise import seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
-from phiseg.models.pretrained import save_calibration, save_model
 from phiseg.models.registry import build_model
 
 WINDOW = {"kind": "window", "low": -100.0, "high": 300.0}

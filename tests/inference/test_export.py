@@ -14,8 +14,8 @@ from phiseg.cli import main as main_module
 from phiseg.core.errors import ConfigError, ModelError, OutputError
 from phiseg.inference import export as export_module
 from phiseg.inference.export import INTENDED_USE, OneSample, export_onnx
+from phiseg.models.model_folder import load_model, save_calibration, save_model
 from phiseg.models.noise import draw_noise, seeded_generator
-from phiseg.models.pretrained import load_model, save_calibration, save_model
 from phiseg.models.registry import MODELS, build_model
 from phiseg.models.temperatures import Calibration
 

@@ -19,7 +19,7 @@ from phiseg.imaging.volume import Volume, from_slices, to_slices
 from phiseg.inference.monai_bundle import Evaluator, MeanPrediction, write_monai_bundle
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.models.pretrained import load_model
+from phiseg.models.model_folder import load_model
 from phiseg.models.temperatures import Calibration
 
 

@@ -11,7 +11,7 @@ from phiseg.data.intensity import Intensity, normalise
 from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import to_slices
 from phiseg.inference.monai_bundle import MeanPrediction, write_monai_bundle
-from phiseg.models.pretrained import load_model
+from phiseg.models.model_folder import load_model
 
 VOLUMES = {"dims": 3, "strides": ((1, 2, 2),), "kernels": ((1, 3, 3), (3, 3, 3))}
 

@@ -8,8 +8,8 @@ from PIL import Image
 
 from helpers.known_models import KnownModel, brightest, place
 from helpers.small_volumes import SPACING_MM, write_volumes
+from phiseg.core.bundled import bundled_models
 from phiseg.core.errors import DataError
-from phiseg.core.shipped import bundled_models
 from phiseg.data.store import Dataset
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import Volume

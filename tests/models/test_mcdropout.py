@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from helpers.tiny_models import batch, trained
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.models.mcdropout import MCDropoutConfig, dropout_mask
+from phiseg.models.model_folder import load_model, save_calibration, save_model
 from phiseg.models.noise import draw_noise, seeded_generator
-from phiseg.models.pretrained import load_model, save_calibration, save_model
 from phiseg.models.registry import build_model
 from phiseg.models.temperatures import Calibration
 from phiseg.models.unet import UNetConfig

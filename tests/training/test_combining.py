@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from phiseg.models import load_model, save_model
+from phiseg.models.model_folder import weights_hash
 from phiseg.models.noise import draw_noise, seeded_generator
-from phiseg.models.pretrained import weights_hash
 
 SIZE = (16, 16)
 

@@ -14,7 +14,7 @@ from phiseg.core.random import derive_seed
 from phiseg.data.loader import TrainingStream
 from phiseg.data.store import Dataset
 from phiseg.models import build_model, load_model, save_model
-from phiseg.models.pretrained import weights_hash
+from phiseg.models.model_folder import weights_hash
 from phiseg.training import loop
 from phiseg.training.card import patient_tokens, provenance
 from phiseg.training.loop import train

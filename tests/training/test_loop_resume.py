@@ -12,7 +12,7 @@ from lightning_fabric.plugins.precision import Precision
 from helpers.comparing_runs import assert_same_run, assert_same_state, contents, lines, state
 from phiseg.core.errors import ConfigError, ModelError, TrainingError
 from phiseg.data.prepare.phantom import prepare_phantom
-from phiseg.models import load_model, pretrained
+from phiseg.models import load_model, model_folder
 from phiseg.training import loop
 from phiseg.training.checkpoints import save_state
 from phiseg.training.loop import train
@@ -85,7 +85,7 @@ MOMENTS = {
     "after a line, before its state": (loop, "save_state", 3, None),
     "after the first model, before its state": (loop, "save_state", 2, None),
     "after the last model, before its state": (loop, "save_state", 4, None),
-    "before the model's weights, after its config": (pretrained, "dump_tensors", 2, None),
+    "before the model's weights, after its config": (model_folder, "dump_tensors", 2, None),
     "in the middle of a validation": (loop, "validate", 2, None),
 }
 

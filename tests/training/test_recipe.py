@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from helpers.small_volumes import write_volumes
+from phiseg.core.bundled import recipe_names
 from phiseg.core.errors import ConfigError
-from phiseg.core.shipped import recipe_names
 from phiseg.data.store import Dataset
 from phiseg.models import MODELS
 from phiseg.training.recipe import Recipe, TrainConfig, criteria, load_recipe

@@ -40,7 +40,7 @@ def train(
     """Train a model on a prepared dataset, as `phiseg train` does.
 
     Args:
-        recipe: the name of a shipped recipe such as `phiseg-small`, the path of a .yaml file, or a `Recipe`.
+        recipe: the name of a bundled recipe such as `phiseg-small`, the path of a .yaml file, or a `Recipe`.
         data: the prepared dataset.
         out: the run folder to write.
         settings: values for keys of the recipe, such as `{"train.steps": 500}`; see `Recipe.with_settings`.

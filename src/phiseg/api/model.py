@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from phiseg.compute.devices import usable_device
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import AnyPath
-from phiseg.core.shipped import find_model
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.prediction import Prediction

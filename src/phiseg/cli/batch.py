@@ -10,7 +10,7 @@ import tyro
 
 from phiseg.cli.early_checks import check_exists, check_needs_no_point
 from phiseg.cli.parsing import Flag, optional, parse
-from phiseg.core.shipped import find_model
+from phiseg.core.bundled import find_model
 from phiseg.inference.input_checks import find_socket, parse_maps
 
 
@@ -36,7 +36,7 @@ class Batch:
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
     """Folder for the results."""
     model: str
-    """Model folder, run folder that contains one, name of a pretrained model, or hf:owner/name@revision."""
+    """Model folder, run folder that contains one, name of a bundled model, or hf:owner/name@revision."""
     socket: Annotated[str | None, optional("SOCKET", "the only folder")] = None
     """Folder in INPUT/images with the scans."""
     maps: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RESULT:SOCKET...")] = (

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import Flag, parse, required
-from phiseg.core.shipped import find_model
+from phiseg.core.bundled import find_model
 
 
 @dataclass

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import DataError
-from phiseg.core.shipped import find_model
 from phiseg.inference.input_checks import check_point
 
 

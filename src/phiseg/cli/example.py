@@ -8,9 +8,9 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import Flag, parse
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import OutputError
 from phiseg.core.files import check_new_file
-from phiseg.core.shipped import find_model
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Example:
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """NIfTI file to write, .nii.gz or .nii."""
     model: str = "lidc-nodule"
-    """Model that the scan is made for: model folder, run folder or name of a pretrained model."""
+    """Model that the scan is made for: model folder, run folder or name of a bundled model."""
     overwrite: Flag = False
     """Replace FILE if it exists."""
 

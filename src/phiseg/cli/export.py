@@ -8,8 +8,8 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import Flag, optional, parse
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError
-from phiseg.core.shipped import find_model
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Export:
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder, run folder that contains one, name of a pretrained model, or hf:owner/name@revision."""
+    """Model folder, run folder that contains one, name of a bundled model, or hf:owner/name@revision."""
     onnx: Annotated[Path | None, optional("FILE", "no ONNX file")] = None
     """ONNX file to write."""
     monai_bundle: Annotated[Path | None, optional("DIR", "no bundle")] = None

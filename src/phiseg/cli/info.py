@@ -9,9 +9,9 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import optional, parse
+from phiseg.core.bundled import bundled_models, find_model, find_recipe, recipe_names
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.core.hub import is_hub_name
-from phiseg.core.shipped import bundled_models, find_model, find_recipe, recipe_names
 
 
 @dataclass
@@ -67,7 +67,7 @@ def _installation() -> str:
 def _recipe(name: str) -> str:
     if Path(name).suffix not in {".yaml", ".yml"} and name not in recipe_names():
         known = nearest(name, [*bundled_models(), *recipe_names()])
-        raise ConfigError(f"'{name}' is not a folder, pretrained model or recipe ({known})")
+        raise ConfigError(f"'{name}' is not a folder, bundled model or recipe ({known})")
     find_recipe(name)
     from phiseg.models import build_model
     from phiseg.training.recipe import load_recipe
@@ -80,7 +80,7 @@ def _recipe(name: str) -> str:
 
 def _model(name: Path) -> str:
     folder = find_model(name)
-    from phiseg.models.pretrained import load_model
+    from phiseg.models.model_folder import load_model
 
     model = load_model(folder)
     lines = [f"model: {model.config.name} in {folder}"]

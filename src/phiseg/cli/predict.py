@@ -12,7 +12,7 @@ import tyro
 
 from phiseg.cli.early_checks import check_exists, check_needs_no_point
 from phiseg.cli.parsing import Flag, optional, parse, required
-from phiseg.core.shipped import find_model
+from phiseg.core.bundled import find_model
 from phiseg.inference.input_checks import check_inputs
 
 
@@ -40,7 +40,7 @@ class Predict:
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder, run folder that contains one, name of a pretrained model, or hf:owner/name@revision."""
+    """Model folder, run folder that contains one, name of a bundled model, or hf:owner/name@revision."""
     inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, required("INPUT...")]
     """Scans to segment."""
     out: Path

@@ -8,8 +8,8 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import Flag, optional, parse
+from phiseg.core.bundled import find_model
 from phiseg.core.hub import upload_model
-from phiseg.core.shipped import find_model
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Push:
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder, run folder that contains one, or name of a pretrained model."""
+    """Model folder, run folder that contains one, or name of a bundled model."""
     repo: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OWNER/NAME")]
     """Repository, which is created if it does not exist."""
     private: Flag = False

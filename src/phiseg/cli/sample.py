@@ -24,7 +24,7 @@ class Sample:
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder, run folder that contains one, name of a pretrained model, or hf:owner/name@revision."""
+    """Model folder, run folder that contains one, name of a bundled model, or hf:owner/name@revision."""
     data: Path
     """Prepared dataset."""
     out: Path

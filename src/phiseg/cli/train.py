@@ -12,8 +12,8 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import Flag, parse
+from phiseg.core.bundled import find_recipe
 from phiseg.core.errors import ConfigError, Interrupted
-from phiseg.core.shipped import find_recipe
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Annotated
 import tyro
 
 from phiseg.cli.parsing import Flag, optional, parse
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError
-from phiseg.core.shipped import find_model
 from phiseg.inference.input_checks import check_inputs
 
 FIRST_PORT = 8760
@@ -32,7 +32,7 @@ class View:
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = "lidc-nodule"
-    """Model folder, run folder that contains one, name of a pretrained model, or hf:owner/name@revision."""
+    """Model folder, run folder that contains one, name of a bundled model, or hf:owner/name@revision."""
     scans: Annotated[tuple[Path, ...], tyro.conf.Positional, optional("[SCAN...]", "a synthetic example")] = field(
         default=()
     )

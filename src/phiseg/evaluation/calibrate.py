@@ -17,11 +17,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phiseg.compute.devices import usable_device
+from phiseg.core.bundled import bundled_models, find_model
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import AnyPath
 from phiseg.core.hub import is_hub_name
 from phiseg.core.random import derive_seed
-from phiseg.core.shipped import bundled_models, find_model
 from phiseg.data.store import Dataset
 from phiseg.evaluation.scores import warn_of_leak
 from phiseg.evaluation.temperature_search import LOGITS, cross_validated, logit_temperature, search_noise

@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from phiseg.compute.devices import usable_device
 from phiseg.compute.ranks import gather, process_rank, share_batches
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, DataError, ModelError, PhisegError
 from phiseg.core.files import check_replaceable
-from phiseg.core.shipped import find_model
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import MARKER, Examples, read_evaluation, write_evaluation
 from phiseg.evaluation.scoring import (
@@ -34,8 +34,8 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import CaseSamples, sample_cases
 from phiseg.metrics.score_registry import summary_scores
 from phiseg.models import Segmenter, load_model
+from phiseg.models.model_folder import calibration_fit, weights_hash
 from phiseg.models.noise import draw_noise, seeded_generator
-from phiseg.models.pretrained import calibration_fit, weights_hash
 from phiseg.models.temperatures import Calibration
 from phiseg.training.card import patient_tokens
 from phiseg.training.tracking import read_metrics

@@ -28,10 +28,10 @@ from filelock import FileLock, Timeout
 from pydantic import Field, model_validator
 from tqdm import tqdm
 
+from phiseg.core.bundled import recipe_names
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, OutputError, nearest
 from phiseg.core.files import write_json
-from phiseg.core.shipped import recipe_names
 from phiseg.data.store import Dataset
 from phiseg.evaluation.results import MARKER
 from phiseg.evaluation.scores import evaluate

@@ -18,7 +18,7 @@ from phiseg.inference.batch_prediction import read_summary
 from phiseg.inference.points import Point
 from phiseg.inference.prediction_folder import PredictionFolder, write_predictions
 from phiseg.inference.sampling_options import Sampling
-from phiseg.models.pretrained import weights_hash
+from phiseg.models.model_folder import weights_hash
 
 VOLUMES = "volumes.json"
 

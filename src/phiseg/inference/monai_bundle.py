@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import DataError, ModelError
 from phiseg.core.files import AnyPath, atomic_file, atomic_folder, check_replaceable, write_json, write_text
-from phiseg.core.shipped import find_model
 from phiseg.data.neighbours import with_neighbours
 from phiseg.inference.monai_config import inference_config, metadata
 from phiseg.inference.monai_readme import LICENSE, readme
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_summary import summarise_samples
 from phiseg.models import load_model
+from phiseg.models.model_folder import CALIBRATION_FILE
 from phiseg.models.noise import seeded_generator
-from phiseg.models.pretrained import CALIBRATION_FILE
 
 MARKER = "models/phiseg/config.json"
 """The file that identifies a bundle written by phiseg."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from lightning_fabric import Fabric
 
-from phiseg.core.shipped import find_model
+from phiseg.core.bundled import find_model
 from phiseg.imaging.volume_files import VolumeFormat
 from phiseg.inference.batch_prediction import (
     DrawCase,
@@ -27,7 +27,7 @@ from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scans import find_scans
 from phiseg.models import load_model
-from phiseg.models.pretrained import weights_hash
+from phiseg.models.model_folder import weights_hash
 
 
 class WriteReport(Protocol):

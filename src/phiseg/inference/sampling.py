@@ -59,7 +59,7 @@ def sample_split(
     """Load a model and draw samples for the cases of a split.
 
     Args:
-        model: model folder, run folder that contains one, or name of a pretrained model.
+        model: model folder, run folder that contains one, or name of a bundled model.
         data: prepared dataset.
         split: split to sample.
         num_samples: number of samples per case.

@@ -1,5 +1,5 @@
+from phiseg.models.model_folder import load_model, save_calibration, save_model
 from phiseg.models.objective import Loss
-from phiseg.models.pretrained import load_model, save_calibration, save_model
 from phiseg.models.registry import MODELS, ModelConfig, build_model
 from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig
 

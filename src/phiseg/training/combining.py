@@ -8,9 +8,9 @@ from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import Segmenter, build_model, load_model, save_model
+from phiseg.models.model_folder import weights_hash
 from phiseg.models.phiseg import PHiSeg
 from phiseg.models.phiseg_ensemble import PHiSegEnsemble, PHiSegEnsembleConfig
-from phiseg.models.pretrained import weights_hash
 
 
 def combine(

@@ -21,7 +21,7 @@ from phiseg.data.loader import Batch, TrainingStream, prefetch
 from phiseg.data.store import Dataset
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import load_model, save_model
-from phiseg.models.pretrained import load_weights, weights_hash
+from phiseg.models.model_folder import load_weights, weights_hash
 from phiseg.training.card import model_card, provenance
 from phiseg.training.checkpoints import STATE_FILE, TrainingState, load_state, save_state
 from phiseg.training.checks import check_run_folder, check_trainable

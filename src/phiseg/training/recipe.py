@@ -13,9 +13,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from phiseg.compute.devices import Accelerator, Precision
+from phiseg.core.bundled import find_recipe
 from phiseg.core.config import OneOf, StrictConfig, apply_overrides, read_yaml
 from phiseg.core.errors import ConfigError, nearest
-from phiseg.core.shipped import find_recipe
 from phiseg.data.augment import AugmentConfig
 from phiseg.data.patches import patch_size_for
 from phiseg.data.store import Dataset
@@ -231,13 +231,13 @@ def _plain(value: Any) -> Any:
 def load_recipe(
     name: str | Path, overrides: Sequence[str] = (), *, settings: Mapping[str, Any] | None = None, **more: Any
 ) -> Recipe:
-    """Load a shipped recipe by name, or a recipe file by path, and change some of its keys.
+    """Load a bundled recipe by name, or a recipe file by path, and change some of its keys.
 
     >>> load_recipe("phiseg-small", steps=500).train.steps
     500
 
     Args:
-        name: the name of a shipped recipe, see `recipe_names`, or the path of a .yaml file.
+        name: the name of a bundled recipe, see `recipe_names`, or the path of a .yaml file.
         overrides: changes as on the command line, such as `["--train.steps", "500"]`.
         settings: changes by key, such as `{"train.steps": 500}`; see `Recipe.with_settings`.
         more: the same as keyword arguments, such as `steps=500`.

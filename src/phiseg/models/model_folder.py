@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as dump_tensors
 
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
 from phiseg.core.formats import CALIBRATION, MODEL
-from phiseg.core.shipped import find_model
 from phiseg.models.registry import build_model, model_class
 from phiseg.models.segmenter import Segmenter
 from phiseg.models.temperatures import Calibration

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import phiseg
-from phiseg.core import shipped
+from phiseg.core import bundled
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, ModelError, OutputError
-from phiseg.core.shipped import find_model
+from phiseg.models.model_folder import load_model, load_weights, save_model
 from phiseg.models.noise import seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
-from phiseg.models.pretrained import load_model, load_weights, save_model
 from phiseg.models.registry import build_model
 from phiseg.models.unet import UNetConfig
 
@@ -88,7 +88,7 @@ def test_load_model_accepts_run_folder(folder):
 
 
 def test_find_model_by_bundled_name(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(shipped, "bundled_models", lambda: {"known": folder})
+    monkeypatch.setattr(bundled, "bundled_models", lambda: {"known": folder})
     monkeypatch.chdir(tmp_path)
     assert find_model(Path("known")) == folder
     assert phiseg.load("known").network.config == load_model(folder).config
@@ -102,7 +102,7 @@ def test_save_model_is_atomic(tmp_path, monkeypatch):
     save(tmp_path / "model")
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     monkeypatch.setattr(
-        "phiseg.models.pretrained.dump_tensors", lambda weights: (_ for _ in ()).throw(OSError(28, "full"))
+        "phiseg.models.model_folder.dump_tensors", lambda weights: (_ for _ in ()).throw(OSError(28, "full"))
     )
     for name in ("model", "new"):
         with pytest.raises(OutputError, match="full"):
