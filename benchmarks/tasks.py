@@ -30,8 +30,8 @@ from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, build_model
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
+from phiseg.training.memory_format import set_memory_format
 from phiseg.training.recipe import TrainConfig, load_recipe
-from phiseg.training.setup import set_memory_format
 from phiseg.training.step import TrainingStep
 
 Action = Callable[[], Any]

@@ -127,11 +127,11 @@ def layout(request, monkeypatch):
     """Train in each memory layout, whichever one this CPU would choose."""
     import torch
 
-    from phiseg.training import setup
+    from phiseg.training import memory_format
 
     capability = "AVX2" if request.param == "channels_first" else "AVX512"
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(setup, "MIN_WIDTH", 1)
+    monkeypatch.setattr(memory_format, "MIN_WIDTH", 1)
     return request.param
 
 

@@ -15,7 +15,7 @@ from phiseg.data.store import Dataset
 from phiseg.inference.sampling import sample_cases
 from phiseg.metrics.case import score_case
 from phiseg.models import load_model
-from phiseg.training.normalisation import recalibrate
+from phiseg.training.batch_norm import recalibrate
 from phiseg.training.recipe import load_recipe
 
 

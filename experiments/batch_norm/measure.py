@@ -16,8 +16,8 @@ from phiseg.data.store import Dataset
 from phiseg.inference.sampling import sample_cases
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, build_model
+from phiseg.training.batch_norm import recalibrate
 from phiseg.training.checkpoints import load_state
-from phiseg.training.normalisation import recalibrate
 from phiseg.training.recipe import load_recipe
 
 NUM_SAMPLES = 50

@@ -20,7 +20,7 @@ from phiseg.data.store import Dataset
 from phiseg.models import build_model
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
-from phiseg.training import setup
+from phiseg.training import memory_format
 from phiseg.training.checkpoints import load_state
 from phiseg.training.loop import train
 
@@ -67,7 +67,7 @@ def test_plain_step_matches_training_step(layout, make_recipe, lesions, tmp_path
     tasks.Training(timed).step(batch.image, batch.labels)  # what the benchmarks time is the loop's step
     assert all(torch.equal(tensor, trained[name]) for name, tensor in timed.state_dict().items())
 
-    setup.set_memory_format(model, torch.device("cpu"))
+    memory_format.set_memory_format(model, torch.device("cpu"))
     training = plain.PlainTraining(network, recipe.train.learning_rate)
     loss = training.step(batch.image, batch.labels, noise_of(model, dataset.info.size, 4, generators()))
     ours = model(batch.image, batch.labels, generator=generators()).total
@@ -85,7 +85,7 @@ def test_plain_step_matches_training_step(layout, make_recipe, lesions, tmp_path
 
 
 def test_timed_training_steps_agree(monkeypatch):
-    monkeypatch.setattr(setup, "MIN_WIDTH", 1)
+    monkeypatch.setattr(memory_format, "MIN_WIDTH", 1)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")  # else channels come last in all
     ways = {way: tasks.training_step(way, QUICK) for way in ("phiseg", "checkpointed", "channels_last")}
     losses = {way: [action(), action()] for way, action in ways.items()}

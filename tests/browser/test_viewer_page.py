@@ -19,10 +19,10 @@ from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
-from phiseg.inference.plausibility import UsualValues
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import level_outputs, predict_volume
 from phiseg.inference.slice_noise import Level
+from phiseg.inference.usual_values import UsualValues
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.phiseg_ensemble import PHiSegEnsembleConfig
 from phiseg.models.probunet import ProbUNetConfig

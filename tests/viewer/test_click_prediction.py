@@ -21,10 +21,10 @@ from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.volume import Volume, to_slices
 from phiseg.inference.measures import measure
-from phiseg.inference.plausibility import UsualValues
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import level_outputs, predict_prepared, predict_volume
 from phiseg.inference.slice_noise import Level
+from phiseg.inference.usual_values import UsualValues
 from phiseg.metrics import EPSILON
 from phiseg.metrics.case import score_case
 from phiseg.models import load_model

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from phiseg.comparison.best_scores import Test
 from phiseg.comparison.charts import (
     case_scatter,
     ged_terms,
@@ -15,7 +16,6 @@ from phiseg.comparison.charts import (
     training_curves,
 )
 from phiseg.comparison.figures import level_panel, sample_panel
-from phiseg.comparison.marks import Test
 from phiseg.comparison.picture_names import PATTERN, PictureKind, picture_file
 from phiseg.comparison.report import Part, render_report
 from phiseg.comparison.table_formats import to_csv, to_latex, to_markdown

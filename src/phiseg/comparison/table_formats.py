@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from phiseg.comparison.marks import tested_scores
+from phiseg.comparison.best_scores import tested_scores
 from phiseg.comparison.tables import Row, Table
 from phiseg.metrics.score import Score
 from phiseg.metrics.score_registry import case_scores, definitions, table_scores

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from phiseg.comparison.conditions import SET_ASIDE, check_set_aside, condition_notes
-from phiseg.comparison.marks import Test, best_scores, significance_note, tested_scores
+from phiseg.comparison.best_scores import Test, best_scores, significance_note, tested_scores
+from phiseg.comparison.comparability import SET_ASIDE, check_set_aside, comparability_notes
 from phiseg.core.errors import DataError
 from phiseg.evaluation.results import Evaluation
 from phiseg.evaluation.summary import defined
@@ -94,7 +94,7 @@ def comparison_table(
         definitions(score for score in table_scores("main") if score.beside),
         *_correlation_notes(names, evaluations),
     ]
-    notes += [*condition_notes(names, evaluations, set_aside), *_undefined_notes(rows, evaluations)]
+    notes += [*comparability_notes(names, evaluations, set_aside), *_undefined_notes(rows, evaluations)]
     if len(set(references)) == 1:
         notes.append(f"Dice is that of the mean prediction with {_dice_reference(references[0])}.")
     if all(max(evaluation.cases["num_annotators"]) == 1 for evaluation in evaluations):

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from phiseg.comparison.best_scores import Test
 from phiseg.comparison.compare import Section, write_comparison
 from phiseg.comparison.examples import chosen_cases
-from phiseg.comparison.marks import Test
 from phiseg.comparison.tables import Table
 from phiseg.core.errors import DataError
 from phiseg.data.store import Dataset

@@ -37,9 +37,9 @@ from phiseg.evaluation.results import MARKER
 from phiseg.evaluation.scores import evaluate
 from phiseg.training.budget import seconds_per_step
 from phiseg.training.checks import check_run_folder
+from phiseg.training.environment import dataset_identity, describe_software
 from phiseg.training.loop import train
 from phiseg.training.recipe import Criterion, Recipe, load_recipe
-from phiseg.training.setup import dataset_identity, describe_software
 
 REGIMES = ("all", "one")
 """Training with the annotations of all experts, or of one expert."""

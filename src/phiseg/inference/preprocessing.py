@@ -13,7 +13,7 @@ from phiseg.core.random import derive_seed
 from phiseg.data.intensity import Intensity
 from phiseg.data.manifest import SlicePlane
 from phiseg.data.store import Dataset
-from phiseg.inference.plausibility import MAX_IMAGES, UsualValues
+from phiseg.inference.usual_values import MAX_IMAGES, UsualValues
 from phiseg.models import Segmenter
 
 PATCH_DEPTH = 16

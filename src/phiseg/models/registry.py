@@ -56,7 +56,8 @@ def build_model(config: SegmenterConfig) -> Segmenter:
     """Return a new model with random weights from the global generator of torch.
 
     The model uses the channels-last memory format: results are the same, and a step of a small network on a CPU
-    takes about a quarter less time. `phiseg.training.setup.set_memory_format` chooses the format for training.
+    takes about a quarter less time. `set_memory_format` in `phiseg.training.memory_format` chooses the format for
+    training.
 
     Raises:
         ConfigError: there is not enough memory for the model.

@@ -22,14 +22,15 @@ from phiseg.data.store import Dataset
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import load_model, save_model
 from phiseg.models.model_folder import load_weights, weights_hash
+from phiseg.training.batch_norm import recalibrate
 from phiseg.training.card import model_card, provenance
 from phiseg.training.checkpoints import STATE_FILE, TrainingState, load_state, save_state
 from phiseg.training.checks import check_run_folder, check_trainable
+from phiseg.training.environment import dataset_identity, describe_environment
 from phiseg.training.interruption import StopSignal
-from phiseg.training.normalisation import recalibrate
+from phiseg.training.memory_format import match_memory_format
 from phiseg.training.profiling import profiled
 from phiseg.training.recipe import Recipe, criteria
-from phiseg.training.setup import dataset_identity, describe_environment, match_memory_format
 from phiseg.training.step import TrainingStep, initial_model, training_stream
 from phiseg.training.tracking import Tracker, progress_values
 from phiseg.training.validation import validate

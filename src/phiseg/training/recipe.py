@@ -80,7 +80,7 @@ class TrainConfig(StrictConfig):
     that has a direction. With few samples use the unbiased GED, because the GED prefers samples that are all alike.
     Loss and elbo use only the annotators that the model is trained on; the scores use all annotators."""
     norm_statistics: Literal["recalibrated", "training", "both", "running"] = "recalibrated"
-    """Batch-norm statistics at sampling time; see `phiseg.training.normalisation`."""
+    """Batch-norm statistics at sampling time; see `phiseg.training.batch_norm`."""
     recalibration_batches: int = Field(default=100, ge=2)
     """Number of batches for recalibration. With few batches, the scores of a model vary."""
     max_skipped_steps: int = Field(default=20, ge=1)

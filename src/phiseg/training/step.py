@@ -14,9 +14,9 @@ from phiseg.data.store import Dataset
 from phiseg.models import Segmenter, build_model
 from phiseg.models.noise import seeded_generator
 from phiseg.training.averaging import WeightAverage
-from phiseg.training.normalisation import follow_sampling_path
+from phiseg.training.batch_norm import follow_sampling_path
+from phiseg.training.memory_format import set_memory_format
 from phiseg.training.recipe import Recipe, TrainConfig
-from phiseg.training.setup import set_memory_format
 
 
 class StepResult(NamedTuple):

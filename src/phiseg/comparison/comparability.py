@@ -43,7 +43,7 @@ def training_length(evaluation: Evaluation) -> int | None:
     return max((record["step"] for record in evaluation.training), default=None)
 
 
-def condition_notes(
+def comparability_notes(
     names: Sequence[str], evaluations: Sequence[Evaluation], set_aside: Sequence[str] = ()
 ) -> list[str]:
     """Return the lines below a table that state which of its rows are not comparable.

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from phiseg.models import build_model
-from phiseg.training import setup
+from phiseg.training import memory_format
 from phiseg.training.loop import train
-from phiseg.training.setup import match_memory_format, set_memory_format
+from phiseg.training.memory_format import match_memory_format, set_memory_format
 
 
 def numbers(run):
@@ -18,7 +18,7 @@ def numbers(run):
 
 def test_resume_with_other_memory_format_gives_same_results(make_recipe, lesions, trained, tmp_path, monkeypatch):
     train(make_recipe(steps=3), lesions, tmp_path / "run", progress=False)
-    monkeypatch.setattr(setup, "MIN_WIDTH", 1)
+    monkeypatch.setattr(memory_format, "MIN_WIDTH", 1)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     train(make_recipe(), lesions, tmp_path / "run", resume=True, progress=False)
     assert numbers(tmp_path / "run") == pytest.approx(numbers(trained()), rel=1e-3)

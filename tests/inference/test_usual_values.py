@@ -14,12 +14,12 @@ from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.series import read_series
 from phiseg.imaging.volume import Volume
 from phiseg.inference.batch_prediction import list_prediction_jobs, predict_scans
-from phiseg.inference.plausibility import MAX_IMAGES, UsualValues
 from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_volume
 from phiseg.inference.scans import find_scans
+from phiseg.inference.usual_values import MAX_IMAGES, UsualValues
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 SERIES = SHARED / "lidc_dicom" / "LIDC-IDRI-0003" / "01-01-2000-94866" / "3000611-03264"

@@ -13,9 +13,9 @@ from phiseg.data.store import Dataset
 from phiseg.models import build_model
 from phiseg.models.blocks import BatchNorm
 from phiseg.models.noise import seeded_generator
+from phiseg.training.batch_norm import follow_sampling_path, recalibrate
 from phiseg.training.checkpoints import load_state
 from phiseg.training.loop import train
-from phiseg.training.normalisation import follow_sampling_path, recalibrate
 from phiseg.training.recipe import load_recipe
 
 SEED = 3

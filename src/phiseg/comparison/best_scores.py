@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from phiseg.comparison.conditions import same_calibration
+from phiseg.comparison.comparability import same_calibration
 from phiseg.evaluation.results import Evaluation
 from phiseg.evaluation.summary import defined, patients_of
 from phiseg.metrics.score_registry import SCORES, case_scores
