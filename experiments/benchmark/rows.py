@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from phiseg.core.errors import DataError, PhisegError
-from phiseg.evaluation.results import Cases, cases_to_csv, read_evaluation
+from phiseg.evaluation.evaluation_folder import Cases, cases_to_csv, read_evaluation
 from phiseg.evaluation.summary import TEXT_COLUMNS, defined
 from phiseg.metrics.score_registry import SCORES, case_scores
 from phiseg.metrics.significance import patient_interval, patient_t_test

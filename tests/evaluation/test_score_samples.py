@@ -15,9 +15,9 @@ from phiseg.comparison.compare import compare
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
-from phiseg.evaluation.results import read_evaluation
+from phiseg.evaluation.evaluation_folder import read_evaluation
+from phiseg.evaluation.model_evaluation import evaluate
 from phiseg.evaluation.score_samples import score
-from phiseg.evaluation.scores import evaluate
 from phiseg.metrics.conventions import CONVENTIONS
 from phiseg.metrics.score_registry import case_scores
 from phiseg.training.loop import train

@@ -13,7 +13,7 @@ import pytest
 from phiseg.core.errors import DataError
 from phiseg.data.split_files import read_split_file
 from phiseg.data.store import Dataset
-from phiseg.evaluation.results import read_evaluation
+from phiseg.evaluation.evaluation_folder import read_evaluation
 from phiseg.evaluation.score_samples import score
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "benchmark"

@@ -17,7 +17,7 @@ import pytest
 from phiseg.core.bundled import recipe_names
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.data.store import Dataset
-from phiseg.evaluation.results import read_evaluation
+from phiseg.evaluation.evaluation_folder import read_evaluation
 from phiseg.experiment import runner
 from phiseg.experiment.experiment_report import write_report
 from phiseg.experiment.pooling import pool_trainings

@@ -11,8 +11,8 @@ import torch
 from phiseg.comparison.compare import compare
 from phiseg.core.errors import ConfigError
 from phiseg.data.store import Dataset
-from phiseg.evaluation.results import read_evaluation
-from phiseg.evaluation.scores import evaluate
+from phiseg.evaluation.evaluation_folder import read_evaluation
+from phiseg.evaluation.model_evaluation import evaluate
 from phiseg.inference.sampling import sample_cases
 from phiseg.metrics.score import CaseScore, PixelScore
 from phiseg.metrics.score_registry import SCORES, table_scores

@@ -12,8 +12,8 @@ from phiseg.data.loader import TrainingStream
 from phiseg.data.manifest import MISSING
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.evaluation.results import read_evaluation
-from phiseg.evaluation.scores import evaluate
+from phiseg.evaluation.evaluation_folder import read_evaluation
+from phiseg.evaluation.model_evaluation import evaluate
 from phiseg.training.loop import train
 
 MODELS = ("phiseg", "probunet", "unet")

@@ -18,8 +18,8 @@ from phiseg.comparison.table_formats import to_text
 from phiseg.core.errors import ConfigError
 from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.core.records import Records
-from phiseg.evaluation import scores as scoring
-from phiseg.evaluation.results import read_evaluation
+from phiseg.evaluation import model_evaluation
+from phiseg.evaluation.evaluation_folder import read_evaluation
 from phiseg.inference.sampling import CaseSamples, sample_split
 from phiseg.inference.writers import MARKER, write_samples
 from phiseg.training import loop
@@ -109,7 +109,7 @@ def evaluate(
     Raises:
         ConfigError, DataError, ModelError, OutputError: an argument, the data, the model or `out` is unsuitable.
     """
-    scoring.evaluate(
+    model_evaluation.evaluate(
         Path(model),
         Path(data),
         Path(out),

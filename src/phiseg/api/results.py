@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from phiseg.api.model import Model, load
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.core.records import Records
-from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.evaluation_folder import Evaluation
 from phiseg.evaluation.summary import Summary
 from phiseg.training.recipe import Recipe, load_recipe
 from phiseg.training.tracking import read_metrics

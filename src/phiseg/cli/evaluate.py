@@ -77,7 +77,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(Evaluate, arguments, prog=prog)
     check_model_and_data(command.model, command.data)
     from phiseg.compute.devices import DeviceConfig, make_fabric
-    from phiseg.evaluation.scores import evaluate
+    from phiseg.evaluation.model_evaluation import evaluate
     from phiseg.inference.class_map import parse_class_map
     from phiseg.metrics.score_registry import summary_scores
 

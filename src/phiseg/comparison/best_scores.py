@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from phiseg.comparison.comparability import same_calibration
-from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.evaluation_folder import Evaluation
 from phiseg.evaluation.summary import defined, patients_of
 from phiseg.metrics.score_registry import SCORES, case_scores
 from phiseg.metrics.significance import paired_t_test, patient_t_test

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from phiseg.comparison.tables import excess_ged, method_names
-from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.evaluation_folder import Evaluation
 from phiseg.evaluation.summary import defined
 from phiseg.metrics.score_registry import SCORES
 from phiseg.plotting.primitives import (

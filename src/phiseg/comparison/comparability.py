@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from phiseg.core.errors import ConfigError, nearest
-from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.evaluation_folder import Evaluation
 from phiseg.models.temperatures import Calibration
 
 SET_ASIDE = "†"

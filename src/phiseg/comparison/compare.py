@@ -22,7 +22,7 @@ from phiseg.comparison.table_formats import to_csv, to_latex, to_markdown
 from phiseg.comparison.tables import Table, comparison_table, excess_ged, method_names
 from phiseg.core.errors import OutputError
 from phiseg.core.files import atomic_file
-from phiseg.evaluation.results import Evaluation, cases_to_csv, read_evaluation
+from phiseg.evaluation.evaluation_folder import Evaluation, cases_to_csv, read_evaluation
 from phiseg.evaluation.summary import defined, patients_of
 from phiseg.plotting.primitives import to_png
 

@@ -1,7 +1,7 @@
 """Choice of example cases."""
 
 from phiseg.comparison.tables import excess_ged
-from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.evaluation_folder import Evaluation
 
 
 def chosen_cases(reference: Evaluation) -> dict[str, str]:

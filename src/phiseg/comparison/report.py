@@ -7,7 +7,7 @@ from typing import NamedTuple
 from phiseg.comparison.picture_names import PictureKind
 from phiseg.comparison.table_formats import further_columns, further_note, has_further, main_columns, show_cell
 from phiseg.comparison.tables import Table
-from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.evaluation_folder import Evaluation
 from phiseg.metrics.score_registry import table_scores
 from phiseg.plotting.html_page import embedded_png, render_page
 

@@ -9,7 +9,7 @@ import numpy as np
 from phiseg.comparison.best_scores import Test, best_scores, significance_note, tested_scores
 from phiseg.comparison.comparability import SET_ASIDE, check_set_aside, comparability_notes
 from phiseg.core.errors import DataError
-from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.evaluation_folder import Evaluation
 from phiseg.evaluation.summary import defined
 from phiseg.metrics.score_registry import GED_EXCESS, SCORES, case_scores, definitions, derived_scores, table_scores
 

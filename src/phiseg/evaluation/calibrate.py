@@ -23,7 +23,7 @@ from phiseg.core.files import AnyPath
 from phiseg.core.hub import is_hub_name
 from phiseg.core.random import derive_seed
 from phiseg.data.store import Dataset
-from phiseg.evaluation.scores import warn_of_leak
+from phiseg.evaluation.model_evaluation import warn_of_leak
 from phiseg.evaluation.temperature_search import LOGITS, cross_validated, logit_temperature, search_noise
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.sample_summary import SampleSummary, summarise_samples

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from phiseg.core.errors import DataError
 from phiseg.data.store import Dataset, check_classes
+from phiseg.evaluation.case_scoring import DrawnCase
 from phiseg.evaluation.sample_files import Arrays
-from phiseg.evaluation.scoring import DrawnCase
 from phiseg.inference.sample_summary import summarise_probs
 
 _SUM_TOLERANCE = 0.01

@@ -12,10 +12,7 @@ from tqdm import tqdm
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import check_replaceable
 from phiseg.data.store import Dataset
-from phiseg.evaluation.results import MARKER, cases_to_csv, write_evaluation
-from phiseg.evaluation.sample_checks import GivenCase, OrderCheck
-from phiseg.evaluation.sample_files import Arrays, GivenSamples, Source, open_samples
-from phiseg.evaluation.scoring import (
+from phiseg.evaluation.case_scoring import (
     DiceAnnotator,
     DrawnCase,
     ScoredCase,
@@ -27,6 +24,9 @@ from phiseg.evaluation.scoring import (
     stack_examples,
     summarise_scores,
 )
+from phiseg.evaluation.evaluation_folder import MARKER, cases_to_csv, write_evaluation
+from phiseg.evaluation.sample_checks import GivenCase, OrderCheck
+from phiseg.evaluation.sample_files import Arrays, GivenSamples, Source, open_samples
 from phiseg.evaluation.summary import DatasetRef, ModelRef, Provenance, SamplesRef, Summary, defined
 from phiseg.imaging.volume import PLANES
 from phiseg.metrics.conventions import Convention, named_conventions

@@ -8,7 +8,7 @@ from phiseg.comparison.tables import Table
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
-from phiseg.evaluation.scores import evaluate
+from phiseg.evaluation.model_evaluation import evaluate
 from phiseg.training.loop import train
 from phiseg.training.recipe import load_recipe
 

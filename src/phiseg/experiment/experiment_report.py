@@ -10,8 +10,8 @@ from phiseg.comparison.examples import chosen_cases
 from phiseg.comparison.tables import Table
 from phiseg.core.errors import DataError
 from phiseg.data.store import Dataset
-from phiseg.evaluation.results import MARKER, Evaluation, read_evaluation
-from phiseg.evaluation.scores import draw_examples
+from phiseg.evaluation.evaluation_folder import MARKER, Evaluation, read_evaluation
+from phiseg.evaluation.model_evaluation import draw_examples
 from phiseg.experiment.pooling import pool_trainings
 from phiseg.experiment.runner import METHODS, read_json
 

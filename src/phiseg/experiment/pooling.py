@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from phiseg.comparison.tables import check_comparable
-from phiseg.evaluation.results import Evaluation
+from phiseg.evaluation.evaluation_folder import Evaluation
 from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Provenance, Summary, defined
 from phiseg.metrics.score_registry import pixel_scores, summary_scores
 

@@ -33,8 +33,8 @@ from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, OutputError, nearest
 from phiseg.core.files import write_json
 from phiseg.data.store import Dataset
-from phiseg.evaluation.results import MARKER
-from phiseg.evaluation.scores import evaluate
+from phiseg.evaluation.evaluation_folder import MARKER
+from phiseg.evaluation.model_evaluation import evaluate
 from phiseg.training.budget import seconds_per_step
 from phiseg.training.checks import check_run_folder
 from phiseg.training.environment import dataset_identity, describe_software

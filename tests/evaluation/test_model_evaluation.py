@@ -13,8 +13,8 @@ from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
 from phiseg.data.intensity import Intensity
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.evaluation.results import read_evaluation
-from phiseg.evaluation.scores import evaluate
+from phiseg.evaluation.evaluation_folder import read_evaluation
+from phiseg.evaluation.model_evaluation import evaluate
 from phiseg.inference.sampling import sample_cases
 from phiseg.metrics import consensus, error_maps, expected_calibration_error, gamma_map, reliability
 from phiseg.metrics.case import score_case
@@ -277,7 +277,9 @@ def test_damaged_evaluation_is_recomputed(run, tmp_path):
 
 def test_existing_folder_is_rejected_before_computation(run, trained, lesions, tmp_path, monkeypatch):
     run()
-    monkeypatch.setattr("phiseg.evaluation.scores.load_model", lambda *_, **__: pytest.fail("it computes"))
+    monkeypatch.setattr(
+        "phiseg.evaluation.model_evaluation.load_model", lambda *_, **__: pytest.fail("it computes")
+    )
     with pytest.raises(OutputError, match="already exists"):
         evaluate(trained(), lesions, tmp_path / "eval", num_samples=2, progress=False)
 

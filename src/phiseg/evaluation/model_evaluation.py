@@ -14,8 +14,7 @@ from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, DataError, ModelError, PhisegError
 from phiseg.core.files import check_replaceable
 from phiseg.data.store import Dataset
-from phiseg.evaluation.results import MARKER, Examples, read_evaluation, write_evaluation
-from phiseg.evaluation.scoring import (
+from phiseg.evaluation.case_scoring import (
     NUM_SHOWN,
     DiceAnnotator,
     DrawnCase,
@@ -28,6 +27,7 @@ from phiseg.evaluation.scoring import (
     stack_examples,
     summarise_scores,
 )
+from phiseg.evaluation.evaluation_folder import MARKER, Examples, read_evaluation, write_evaluation
 from phiseg.evaluation.summary import DatasetRef, ModelRef, Provenance, Summary
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.preprocessing import Preprocessing

@@ -14,11 +14,11 @@ from phiseg.comparison.compare import compare
 from phiseg.comparison.figures import sample_panel
 from phiseg.core.errors import DataError
 from phiseg.data.store import Dataset
-from phiseg.evaluation import scores
+from phiseg.evaluation import model_evaluation
 from phiseg.evaluation.calibrate import fit_calibration
-from phiseg.evaluation.results import read_evaluation
+from phiseg.evaluation.evaluation_folder import read_evaluation
+from phiseg.evaluation.model_evaluation import evaluate
 from phiseg.evaluation.score_samples import score
-from phiseg.evaluation.scores import evaluate
 from phiseg.inference.sampling import sample_cases
 from phiseg.inference.writers import write_samples
 from phiseg.metrics.score_registry import SCORES
@@ -162,14 +162,14 @@ def test_compare_shows_volume_scores_in_place_of_areas(evaluations, tmp_path):
 
 
 def test_only_shown_samples_are_kept(data, models, tmp_path, monkeypatch):
-    kept, original = [], scores._gather_scored
+    kept, original = [], model_evaluation._gather_scored
 
     def watched(scored):
         found = original(scored)
         kept.extend(case.samples.summary.labels for case in found if case.samples is not None)
         return found
 
-    monkeypatch.setattr(scores, "_gather_scored", watched)
+    monkeypatch.setattr(model_evaluation, "_gather_scored", watched)
     evaluate(models[0], data, tmp_path / "eval", num_samples=20, num_examples=2, progress=False)
     assert [len(labels) for labels in kept] == [8, 8]
     sizes = [labels.untyped_storage().nbytes() for labels in kept]

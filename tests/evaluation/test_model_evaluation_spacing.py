@@ -8,8 +8,8 @@ import pytest
 
 from helpers.synthetic_evaluations import make_evaluation, write
 from phiseg.core.errors import DataError
-from phiseg.evaluation.results import read_evaluation
-from phiseg.evaluation.scores import evaluate
+from phiseg.evaluation.evaluation_folder import read_evaluation
+from phiseg.evaluation.model_evaluation import evaluate
 
 
 @pytest.fixture
