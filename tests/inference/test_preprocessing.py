@@ -202,9 +202,9 @@ def test_training_writes_what_preprocessing_reads(trained, lesions):
 def test_preprocessing_of_volumes_has_a_patch_size(tmp_path):
     dataset = write_volumes(tmp_path / "volumes")
     stored = Preprocessing.of_dataset(dataset, patch_size=(3, 4, 8))
-    assert (stored.size, stored.patch_size, stored.patch) == ((5, 8), (3, 4, 8), (3, 4, 8))
+    assert (stored.size, stored.patch_size, stored.inference_patch_size) == ((5, 8), (3, 4, 8), (3, 4, 8))
     assert Preprocessing.parse(stored.to_json(), where="preprocessing.json") == stored
-    assert Preprocessing.of_dataset(dataset).patch == (16, 5, 8)
+    assert Preprocessing.of_dataset(dataset).inference_patch_size == (16, 5, 8)
     assert stored.thickness_range_mm == (SPACING_MM[0], SPACING_MM[0])
 
 

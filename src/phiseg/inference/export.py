@@ -108,7 +108,7 @@ def export_onnx(
     check_new_file(path, overwrite=overwrite)
     model = load_model(model_folder, calibrated=calibrated)
     preprocessing = Preprocessing.of(model)
-    size = size or (preprocessing.size if model.config.dims == 2 else preprocessing.patch)
+    size = size or (preprocessing.size if model.config.dims == 2 else preprocessing.inference_patch_size)
     if len(size) != model.config.dims or min(size) < 1:
         axes = "height and width" if model.config.dims == 2 else "slices, height and width"
         raise ConfigError(f"size {' x '.join(map(str, size))} is invalid; give {axes}, each at least 1")

@@ -37,7 +37,7 @@ def metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
     of_volumes = model.config.dims == 3
     common = {
         "type": "image",
-        "spatial_shape": list(preprocessing.patch if of_volumes else preprocessing.size),
+        "spatial_shape": list(preprocessing.inference_patch_size if of_volumes else preprocessing.size),
         "dtype": "float32",
         "is_patch_data": of_volumes,
     }
@@ -138,7 +138,7 @@ def inference_config(preprocessing: Preprocessing, model: SegmenterConfig) -> di
 def _inferer(preprocessing: Preprocessing, model: SegmenterConfig) -> dict[str, Any]:
     """Return MONAI's inferer: volumes in overlapping patches, slices and images whole."""
     if model.dims == 3:  # the ends of a volume that is smaller than a patch are repeated, as in training
-        patches = {"roi_size": list(preprocessing.patch), "overlap": 0.5, "mode": "gaussian"}
+        patches = {"roi_size": list(preprocessing.inference_patch_size), "overlap": 0.5, "mode": "gaussian"}
         return {"_target_": "SlidingWindowInferer", **patches, "sw_batch_size": 1, "padding_mode": "replicate"}
     whole = {"roi_size": [-1, -1], "sw_batch_size": 4}
     if preprocessing.plane is None:

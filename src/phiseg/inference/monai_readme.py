@@ -88,7 +88,7 @@ def _part(preprocessing: Preprocessing, config: SegmenterConfig) -> str:
     height, width = preprocessing.size
     kind, patches = "images", ""
     if config.dims == 3:
-        shape = "{} x {} x {}".format(*preprocessing.patch)
+        shape = "{} x {} x {}".format(*preprocessing.inference_patch_size)
         kind, patches = "volumes", f", in overlapping patches of {shape} voxels (slices first), as in training"
     if preprocessing.centred_on is not None:
         return (

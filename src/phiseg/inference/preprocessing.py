@@ -129,7 +129,7 @@ class Preprocessing(StrictConfig):
         return self.model_dump(mode="json")
 
     @property
-    def patch(self) -> tuple[int, int, int]:
+    def inference_patch_size(self) -> tuple[int, int, int]:
         """Slices, height and width of the parts of a scan that the network processes at once."""
         return self.patch_size or (PATCH_DEPTH, *self.size)
 

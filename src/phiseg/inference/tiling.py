@@ -20,7 +20,7 @@ Box = tuple[slice, slice, slice]
 def tiles(stack: PreparedStack, stride: int) -> list[Frame]:
     """Return the frames that cover a slice: a centred one if it is large enough, as in training, or else a grid."""
     axes = []
-    sizes = stack.preprocessing.patch[1:]
+    sizes = stack.preprocessing.inference_patch_size[1:]
     for length, size, step in zip(stack.stack.grid[1:], sizes, stack.step, strict=True):
         whole = ceil(length / step - 1e-6)  # pixels of the network
         first = (length - 1) / 2 - step * (max(whole, size) - 1) / 2

@@ -47,7 +47,7 @@ class VolumeSampler(FrameSampler):
         centre: int | None = None,
     ) -> None:
         super().__init__(model, stack, sampling, frames)
-        self.depth, self.centre = stack.preprocessing.patch[0], centre
+        self.depth, self.centre = stack.preprocessing.inference_patch_size[0], centre
         self.origin = 0 if centre is None else centre - self.depth // 2
         source = partial(VolumeNoise, model, seed=sampling.seed, levels=sampling.levels)
         self.noise, self.redrawn = source(keys=(key,)), source(keys=(key, "redrawn"))
