@@ -14,10 +14,13 @@ import pytest
 from PIL import Image
 
 import phiseg as package
+from helpers.dicom_checks import read_map, read_on_grid
 from helpers.dicom_slices import OBLIQUE, write_scan
 from phiseg.compute import devices
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
+from phiseg.imaging.series import read_series
 from phiseg.imaging.volume import Volume
+from phiseg.inference.dicom_results import stored_files
 from phiseg.inference.sampling_options import Sampling
 from phiseg.plotting import prediction_report
 
@@ -134,6 +137,36 @@ def test_predict_writes_dicom_seg_for_series(predict, model, tmp_path):
             source = item.DerivationImageSequence[0].SourceImageSequence[0].ReferencedSOPInstanceUID
             np.testing.assert_allclose(slices[source], (x, y, z), atol=1e-4)
         np.testing.assert_allclose(placed, expected, atol=tolerance)
+
+
+def test_predict_writes_regions_maps_and_report_for_series(predict, model, tmp_path):
+    write_scan(tmp_path / "scan", directions=OBLIQUE)
+    predict(model(intensity={"kind": "window", "low": -1000.0, "high": 3000.0}), tmp_path / "scan")
+    folder, series = tmp_path / "pred" / "scan", read_series(tmp_path / "scan")
+    stored = {"regions.seg.dcm", "mean.pm.dcm", "gamma.pm.dcm", "report.sr.dcm"}
+    assert {path.name for path in folder.glob("*.dcm")} == {"labels.seg.dcm", "mean.seg.dcm"} | stored
+    assert {path.name for path in stored_files(folder)} == stored
+    labels, mean, gamma = (maps(folder)[name].get_fdata() for name in ("labels", "mean", "gamma"))
+    expected = np.stack([*(mean >= np.float32(level) for level in (0.1, 0.5, 0.9)), labels == 1], axis=-1)
+    np.testing.assert_array_equal(read_on_grid(folder / "regions.seg.dcm", series), expected)
+    for name, values in (("mean", mean), ("gamma", gamma)):
+        read = read_map(folder / f"{name}.pm.dcm", series)
+        np.testing.assert_allclose(np.nan_to_num(read), values, atol=0.5 / 255)
+    report = pydicom.dcmread(folder / "report.sr.dcm")
+    measured = numbers(report)
+    volume = json.loads((folder / "summary.json").read_text())["classes"]["lesion"]
+    parts = [volume["volume_ml"][part] for part in ("median", "low", "high")]
+    assert measured == pytest.approx([*parts, volume["present"]], rel=1e-5)
+    regions = pydicom.dcmread(folder / "regions.seg.dcm")
+    (evidence,) = report.CurrentRequestedProcedureEvidenceSequence
+    referenced = {item.SeriesInstanceUID for item in evidence.ReferencedSeriesSequence}
+    assert regions.SeriesInstanceUID in referenced
+
+
+def numbers(item):
+    """Return the measured values of a report in their order."""
+    values = [float(value.NumericValue) for value in item.get("MeasuredValueSequence", ())]
+    return values + [value for child in item.get("ContentSequence", ()) for value in numbers(child)]
 
 
 def test_predict_matches_python_api(predict, model, tmp_path):

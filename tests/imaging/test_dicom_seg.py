@@ -6,9 +6,10 @@ import pydicom
 import pytest
 
 import phiseg
+from helpers.dicom_checks import read_on_grid, validate
 from helpers.dicom_slices import AXIAL, COLUMNS, CORONAL, OBLIQUE, ROWS, write_scan
 from phiseg.core.errors import DataError
-from phiseg.imaging.dicom_seg import write_seg
+from phiseg.imaging.dicom_seg import consensus_segment, write_regions, write_seg
 from phiseg.imaging.series import read_series
 
 CLASSES = ("background", "lung nodule", "vessel", "Läsionen")
@@ -17,22 +18,6 @@ CLASSES = ("background", "lung nodule", "vessel", "Läsionen")
 def make_series(folder, **changes):
     write_scan(folder, **changes)
     return read_series(folder)
-
-
-def read_on_grid(path, series):
-    """Place the stored frames by their positions, using only pydicom and the affine: (I, J, K, S)."""
-    data = pydicom.dcmread(path)
-    frames = data.pixel_array.reshape(-1, data.Rows, data.Columns)
-    shared = data.SharedFunctionalGroupsSequence[0]
-    to_voxel = np.linalg.inv(series.volume.affine)
-    values = np.zeros((*series.volume.grid, len(data.SegmentSequence)), dtype=np.uint8)
-    for frame, groups in zip(frames, data.PerFrameFunctionalGroupsSequence, strict=True):
-        x, y, z = groups.PlanePositionSequence[0].ImagePositionPatient
-        i, j, k = (to_voxel @ (-x, -y, z, 1))[:3]
-        np.testing.assert_allclose((i, j, k), (0, 0, round(k)), atol=1e-4)
-        number = (groups if "SegmentIdentificationSequence" in groups else shared).SegmentIdentificationSequence[0]
-        values[:, :, round(k), number.ReferencedSegmentNumber - 1] = frame.T
-    return values
 
 
 def read_by_source(path, series):
@@ -233,6 +218,74 @@ def test_write_seg_rejects_incomplete_headers(tmp_path, changes, message):
     assert [path.name for path in tmp_path.iterdir()] == ["scan"]
 
 
+LEVELS = (0.1, 0.5, 0.9)
+
+
+@pytest.mark.parametrize("directions", [AXIAL, OBLIQUE])
+def test_write_regions_segments_are_level_sets_and_consensus(tmp_path, directions):
+    series = make_series(tmp_path / "scan", directions=directions)
+    probs = np.random.default_rng(0).random((*series.volume.grid, 2), dtype=np.float32)
+    probs[0, 0, 0] = LEVELS[:2]  # a level belongs to its own region
+    probs[:, :, 1] = 0.05  # not stored
+    labels = np.where(probs.max(-1) > 0.6, probs.argmax(-1) + 1, 0).astype(np.uint8)
+    path = tmp_path / "regions.dcm"
+    written = write_regions(path, probs, labels, series, classes=CLASSES[:3], description="PHiSeg regions")
+
+    expected = np.stack(
+        [
+            *(probs[..., 0] >= np.float32(level) for level in LEVELS),
+            labels == 1,
+            *(probs[..., 1] >= np.float32(level) for level in LEVELS),
+            labels == 2,
+        ],
+        axis=-1,
+    )
+    np.testing.assert_array_equal(read_on_grid(path, series), expected)
+    np.testing.assert_array_equal(read_by_source(path, series), expected)
+    data = pydicom.dcmread(path)
+    assert (data.SegmentationType, data.SegmentsOverlap, data.SOPInstanceUID) == (
+        "BINARY",
+        "YES",
+        written.SOPInstanceUID,
+    )
+    assert [item.SegmentLabel for item in data.SegmentSequence] == [
+        f"{name}, {region}"
+        for name in CLASSES[1:3]
+        for region in ("at least 10 %", "at least 50 %", "at least 90 %", "consensus")
+    ]
+    for number, name in enumerate(CLASSES[1:3], start=1):
+        assert data.SegmentSequence[consensus_segment(number) - 1].SegmentLabel == f"{name}, consensus"
+    kinds = [item.SegmentedPropertyTypeCodeSequence[0].CodeMeaning for item in data.SegmentSequence]
+    assert kinds == ["Nodule"] * 4 + ["Tissue"] * 4
+    validate(path)
+
+
+def test_write_regions_colours_differ_and_darken_with_probability(tmp_path):
+    series = make_series(tmp_path / "scan")
+    probs = np.full((*series.volume.grid, 3), 0.3, dtype=np.float32)
+    labels = np.zeros(series.volume.grid, dtype=np.uint8)
+    write_regions(tmp_path / "r.dcm", probs, labels, series, classes=CLASSES, description="colours")
+    items = pydicom.dcmread(tmp_path / "r.dcm").SegmentSequence
+    colours = [tuple(item.RecommendedDisplayCIELabValue) for item in items]
+    assert len(set(colours)) == len(items) == 12
+    for first in (0, 4, 8):
+        lightness = [colour[0] for colour in colours[first : first + 3]]
+        assert lightness == sorted(lightness, reverse=True)
+        assert lightness[0] - lightness[2] > 0.25 * 65535
+
+
+def test_write_regions_empty_prediction_is_readable(tmp_path):
+    series = make_series(tmp_path / "scan")
+    empty = np.zeros(series.volume.grid, dtype=np.uint8)
+    write_regions(
+        tmp_path / "r.dcm", empty[..., None] / 1.0, empty, series, classes=CLASSES[:2], description="empty"
+    )
+    values = read_on_grid(tmp_path / "r.dcm", series)
+    assert values.shape == (*series.volume.grid, 4)
+    assert not values.any()
+    validate(tmp_path / "r.dcm")
+
+
 def test_write_seg_real_scan(shared_data, tmp_path, caplog):
     """A nodule with a diameter of 20 voxels in one of the scans: labels and probabilities."""
     folder = next((shared_data("lidc_dicom") / "LIDC-IDRI-0013").rglob("*.dcm")).parent
@@ -251,6 +304,8 @@ def test_write_seg_real_scan(shared_data, tmp_path, caplog):
         tmp_path / "mean.dcm", mean, series, classes=CLASSES[:2], kind="fractional", description="PHiSeg mean"
     )
     np.testing.assert_array_equal(read_on_grid(tmp_path / "mean.dcm", series), np.rint(mean * 255))
+    validate(tmp_path / "labels.dcm")
+    validate(tmp_path / "mean.dcm")
     seg = highdicom.seg.segread(tmp_path / "labels.dcm")
     assert len(seg.ReferencedSeriesSequence[0].ReferencedInstanceSequence) == len(series.files)
     volume = seg.get_volume(combine_segments=True)

@@ -396,16 +396,17 @@ def test_complete_lesion_has_no_warning(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_missing_dicom_seg_is_noted(tmp_path, capsys, monkeypatch):
-    def write_seg(*_, **__):
+def test_missing_dicom_results_are_noted(tmp_path, capsys, monkeypatch):
+    def write_report(*_, **__):
         raise DataError("a header lacks a date; use the NIfTI output")
 
-    monkeypatch.setattr("phiseg.imaging.dicom_seg.write_seg", write_seg)
+    monkeypatch.setattr("phiseg.imaging.dicom_report.write_report", write_report)
     write_scan(tmp_path / "in" / "d")
     assert run(tmp_path / "in", tmp_path / "out") == (["d"], {})
-    warning = "no DICOM SEG: a header lacks a date; use the NIfTI output"
+    warning = "no DICOM results: a header lacks a date; use the NIfTI output"
     assert read(tmp_path / "out" / "d")["warnings"] == [warning]
     assert capsys.readouterr().err == f"phiseg: d: {warning}\n"
+    assert not list((tmp_path / "out" / "d").glob("*.dcm"))
 
 
 # Several processes

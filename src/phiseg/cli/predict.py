@@ -27,8 +27,9 @@ class Predict:
     OUT receives one folder per case with samples.nii.gz (4-D), mean.nii.gz (probabilities), labels.nii.gz,
     gamma.nii.gz (disagreement between samples), levels.nii.gz (variance of the foreground probability when the
     noise of one latent level is redrawn, fine to coarse), a summary (volume in ml, diameter in mm, presence), a
-    picture, and DICOM SEG files for a DICOM series. Use --format for other files than NIfTI. OUT also receives
-    cases.csv and report.html, with the cases that need review at the top, and failed.csv if a case failed.
+    picture, and for a DICOM series segmentations, maps and a measurement report in DICOM. Use --format for other
+    files than NIfTI. OUT also receives cases.csv and report.html, with the cases that need review at the top, and
+    failed.csv if a case failed.
 
     A model trained on crops around lesions needs the position of the lesion: use --at or --points. The command
     warns if the image at this position does not look like the training images, or if the spacing is different.

@@ -6,10 +6,13 @@ RAS.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pydicom
 from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
@@ -42,6 +45,11 @@ class DicomSeries:
     """Series instance UID."""
     warnings: tuple[str, ...]
     """Problems that do not affect the volume."""
+
+    @cached_property
+    def headers(self) -> tuple[Any, ...]:
+        """Complete headers of the K files as pydicom datasets without pixels, read once when first used."""
+        return tuple(pydicom.dcmread(path, stop_before_pixels=True) for path in self.files)
 
 
 def read_series(folder: Path, *, series_uid: str | None = None) -> DicomSeries:

@@ -1,7 +1,7 @@
 """Predict one or more scans. Each case is a folder that is written atomically, and finished cases are kept.
 
 PRED/  CASE/  samples.nii.gz  mean.nii.gz  labels.nii.gz  gamma.nii.gz  [levels.nii.gz]  picture.png  summary.json
-              [labels.seg.dcm  mean.seg.dcm]  for a DICOM series; volumes may also be .mha or .nrrd
+              [*.dcm]  for a DICOM series: see `dicom_results`; volumes may also be .mha or .nrrd
 """
 
 import json
@@ -23,9 +23,8 @@ from phiseg.compute.ranks import gather
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json
 from phiseg.core.formats import PREDICTION
-from phiseg.imaging.series import DicomSeries
-from phiseg.imaging.volume import Volume
 from phiseg.imaging.volume_files import VolumeFormat, write_volume, write_volume_sequence
+from phiseg.inference.dicom_results import write_dicom_results
 from phiseg.inference.input_checks import check_point
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
@@ -305,9 +304,11 @@ def _write_case(
             _write_each(new / f"levels.{file_format}", prediction, prediction.level_variance)
         if scan.series is not None:
             try:
-                _write_segs(new, scan.series, prediction.classes, labels, mean)
-            except DataError as error:  # the header is not sufficient for DICOM SEG
-                warnings.append(f"no DICOM SEG: {error}")
+                write_dicom_results(
+                    new, scan.series, prediction, measures, labels=labels, mean=mean, made_with=made_with
+                )
+            except DataError as error:  # the headers are not sufficient
+                warnings.append(f"no DICOM results: {error}")
         with atomic_file(new / PICTURE) as file:
             file.write(draw(prediction, measures, name))
         write_json(
@@ -341,14 +342,3 @@ def _box_in_file(prediction: Prediction) -> list[list[int]]:
 def _write_each(path: Path, prediction: Prediction, values: NDArray[Any]) -> None:
     """Write values (number, n, h, w) of the box as a series of volumes on the grid of the scan."""
     write_volume_sequence(path, map(prediction.on_grid, values), number=len(values))
-
-
-def _write_segs(folder: Path, series: DicomSeries, classes: Sequence[str], labels: Volume, mean: Volume) -> None:
-    """Write the most probable segmentation and the mean probabilities as DICOM SEG."""
-    from phiseg.imaging.dicom_seg import write_seg  # importing highdicom is slow
-
-    words = "most probable segmentation"
-    write_seg(folder / "labels.seg.dcm", labels.values, series, classes=classes, kind="binary", description=words)
-    probs = mean.values.reshape(*mean.grid, -1)
-    words = "mean of sampled segmentations"
-    write_seg(folder / "mean.seg.dcm", probs, series, classes=classes, kind="fractional", description=words)
