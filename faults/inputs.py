@@ -100,7 +100,7 @@ def _evil(bench: Bench) -> Evil:
 
 
 def nifti(bench: Bench) -> Words:
-    """Damage an image or the labels of a rater."""
+    """Damage an image or the labels of an annotator."""
     source = bench.copy(bench.good.nifti)
     path = bench.one_of(source, "*.nii.gz")
     damage = damage_bytes if bench.rng.random() < 0.25 else inside_gzip(damage_bytes)

@@ -66,7 +66,7 @@ class Specimens:
 
     @property
     def nifti(self) -> Path:
-        """NIfTI volumes with several raters."""
+        """NIfTI volumes with several annotators."""
         return self.root / "nifti"
 
     @property

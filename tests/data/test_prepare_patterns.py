@@ -144,10 +144,10 @@ def test_dry_run_lists_cases_and_writes_nothing(qubiq, tmp_path, cli):
     code, out, _ = cli("prepare", "nifti", str(qubiq), str(tmp_path / "data"), *words)
     assert code == 0
     assert not (tmp_path / "data").exists()
-    assert "case02: 1 x 18 x 20 voxels of 3 x 1 x 1 mm, 3 raters" in out
+    assert "case02: 1 x 18 x 20 voxels of 3 x 1 x 1 mm, 3 annotators" in out
     assert "3 cases of 3 patients" in out
-    assert "raters:  01, 02, 03" in out
-    assert "classes: 0 background, 1 class 1" in out
+    assert "annotators: 01, 02, 03" in out
+    assert "classes:    0 background, 1 class 1" in out
 
 
 @pytest.mark.parametrize(

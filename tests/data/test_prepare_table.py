@@ -52,7 +52,7 @@ def test_volumes_are_sliced(tmp_path, cli):
     words = ["--values", "2:1", "--classes", "background", "gland", "--modality", "MR"]
     code, out, err = cli("prepare", "table", tmp_path / "list.csv", tmp_path / "data", *words, "--dry-run")
     assert (code, (tmp_path / "data").exists()) == (0, False), err
-    assert "b, split val: 2 x 8 x 6 voxels of 3 x 1 x 1 mm, 1 raters" in out
+    assert "b, split val: 2 x 8 x 6 voxels of 3 x 1 x 1 mm, 1 annotators" in out
     code, _, err = cli("prepare", "table", tmp_path / "list.csv", tmp_path / "data", *words)
     assert code == 0, err
     dataset = Dataset.open(tmp_path / "data")
@@ -67,7 +67,7 @@ def test_volumes_are_sliced(tmp_path, cli):
         ("picture,rater,label\na.png,r,b.png", "no column 'image', but picture, rater, label"),
         ("image,rater,label\n", "has no rows"),
         ("image,rater,label\na.png,,b.png", "line 2: image, rater or label is empty"),
-        ("image,rater,label\na.png,r,b.png\na.png,r,c.png", "line 3: a second label of rater 'r'"),
+        ("image,rater,label\na.png,r,b.png\na.png,r,c.png", "line 3: a second label of annotator 'r'"),
         ("image,rater,label,patient\na.png,r,b.png,p\na.png,s,c.png,q", "line 3: another patient"),
         ("image,rater,label,patient,split\na.png,r,c.png,p,train\nb.png,r,d.png,p,test", "tested on training"),
     ],

@@ -15,15 +15,15 @@ from phiseg.cli.prepare_options import file_patterns, parse_size, parse_values
 
 @dataclass
 class PrepareImages:
-    r"""Prepare a dataset from 2-D pictures with one mask file per rater.
+    r"""Prepare a dataset from 2-D pictures with one mask file per annotator.
 
     Pictures and masks are PNG, JPEG, TIFF or BMP files, grey or RGB, with 8 or 16 bits. SRC has one folder per case
-    (<case>/image.png and <case>/rater-<name>.png), or one folder per rater (images/<case>.jpg and
+    (<case>/image.png and <case>/rater-<name>.png), or one folder per annotator (images/<case>.jpg and
     <rater>/<case>.png).
 
     For any other layout, give the patterns of the file names with `--image` and `--rater`. A pattern is compared
     with the end of each path. It is a glob, in which {rater}, {case}, {target}, {patient} and {split} name parts of
-    the path and a single * in --rater is the rater, or a regular expression with named groups such as
+    the path and a single * in --rater is the annotator, or a regular expression with named groups such as
     (?P<rater>\d+). Each case is one patient, unless a part or SRC/patients.csv (case,patient) names the patients.
 
     Masks with two values, or with class indices, are understood. For others, give the class of each value.
@@ -68,7 +68,7 @@ class PrepareImages:
     strict: Flag = False
     """Stop at the first unusable case instead of skipping it."""
     dry_run: Flag = False
-    """List cases, raters, sizes and classes without writing anything."""
+    """List cases, annotators, sizes and classes without writing anything."""
     overwrite: Flag = False
     """Replace OUT if it is a dataset."""
 

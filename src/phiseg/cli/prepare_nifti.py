@@ -26,7 +26,7 @@ class PrepareNifti:
 
     For any other layout, give the patterns of the file names with `--image` and `--rater`. A pattern is compared
     with the end of each path. It is a glob, in which {rater}, {case}, {target}, {patient} and {split} name parts of
-    the path and a single * in --rater is the rater, or a regular expression with named groups such as
+    the path and a single * in --rater is the annotator, or a regular expression with named groups such as
     (?P<rater>\d+).
 
     An annotator without a file for a case is marked as missing for this case. Image and labels must be on the same

@@ -62,7 +62,7 @@ class PrepareTable:
     strict: Flag = False
     """Stop at the first unusable case instead of skipping it."""
     dry_run: Flag = False
-    """List cases, raters, sizes and classes without writing anything."""
+    """List cases, annotators, sizes and classes without writing anything."""
     overwrite: Flag = False
     """Replace OUT if it is a dataset."""
 

@@ -14,7 +14,7 @@ from phiseg.metrics.overlap import checked_labels
 HOW = ("majority", "mean", "staple")
 
 _MAX_ITERATIONS = 1000
-_CONVERGED = 1e-6  # maximum change of a rater's performance
+_CONVERGED = 1e-6  # maximum change of an annotator's performance
 _TINY = 1e-300  # keeps logarithms finite
 
 
@@ -26,7 +26,7 @@ def consensus(masks: Tensor, how: Literal["majority", "mean", "staple"], *, num_
     j assigns label l to a pixel of true label k with probability theta_j(l, k), initially 0.99999 on the diagonal.
     The prior is the frequency of the labels in the masks, and pixels are independent. The iteration stops when no
     theta changes by more than 1e-6. A minority can win: if most masks are empty, a few lesion masks can outweigh
-    them. STAPLE is meant for a few independent raters; for many samples of one model, use the majority.
+    them. STAPLE is meant for a few independent annotators; for many samples of one model, use the majority.
 
     Ties go to the lowest label, so the background comes first.
 

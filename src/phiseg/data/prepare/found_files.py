@@ -1,4 +1,4 @@
-"""Image files with the label files of their raters, as found in a folder or listed in a table."""
+"""Image files with the label files of their annotators, as found in a folder or listed in a table."""
 
 import csv
 import re
@@ -22,21 +22,21 @@ class AnnotatedImage:
     images: tuple[Path, ...]
     """One file, or one per channel."""
     labels: dict[str, Path]
-    """Label file of each rater of this case."""
+    """Label file of each annotator of this case."""
     split: str | None = None
     """Split in the source, if it has splits."""
 
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """Cases and raters of a source."""
+    """Cases and annotators of a source."""
 
     layout: str
     cases: list[AnnotatedImage]
     num_cases: int
     """Number of cases found, including incomplete ones."""
-    raters: list[str]
-    """Sorted names of all raters; the position is the index of the annotator."""
+    annotators: list[str]
+    """Sorted names of all annotators; the position is the index of the annotator."""
 
     @property
     def has_splits(self) -> bool:
@@ -44,13 +44,13 @@ class FoundFiles:
         return any(case.split for case in self.cases)
 
 
-def raters_of(cases: Iterable[AnnotatedImage]) -> list[str]:
-    """Return the names of all raters; numbers in names are sorted by value.
+def annotators_of(cases: Iterable[AnnotatedImage]) -> list[str]:
+    """Return the names of all annotators; numbers in names are sorted by value.
 
-    >>> raters_of([AnnotatedImage("c", "p", (), {"r10": Path(), "r2": Path()})])
+    >>> annotators_of([AnnotatedImage("c", "p", (), {"r10": Path(), "r2": Path()})])
     ['r2', 'r10']
     """
-    return sorted({rater for case in cases for rater in case.labels}, key=by_numbers)
+    return sorted({annotator for case in cases for annotator in case.labels}, key=by_numbers)
 
 
 def by_numbers(name: str) -> list[tuple[int, int, str]]:

@@ -1,4 +1,4 @@
-"""Prepare 2-D pictures with one mask file per rater.
+"""Prepare 2-D pictures with one mask file per annotator.
 
     phiseg prepare images SRC DATA --size 256
 
@@ -34,7 +34,7 @@ def prepare_images(
     command: str = "",
     progress: bool = True,
 ) -> Dataset:
-    """Write pictures and the masks of their raters as a prepared dataset.
+    """Write pictures and the masks of their annotators as a prepared dataset.
 
     Args:
         source: folder in one of the layouts of `images_files` or with files that match `patterns`, or a table.
@@ -62,7 +62,7 @@ def prepare_images(
     provenance: dict[str, JsonValue] = {
         "kind": "images",
         "layout": found.layout,
-        "raters": [*plan.raters],
+        "raters": [*plan.annotators],
         "values": {str(value): label for value, label in plan.values.items()},
         "num_cases": found.num_cases,
         "left_out": skipped.reasons,  # filled while reading, before the manifest is written
@@ -97,4 +97,4 @@ def preview_images(
         for files, header in zip(plan.cases, plan.headers, strict=True)
     ]
     classes = (options and options.classes) or default_classes(max(plan.values.values()))
-    return Preview(cases=cases, raters=plan.raters, classes=classes, size=plan.size, channels=plan.channels)
+    return Preview(cases=cases, annotators=plan.annotators, classes=classes, size=plan.size, channels=plan.channels)

@@ -3,7 +3,7 @@
 Without patterns, a folder has one of these layouts. Files are PNG, JPEG, TIFF or BMP:
 
     SRC/<case>/image.png               SRC/images/<case>.jpg
-    SRC/<case>/rater-<name>.png        SRC/<rater>/<case>.png      one folder per rater
+    SRC/<case>/rater-<name>.png        SRC/<rater>/<case>.png      one folder per annotator
 
 A annotators, C image channels, H x W pixels.
 """
@@ -40,7 +40,7 @@ from phiseg.imaging.pictures import (
 )
 
 CASE_FOLDERS = FilePatterns(images=("{case}/image.*",), rater="{case}/rater-{rater}.*")
-RATER_FOLDERS = FilePatterns(images=("images/{case}.*",), rater="{rater}/{case}.*")
+ANNOTATOR_FOLDERS = FilePatterns(images=("images/{case}.*",), rater="{rater}/{case}.*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class PicturePlan:
 
     cases: list[AnnotatedImage]
     headers: list[PictureHeader]
-    raters: tuple[str, ...]
+    annotators: tuple[str, ...]
     values: Mapping[int, int]
     """Class of each value of the masks."""
     size: tuple[int, int]
@@ -67,7 +67,7 @@ def find_pictures(source: Path, patterns: FilePatterns | None, skipped: SkippedC
     if source.suffix.lower() == ".csv":
         return find_in_table(source)
     if patterns is None:
-        patterns = RATER_FOLDERS if (source / "images").is_dir() else CASE_FOLDERS
+        patterns = ANNOTATOR_FOLDERS if (source / "images").is_dir() else CASE_FOLDERS
     return find_by_patterns(source, patterns, SUFFIXES, skipped)
 
 
@@ -108,7 +108,7 @@ def plan_pictures(
     return PicturePlan(
         cases=cases,
         headers=headers,
-        raters=tuple(found.raters),
+        annotators=tuple(found.annotators),
         values=values or _automatic_values(seen, source),
         size=size or _common_size(headers),
         channels=next(iter(channels)),
@@ -199,11 +199,11 @@ class PictureSource:
     def _case(self, files: AnnotatedImage) -> Case:
         plan = self._plan
         image = read_picture(files.images[0], grey=plan.grey)
-        labels = np.zeros((len(plan.raters), *image.shape[1:]), dtype=np.uint8)
-        for annotator, rater in enumerate(plan.raters):
-            if rater in files.labels:
-                labels[annotator] = self._classes(files.labels[rater])
-        valid = np.array([rater in files.labels for rater in plan.raters])
+        labels = np.zeros((len(plan.annotators), *image.shape[1:]), dtype=np.uint8)
+        for index, annotator in enumerate(plan.annotators):
+            if annotator in files.labels:
+                labels[index] = self._classes(files.labels[annotator])
+        valid = np.array([annotator in files.labels for annotator in plan.annotators])
         before = image.shape[1:]
         if before == plan.size:
             return Case(files.case, files.patient, image, labels, valid)

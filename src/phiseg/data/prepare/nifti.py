@@ -1,4 +1,4 @@
-"""Prepare NIfTI volumes with one label file per rater, slice by slice or as volumes.
+"""Prepare NIfTI volumes with one label file per annotator, slice by slice or as volumes.
 
     phiseg prepare nifti SRC DATA --spacing 0.6 --size 192
 
@@ -66,7 +66,7 @@ def prepare_nifti(
 ) -> Dataset:
     """Write the slices of NIfTI volumes, or the volumes themselves, as a prepared dataset.
 
-    The entry `source` of `dataset.json` lists the raters in the order of the annotators, and the skipped cases.
+    The entry `source` of `dataset.json` lists the names of the annotators in their order, and the skipped cases.
 
     Args:
         source: folder in one of the layouts of `nifti_layout`, or with files that match `patterns`; or a table.
@@ -111,7 +111,7 @@ def prepare_nifti(
     origin: dict[str, JsonValue] = {
         "kind": "nifti",
         "layout": found.layout,
-        "raters": [*plan.raters],
+        "raters": [*plan.annotators],
         "slices": slicing.slices,
         "merge": {str(old): new for old, new in plan.merge.items()},
         "num_cases": found.num_cases,
@@ -121,7 +121,7 @@ def prepare_nifti(
         out,
         name=source.resolve().name,
         classes=plan.classes,
-        num_annotators=len(plan.raters),
+        num_annotators=len(plan.annotators),
         image_shape=(plan.channels, *plan.size),
         image_dtype=plan.dtype,
         intensity=_intensity(slicing.window),
@@ -159,7 +159,9 @@ def preview_nifti(
         grid = " x ".join(map(str, stack.grid))
         spacing = " x ".join(f"{mm:.3g}" for mm in stack.spacing_mm)
         cases.append(PreviewedCase(scan, f"{grid} voxels of {spacing} mm"))
-    return Preview(cases=cases, raters=plan.raters, classes=plan.classes, size=plan.size, channels=plan.channels)
+    return Preview(
+        cases=cases, annotators=plan.annotators, classes=plan.classes, size=plan.size, channels=plan.channels
+    )
 
 
 def _find(source: Path, patterns: FilePatterns | None, skipped: SkippedCases) -> FoundFiles:
@@ -220,7 +222,7 @@ def _survey(
             spacing_mm=_common([pixel_mm(stack, frame) for stack, frame in zip(stacks, frames, strict=True)]),
             classes=names or _numbered(labels, folder),
             merge=merge,
-            raters=tuple(found.raters),
+            annotators=tuple(found.annotators),
         ),
     )
 

@@ -3,12 +3,12 @@
 Case folders:
 
     SRC/<case>/image.nii.gz            a fourth dimension holds channels
-    SRC/<case>/rater-<name>.nii.gz     one file per rater
+    SRC/<case>/rater-<name>.nii.gz     one file per annotator
 
-The raw data layout of nnU-Net, with one label folder per rater:
+The raw data layout of nnU-Net, with one label folder per annotator:
 
     SRC/imagesTr/<case>_0000.nii.gz    _0001 and so on are further channels
-    SRC/labelsTr_<name>/<case>.nii.gz  or labelsTr for a single rater
+    SRC/labelsTr_<name>/<case>.nii.gz  or labelsTr for a single annotator
     SRC/dataset.json                   "labels" holds the class names
 
 Files may be .nii or .nii.gz. Each case is one patient, unless SRC/patients.csv (`case,patient`) maps cases to
@@ -65,7 +65,7 @@ def find_annotated_scans(folder: Path, skipped: SkippedCases) -> FoundFiles:
         layout="nnU-Net" if nnunet else "case folders",
         cases=scans,
         num_cases=len(found),
-        raters=sorted({rater for scan in scans for rater in scan.labels}),
+        annotators=sorted({annotator for scan in scans for annotator in scan.labels}),
     )
 
 
@@ -112,9 +112,9 @@ def _nnunet(folder: Path) -> dict[str, _Files]:
         if match := _CHANNEL.fullmatch(stem):
             found[match["case"]].images.append(path)
     for labels in sorted(path for path in folder.glob("labelsTr*") if path.is_dir()):
-        rater = labels.name.removeprefix("labelsTr").lstrip("_-. ") or labels.name
+        annotator = labels.name.removeprefix("labelsTr").lstrip("_-. ") or labels.name
         for stem, path in _nifti_files(labels):
-            found[stem].labels.append((rater, path))
+            found[stem].labels.append((annotator, path))
     return found
 
 
@@ -142,7 +142,7 @@ def _check(files: _Files, *, where: Path, channel_files: bool) -> None:
     if not channel_files and len(files.images) > 1:
         raise DataError(f"{files.images[0]} and {files.images[1].name} both exist; remove one of them")
     home: dict[str, Path] = {}
-    for rater, path in files.labels:
-        if rater in home:
-            raise DataError(f"{home[rater]} and {path} are both of rater '{rater}'; remove one of them")
-        home[rater] = path
+    for annotator, path in files.labels:
+        if annotator in home:
+            raise DataError(f"{home[annotator]} and {path} are both of annotator '{annotator}'; remove one of them")
+        home[annotator] = path

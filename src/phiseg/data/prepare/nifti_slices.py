@@ -40,7 +40,7 @@ class Slicing:
     window: Window | None = None
     """Values that are mapped to -0.5 and 0.5; None z-scores each volume."""
     slices: Literal["all", "annotated"] = "all"
-    """Slices to use; "annotated" keeps slices with a non-empty mask of at least one rater."""
+    """Slices to use; "annotated" keeps slices with a non-empty mask of at least one annotator."""
     volumes: bool = False
     """Each scan is one case, a volume, instead of one case for each slice."""
 
@@ -71,7 +71,7 @@ class SlicingPlan:
     spacing_mm: tuple[float, float] | None
     classes: tuple[str, ...]
     merge: Mapping[int, int]
-    raters: tuple[str, ...]
+    annotators: tuple[str, ...]
 
 
 def cases_of_scan(scan: AnnotatedImage, plan: SlicingPlan) -> list[Case]:
@@ -88,12 +88,12 @@ def cases_of_scan(scan: AnnotatedImage, plan: SlicingPlan) -> list[Case]:
         )
     pixels = np.moveaxis(_stored_values(pixels, scan.images[0], plan), 3, 1)
     pixels = crop(pixels, frame, fill=_outside(plan.slicing.window, plan.dtype), interpolation="linear")
-    valid = np.array([rater in drawn for rater in plan.raters])
-    labels = np.full((len(pixels), len(plan.raters), *plan.size), MISSING, dtype=np.uint8)
-    for annotator, rater in enumerate(plan.raters):
-        if rater in drawn:
-            slices = to_slices(drawn[rater], plane).values
-            labels[:, annotator] = crop(slices, frame, fill=0, interpolation="nearest")
+    valid = np.array([annotator in drawn for annotator in plan.annotators])
+    labels = np.full((len(pixels), len(plan.annotators), *plan.size), MISSING, dtype=np.uint8)
+    for index, annotator in enumerate(plan.annotators):
+        if annotator in drawn:
+            slices = to_slices(drawn[annotator], plane).values
+            labels[:, index] = crop(slices, frame, fill=0, interpolation="nearest")
     if plan.slicing.volumes:
         place = {**_place(stack, 0, frame), SLICES: round(float(stack.spacing_mm[0]), 6)}
         return [
@@ -132,7 +132,7 @@ def on_one_grid(
     """Read the files of a scan, with the axes in the order of the first image.
 
     Returns:
-        Images (I, J, K, C) and the labels (I, J, K) of each rater.
+        Images (I, J, K, C) and the labels (I, J, K) of each annotator.
 
     Raises:
         DataError: a file cannot be read, or is not on the grid of the first image.
@@ -149,7 +149,7 @@ def on_one_grid(
         return turned or volume
 
     images = [first, *(aligned(read_image(path), path) for path in scan.images[1:])]
-    return images, {rater: aligned(read_labels(path), path) for rater, path in scan.labels.items()}
+    return images, {annotator: aligned(read_labels(path), path) for annotator, path in scan.labels.items()}
 
 
 def read_merged(path: Path, *, merge: Mapping[int, int]) -> Volume:

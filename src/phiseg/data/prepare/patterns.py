@@ -3,7 +3,7 @@ r"""Patterns that find the images and the labels of a folder.
 A pattern is a glob or a regular expression. It is compared with the end of each path:
 
     image.nii.gz                             every file of this name, in any folder
-    annotation_*.nii.gz                      * is part of a name, ** any folders; a single * is the rater
+    annotation_*.nii.gz                      * is part of a name, ** any folders; a single * is the annotator
     {case}/task{target}_seg{rater}.nii.gz    named parts of a glob
     task01_seg(?P<rater>\d+)\.nii\.gz        a regular expression has at least one named group
 """
@@ -48,7 +48,7 @@ def compile_pattern(text: str, option: str) -> re.Pattern[str]:
 
     Args:
         text: glob or regular expression.
-        option: option for error messages. In a glob of `--rater`, a single `*` is the rater.
+        option: option for error messages. In a glob of `--rater`, a single `*` is the annotator.
 
     Raises:
         ConfigError: the pattern is invalid or has an unknown part.
@@ -63,8 +63,8 @@ def compile_pattern(text: str, option: str) -> re.Pattern[str]:
             raise ConfigError(f"{option} '{text}': unknown part '{part}' ({nearest(part, PARTS)})")
     if option == "--rater" and "rater" not in pattern.groupindex:
         raise ConfigError(
-            f"{option} '{text}' does not show which part of the name is the rater; write {{rater}} there, such as "
-            f"'{with_rater(text)}'"
+            f"{option} '{text}' does not show which part of the name is the annotator; write {{rater}} there, "
+            f"such as '{with_rater(text)}'"
         )
     return pattern
 
@@ -81,7 +81,7 @@ def _expression(token: re.Match[str], seen: set[str]) -> str:
     if part := token["part"]:
         known = part in seen
         seen.add(part)
-        # names of cases often contain the separator before the rater, so they take as much as they can
+        # names of cases often contain the separator before the annotator, so they take as much as they can
         return f"(?P={part})" if known else f"(?P<{part}>[^/]+{'' if part == 'case' else '?'})"
     if token["folders"]:
         return "(?:.*/)?"
@@ -97,7 +97,7 @@ def _expression(token: re.Match[str], seen: set[str]) -> str:
 
 
 def with_rater(text: str) -> str:
-    """Return a glob in which the last number or `*` of the file name is the rater.
+    """Return a glob in which the last number or `*` of the file name is the annotator.
 
     >>> with_rater("task*_seg*.nii.gz")
     'task*_seg{rater}.nii.gz'

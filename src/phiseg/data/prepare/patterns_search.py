@@ -1,4 +1,4 @@
-"""Find images and the labels of their raters by patterns, and match labels to images."""
+"""Find images and the labels of their annotators by patterns, and match labels to images."""
 
 import re
 from collections import Counter, defaultdict
@@ -9,8 +9,8 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.found_files import (
     AnnotatedImage,
     FoundFiles,
+    annotators_of,
     by_numbers,
-    raters_of,
     read_patients,
     split_name,
     stem_of,
@@ -77,7 +77,7 @@ def find_by_patterns(
             f"{folder}: no label of --rater '{patterns.rater}' belongs to an image of --image "
             f"'{patterns.images[0]}'; write {{case}} in both patterns"
         )
-    return FoundFiles("patterns", cases, len(images_by_case), raters_of(cases))
+    return FoundFiles("patterns", cases, len(images_by_case), annotators_of(cases))
 
 
 def _files(folder: Path, suffixes: Sequence[str]) -> list[str]:
@@ -132,7 +132,7 @@ def _of_target(labels: _Found, patterns: FilePatterns) -> _Found:
 def _by_case(
     labels: _Found, case_of: dict[str, str], skipped: SkippedCases, folder: Path
 ) -> dict[str, dict[str, Path]]:
-    """Return the label file of each rater of each case."""
+    """Return the label file of each annotator of each case."""
     matcher = _Matcher(case_of)
     drawn: dict[str, dict[str, Path]] = defaultdict(dict)
     homeless = []
@@ -142,8 +142,8 @@ def _by_case(
             homeless.append(path)
         elif rater in drawn[case]:
             raise DataError(
-                f"{drawn[case][rater]} and {folder / path} are both labels of rater '{rater}' for case '{case}'; "
-                "use a pattern that tells them apart"
+                f"{drawn[case][rater]} and {folder / path} are both labels of annotator '{rater}' for case "
+                f"'{case}'; use a pattern that tells them apart"
             )
         else:
             drawn[case][rater] = folder / path

@@ -16,10 +16,10 @@ class PreviewedCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """Cases, raters, sizes and classes of a source."""
+    """Cases, annotators, sizes and classes of a source."""
 
     cases: Sequence[PreviewedCase]
-    raters: Sequence[str]
+    annotators: Sequence[str]
     classes: Sequence[str]
     size: tuple[int, int]
     """Height and width of the images in the dataset."""
@@ -30,20 +30,20 @@ class Preview:
         lines = []
         for case in self.cases:
             files = case.files
-            absent = [rater for rater in self.raters if rater not in files.labels]
+            absent = [annotator for annotator in self.annotators if annotator not in files.labels]
             patient = f", patient {files.patient}" if files.patient != files.case else ""
             split = f", split {files.split}" if files.split else ""
             missing = f" (no label of {', '.join(absent)})" if absent else ""
-            lines.append(f"{files.case}{patient}{split}: {case.size}, {len(files.labels)} raters{missing}")
+            lines.append(f"{files.case}{patient}{split}: {case.size}, {len(files.labels)} annotators{missing}")
             lines.append(f"  image {' '.join(map(str, files.images))}")
-            lines += [f"  {rater}: {path}" for rater, path in files.labels.items()]
+            lines += [f"  {annotator}: {path}" for annotator, path in files.labels.items()]
         height, width = self.size
         patients = len({case.files.patient for case in self.cases})
         lines += [
             f"{len(self.cases)} cases of {patients} patients",
-            f"raters:  {', '.join(self.raters)}",
-            f"images:  {height} x {width} pixels, {self.channels} channel(s)",
-            f"classes: {', '.join(f'{number} {name}' for number, name in enumerate(self.classes))}",
+            f"annotators: {', '.join(self.annotators)}",
+            f"images:     {height} x {width} pixels, {self.channels} channel(s)",
+            f"classes:    {', '.join(f'{number} {name}' for number, name in enumerate(self.classes))}",
             "nothing was written; run the command without --dry-run to prepare the dataset",
         ]
         return "\n".join(lines)

@@ -5,8 +5,8 @@
 | column | content |
 |---|---|
 | `image` | file of the image |
-| `rater` | name of the rater |
-| `label` | file with the label of this rater for this image |
+| `rater` | name of the annotator |
+| `label` | file with the label of this annotator for this image |
 | `patient` | optional; by default each image is a separate patient |
 | `split` | optional: train, val or test; the same for all images of a patient |
 | `case` | optional name of the image; by default from the file name |
@@ -20,7 +20,7 @@ from phiseg.core.errors import DataError, nearest
 from phiseg.data.prepare.found_files import (
     AnnotatedImage,
     FoundFiles,
-    raters_of,
+    annotators_of,
     read_rows,
     split_name,
     unique_names,
@@ -53,7 +53,7 @@ def find_in_table(path: Path) -> FoundFiles:
         if not (image and rater and label):
             raise DataError(f"{path}, line {line}: image, rater or label is empty; fill it in or remove the line")
         if rater in labels.setdefault(image, {}):
-            raise DataError(f"{path}, line {line}: a second label of rater '{rater}' for {image}; remove one")
+            raise DataError(f"{path}, line {line}: a second label of annotator '{rater}' for {image}; remove one")
         labels[image][rater] = path.parent / label
         details = tuple((row.get(column) or "").strip() for column in OPTIONAL)
         if about.setdefault(image, details) != details:
@@ -70,7 +70,7 @@ def find_in_table(path: Path) -> FoundFiles:
                 "be tested on training patients; use one split for all images of a patient"
             )
         cases.append(AnnotatedImage(case, patient, (path.parent / image,), drawn, split_name(split)))
-    return FoundFiles("table", cases, len(cases), raters_of(cases))
+    return FoundFiles("table", cases, len(cases), annotators_of(cases))
 
 
 def lists_nifti(path: Path) -> bool:
