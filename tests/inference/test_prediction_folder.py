@@ -1,11 +1,14 @@
 """Scans from their files to the report, called from Python."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from helpers.known_models import place
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, OutputError
 from phiseg.imaging.itk_files import read_itk, write_itk
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
@@ -33,6 +36,7 @@ def report(tmp_path):
 
     def write(out, finished, failed, *, model, volume_check):
         write.given.append((list(finished), dict(failed), model))
+        write.volume_check = volume_check
         return out / "page.html"
 
     write.given = []
@@ -41,13 +45,13 @@ def report(tmp_path):
 
 def predict(model, scans, report, out, **options):
     notes = []
+    options = {"sampling": Sampling(num_samples=2, level_draws=0)} | options
     written = write_predictions(
         model,
         [scans],
         out,
         draw=lambda prediction, measures, name: name.encode(),
         write_report=report,
-        sampling=Sampling(num_samples=2, level_draws=0),
         device="cpu",
         progress=False,
         notify=notes.append,
@@ -144,3 +148,19 @@ def test_write_predictions_rejects_another_format_in_the_same_folder(trained, tu
     assert notes == ["1 of 1 cases are already finished"]
     with pytest.raises(OutputError, match=r"made with another format \(nii.gz, now mha\); use another --out"):
         predict(trained(), tmp_path / "in", report, tmp_path / "out", file_format="mha")
+
+
+def test_the_report_states_a_coverage_only_for_the_measured_coupling_of_slices(trained, scans, report, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(find_model(trained()), folder)
+    values = json.loads((folder / "preprocessing.json").read_text())
+    values["slice_coupling"] = {"length_mm": 5.0, "shared": 0.0}
+    values["volume_check"] = {"dataset": "d", "num_lesions": 9, "num_annotators": 4, "coverage": 0.9}
+    (folder / "preprocessing.json").write_text(json.dumps(values))
+    default = Sampling(num_samples=2, level_draws=0)
+    stated = {}
+    for length in (None, 5.0, 0.0):
+        sampling = replace(default, noise_length_mm=length)
+        predict(folder, scans / "a.nii.gz", report, tmp_path / f"out-{length}", sampling=sampling)
+        stated[length] = report.volume_check and report.volume_check.coverage
+    assert stated == {None: 0.9, 5.0: 0.9, 0.0: None}

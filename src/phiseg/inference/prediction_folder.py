@@ -26,7 +26,7 @@ from phiseg.inference.points import Point
 from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scans import find_scans
-from phiseg.models import load_model
+from phiseg.models import Segmenter, load_model
 from phiseg.models.model_folder import weights_hash
 
 
@@ -149,6 +149,14 @@ def write_predictions(
         return None
     failed |= find_vanished(jobs, out, failed)
     done = [job.name for job in jobs if job.name not in failed]
-    check = Preprocessing.of(network).volume_check
-    page = write_report(out, done, failed, model=str(model), volume_check=check)
+    page = write_report(out, done, failed, model=str(model), volume_check=_volume_check(network, sampling))
     return PredictionFolder(out, page, tuple(done), failed)
+
+
+def _volume_check(network: Segmenter, sampling: Sampling) -> VolumeCheck | None:
+    """Return the measured coverage of the intervals; None if slices are coupled in another way than measured."""
+    preprocessing = Preprocessing.of(network)
+    stored = Sampling().for_model(network, preprocessing.slice_coupling)
+    used = sampling.for_model(network, preprocessing.slice_coupling)
+    same = (used.noise_length_mm, used.noise_shared) == (stored.noise_length_mm, stored.noise_shared)
+    return preprocessing.volume_check if same and used.levels == stored.levels else None
