@@ -707,3 +707,14 @@ def test_lidc_predict_and_deploy_commands_run(tmp_path, shared_data, run_small):
             shutil.rmtree("pred", ignore_errors=True)  # each of them is a page's first command
     assert (tmp_path / "nodules.onnx").is_file()
     assert (tmp_path / "nodules-bundle" / "configs" / "inference.json").is_file()
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "tutorial.ipynb"], ids=name_of)
+def test_floor_is_never_defined_without_independent_annotators(page):
+    text = page.read_text()
+    if page.suffix == ".ipynb":
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells)
+    for passage in re.split(r"\n\n|\n(?=[-|])", text):
+        if "annotators' own distribution" in " ".join(passage.split()):
+            assert "independent" in passage, passage

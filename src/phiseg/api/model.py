@@ -151,7 +151,8 @@ class Model:
             image: (B, C, H, W), the network's input: from `prepare`, or `Dataset.image(row)[None]`.
             num_samples: S, the number of segmentations of each image.
             seed: the same seed draws the same samples. The first samples stay the same if you draw more, and those
-                of an image do not depend on the images after it.
+                of an image do not depend on the images after it. Images of two calls with the same seed have the
+                same noise, so their samples are large or small together: use another seed for each call.
             generator: draws the noise instead of `seed`: one generator, or one per image.
             chunk_size: samples of each image decoded at once; affects memory use only, not results.
 

@@ -14,9 +14,11 @@ independent otherwise,
     Cov(y_a, y_b | x) = rho p (1 - p) in every pixel,    delta = (1 - rho) delta_x,
 
 so rho follows from the pixels, and the second term is delta rho / (1 - rho). rho given x cannot be observed,
-because every image occurs once. It is therefore estimated given the probability of the model, which carries less
-information than x. The estimate is an upper bound of the irreducible part: no function of the model's probabilities
-can remove it, but a model that uses x better, or sees more of the scan, might.
+because every image occurs once. It is therefore estimated given the model's probability of the pixel, which carries
+less information than x. If rho is the same for all images, the estimate is an upper bound of the irreducible part:
+no calibration of the probabilities can remove it, but a model that uses x better, or sees more of the scan, might.
+All pixels have the same weight, so large lesions dominate rho. If annotators correlate mostly for small lesions,
+the estimate is too small, because the GED of a small lesion counts as much as that of a large one.
 
 A annotators, K classes, B bins.
 """

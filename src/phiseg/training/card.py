@@ -117,7 +117,8 @@ This model samples plausible segmentations of an image:
 ## Scores on the validation split
 
 These scores use {train.validation_samples} samples per case. GED decreases with the number of samples: compare it
-with its floor, or with scores from the same number of samples.
+with its floor, or with scores from the same number of samples. The floor, and an unbiased GED of 0, can be reached
+only if annotators are independent given the image.
 
 | score | value |
 |---|---|
