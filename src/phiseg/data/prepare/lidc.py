@@ -2,10 +2,10 @@
 
     phiseg prepare lidc SRC DATA
 
-`lidc_series` converts one series to crops. This module processes each folder as a job in one of several processes,
-and stores its result in a work folder next to DATA. Memory is bounded by one series, and an interrupted preparation
-can be resumed. At the end the series are combined in the order of patients, so the result does not depend on the
-processes.
+`lidc_files` finds the files, and `lidc_series` converts one series to crops. This module processes each folder as a
+job in one of several processes, and stores its result in a work folder next to DATA. Memory is bounded by one
+series, and an interrupted preparation can be resumed. At the end the series are combined in the order of patients,
+so the result does not depend on the processes.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ from phiseg.core.errors import DataError
 from phiseg.core.files import AnyPath, atomic_file, check_replaceable, write_json
 from phiseg.core.processes import in_order
 from phiseg.data.intensity import Intensity
+from phiseg.data.prepare.lidc_files import LidcFiles, find_lidc_files
 from phiseg.data.prepare.lidc_series import LidcOptions, crop_series
 from phiseg.data.prepare.lidc_volumes import volumes_of
 from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
@@ -34,7 +35,7 @@ from phiseg.data.splits import split_patients
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.dicom import Series, read_folder
-from phiseg.imaging.lidc_xml import read_lidc_xml, read_series_uid
+from phiseg.imaging.lidc_xml import read_lidc_xml
 from phiseg.imaging.outlines import MAX_READERS
 
 
@@ -68,16 +69,6 @@ class _Outcome:
         self.seen += other.seen
         self.counts.update(other.counts)
         self.problems += other.problems
-
-
-class _Found(NamedTuple):
-    """Files of the source."""
-
-    folders: list[list[Path]]
-    """Files that may be DICOM, by folder."""
-    readings: dict[str, Path]
-    """XML file of each CT series that has one."""
-    counts: Counter[str]
 
 
 class _Job(NamedTuple):
@@ -136,7 +127,7 @@ def prepare_lidc(
         shutil.rmtree(work, ignore_errors=True)  # left by a run that was killed at the very end
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     skipped = SkippedCases()
-    found = _find(src, skipped)
+    found = find_lidc_files(src, skipped)
     outcomes = _run(list(_jobs(found, options, work)), workers, skipped, progress=progress)
     series, counts = _gather(found, list(outcomes))
     if not series:
@@ -172,44 +163,7 @@ def prepare_lidc(
     return dataset
 
 
-def _find(src: Path, skipped: SkippedCases) -> _Found:
-    """List the files of the source. Only the beginning of XML files is read."""
-    if not src.is_dir():
-        raise DataError(f"{src} is not a folder; give the folder with the patients of LIDC-IDRI")
-    found = _Found([], {}, Counter())
-    walked = set()
-    for folder, subfolders, names in os.walk(src, followlinks=True):
-        if (place := os.path.realpath(folder)) in walked:  # a link to a parent folder
-            subfolders.clear()
-            continue
-        walked.add(place)
-        subfolders.sort()
-        paths = [Path(folder, name) for name in sorted(names) if not name.startswith(".") and name != "DICOMDIR"]
-        images = [path for path in paths if path.suffix.lower() != ".xml"]
-        if images:
-            found.folders.append(images)
-        for path in (path for path in paths if path.suffix.lower() == ".xml"):
-            _find_reading(path, found, skipped)
-    return found
-
-
-def _find_reading(path: Path, found: _Found, skipped: SkippedCases) -> None:
-    try:
-        uid = read_series_uid(path)
-    except DataError as error:
-        found.counts["broken XML files"] += 1
-        skipped.note(str(error))
-        return
-    if uid is None:
-        found.counts["chest radiograph XML files"] += 1
-    elif uid in found.readings:
-        found.counts["further XML files about a series"] += 1
-        skipped.note(f"{path} and {found.readings[uid]} describe the same series {uid}; remove one of them")
-    else:
-        found.readings[uid] = path
-
-
-def _jobs(found: _Found, options: LidcOptions, work: Path) -> Iterator[_Job]:
+def _jobs(found: LidcFiles, options: LidcOptions, work: Path) -> Iterator[_Job]:
     """Yield one job per folder. The name of the result is a hash of everything that the result depends on."""
     readings = {uid: _stamp(path) for uid, path in found.readings.items()}
     known = hashlib.sha256(json.dumps([asdict(options), readings], sort_keys=True).encode())
@@ -306,7 +260,7 @@ def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
     return outcome
 
 
-def _gather(found: _Found, outcomes: list[_Outcome]) -> tuple[list[_Series], Counter[str]]:
+def _gather(found: LidcFiles, outcomes: list[_Outcome]) -> tuple[list[_Series], Counter[str]]:
     """Return the series in the order of patients, and all counts.
 
     If a series is in two folders, the one with more crops is used, or the first by name if they are equal.
