@@ -1,11 +1,7 @@
 """The viewer in a browser: shown values equal those of Python, and mouse and keys control the page."""
 
 import json
-import shutil
-import time
-from contextlib import contextmanager
 from itertools import product
-from threading import Thread
 
 import nibabel
 import numpy as np
@@ -13,6 +9,19 @@ import pytest
 import torch
 
 from helpers.known_models import KnownModel, noisy
+from helpers.viewer_page import (
+    click,
+    middle_of,
+    needs_chromium,
+    open_page,
+    picture_of,
+    result_of,
+    running_browser,
+    samples_of,
+    serving,
+    state_of,
+    wait_until,
+)
 from phiseg.data.intensity import Intensity
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
@@ -28,15 +37,22 @@ from phiseg.models.phiseg_ensemble import PHiSegEnsembleConfig
 from phiseg.models.probunet import ProbUNetConfig
 from phiseg.models.registry import build_model
 
-uvicorn = pytest.importorskip("uvicorn", reason="the viewer needs uvicorn")
-sync_api = pytest.importorskip("playwright.sync_api", reason="tests in a browser need playwright")
-server = pytest.importorskip("phiseg.viewer.server", reason="the viewer needs FastAPI")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; install it with: apt-get install chromium")
+pytestmark = needs_chromium
 
 SPACING = (1.0, 1.5, 2.0)
 """Of voxels along i, j and k: columns, rows and slices of the axial plane."""
+RECORD_BAR = """
+const { fillText, fillRect } = CanvasRenderingContext2D.prototype;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+  if (/^[0-9.]+ mm$/.test(text)) window.barText = text;
+  return fillText.call(this, text, ...rest);
+};
+CanvasRenderingContext2D.prototype.fillRect = function (x, y, width, height) {
+  if (height === 2) window.barWidth = width;
+  return fillRect.call(this, x, y, width, height);
+};
+"""
+"""Records the label and the width of the scale bar."""
 
 
 def make_model(config):
@@ -51,23 +67,6 @@ def make_model(config):
         "centred_on": "lesion",
     }
     return model
-
-
-@contextmanager
-def serving(model, *paths):
-    """Run a viewer of a model and of some paths, and give its address."""
-    viewer = server.Viewer.of(model, "tiny")
-    viewer.add(paths)
-    app = server.create_app(viewer)
-    running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = Thread(target=running.run)
-    thread.start()
-    while not running.started:
-        assert thread.is_alive()
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}/"
-    running.should_exit = True
-    thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +119,8 @@ def address(model, scan, dataset, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+    with running_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -141,58 +138,11 @@ def page(browser, address):
     assert [url for url in requests if not url.startswith((address, f"blob:{address}"))] == []
 
 
-def wait_until(page, condition):
-    """Wait until an expression of the page is true; the page's policy forbids playwright's own way."""
-    end = time.monotonic() + 60
-    while not page.evaluate(f"() => Boolean({condition})"):
-        assert time.monotonic() < end, f"in vain: {condition}; {page.locator('#messages').inner_text()}"
-        page.wait_for_timeout(30)
-
-
-def open_page(page, address, link=""):
-    page.goto(address + link)
-    wait_until(page, "window.phiseg?.scan && !window.phiseg.busy")
-
-
 def open_noise(page, address, link=""):
     """Open the page on the scan of noise."""
     open_page(page, address, link)
     page.locator("#scans").select_option(label="noise")
     wait_until(page, "window.phiseg.scan.name === 'noise' && !window.phiseg.busy")
-
-
-def state_of(page):
-    return page.evaluate("() => window.phiseg.state")
-
-
-def result_of(page):
-    """Wait for everything that a click gives, and return it."""
-    wait_until(page, "window.phiseg?.result?.id && !window.phiseg.busy")
-    return page.evaluate("() => window.phiseg.result")
-
-
-def samples_of(result):
-    """Return the samples (S, h, w) that the page shows."""
-    box = result["box"]
-    return np.array(result["samples"], np.uint8).reshape(-1, box["height"], box["width"])
-
-
-def picture_of(page):
-    """Return the pixels of the picture, after the next frame."""
-    page.wait_for_timeout(60)
-    return page.evaluate("() => document.getElementById('picture').toDataURL()")
-
-
-def middle_of(page):
-    box = page.locator("#picture").bounding_box()
-    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-
-
-def click(page, right=30, down=-20):
-    """Click beside the middle of the picture, and return what came of it."""
-    x, y = middle_of(page)
-    page.mouse.click(x + right, y + down)
-    return result_of(page)
 
 
 def in_python(model, scan, result, **changes):
@@ -420,15 +370,16 @@ def test_saved_sample_is_the_shown_one(page, address, model, scan, tmp_path):
     prediction = in_python(model, scan, result, reach_mm=None)
     np.testing.assert_array_equal(np.asarray(saved.dataobj), prediction.on_grid(prediction.labels[1]).values)
     np.testing.assert_allclose(saved.affine, scan.affine, atol=1e-5)
-    assert save("PNG").read_bytes().startswith(b"\x89PNG")
+    png = save("PNG")
+    assert (png.name, png.read_bytes()[:4]) == ("noise_seed-0_sample.png", b"\x89PNG")
     shown = result["numbers"]["classes"]["lesion"]["volume_ml"]
     numbers = json.loads(save("JSON").read_text())
     assert numbers["classes"]["lesion"]["volume_ml"] == shown
-    page.get_by_role("button", name="DICOM SEG").click()
-    page.get_by_text("DICOM SEG needs a DICOM series").wait_for()
-    page.get_by_role("button", name="Dismiss").click()
-    assert page.locator(".message").count() == 0
-    page.complaints.clear()  # the browser notes the refusal
+    page.locator("#what").select_option(label="All samples")
+    every = save("NIfTI")
+    assert every.name == "noise_seed-0_samples.nii.gz"
+    assert nibabel.load(every).shape == (*scan.grid, 16)
+    assert page.get_by_role("button", name="DICOM SEG").is_disabled()  # there is no series to refer to
 
 
 def test_link_restores_the_view(page, browser, address):
@@ -497,6 +448,87 @@ def test_files_are_opened_or_rejected(page, address, scan, tmp_path):
     page.locator("#choose-file").set_input_files(tmp_path / "brighter.nii.gz")
     wait_until(page, "window.phiseg.scan.name.startsWith('brighter') && !window.phiseg.busy")
     assert state_of(page)["scan"].startswith("drop-")
+
+
+def test_buttons_without_effect_are_disabled(page, address, dataset):
+    def disabled():
+        return set(page.locator("button:disabled:visible").all_inner_texts())
+
+    open_noise(page, address)
+    results = {"NIfTI", "DICOM SEG", "JSON", "Sample", "Mean", "Uncertainty", "Grid", "Slices", "Levels"}
+    assert disabled() == results | {"Redraw all", "Fit", "Lesion", "Reset"}
+    page.keyboard.press("5")
+    assert state_of(page)["view"] == "outlines"
+    click(page)
+    assert disabled() == {"DICOM SEG", "Reset"} | ({"Fit"} if state_of(page)["zoom"] == 1 else set())
+    page.keyboard.press("5")
+    page.wait_for_timeout(60)
+    assert disabled() == {"DICOM SEG", "Reset", "\N{MINUS SIGN}", "+", "Fit", "Lesion"}
+    page.locator("#scans").select_option(label=dataset.cases[4]["case"])
+    result_of(page)
+    assert "Slices" in disabled()  # a case has one slice
+
+
+def test_dataset_opens_on_a_test_case(browser, model, dataset):
+    with serving(model, dataset.path) as address:
+        page = browser.new_page()
+        open_page(page, address)
+        first = dataset.cases[dataset.rows("test")[0]]["case"]
+        assert page.evaluate("() => window.phiseg.scan.name") == first
+        assert f"{first}  ·  test split" in page.locator("#status").text_content()
+        groups = page.locator("#scans optgroup").evaluate_all("(groups) => groups.map((group) => group.label)")
+        assert groups == ["test split", "val split", "train split"]
+        page.close()
+
+
+def test_click_shows_the_surroundings_of_a_lesion(browser, tmp_path):
+    values = np.full((200, 200, 3), -150, np.float32)
+    values[95:105, 95:105] = 150  # 10 of 200 mm
+    write_nifti(tmp_path / "small.nii.gz", Volume(values, np.diag([-1.0, -1, 1, 1])))
+    with serving(KnownModel(noisy, centred_on="lesion"), tmp_path / "small.nii.gz") as address:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        open_page(page, address)
+        click(page, 0, 0)
+        page.wait_for_timeout(100)
+        box = page.locator("#picture").bounding_box()
+        side = min(box["width"], box["height"])
+        visible = 200 / state_of(page)["zoom"]  # mm along the shorter side
+        assert 25 < visible < 60, side
+        page.close()
+
+
+@pytest.mark.parametrize("width", [800, 1280])
+def test_scale_bar_has_its_length(browser, address, scan, width):
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.add_init_script(RECORD_BAR)
+    open_noise(page, address)
+    page.wait_for_timeout(60)
+    length = float(page.evaluate("() => window.barText").removesuffix(" mm"))
+    pixels = page.evaluate("() => window.barWidth")
+    box = page.locator("#picture").bounding_box()
+    columns, rows, _ = scan.grid
+    scale = min(box["width"] / (columns * SPACING[0]), box["height"] / (rows * SPACING[1]))
+    assert pixels == pytest.approx(length * scale, abs=2)
+    page.close()
+
+
+@pytest.mark.parametrize("size", [(800, 600), (1400, 900), (390, 800)])
+def test_page_is_usable_in_windows_of_any_size(browser, address, size):
+    width, height = size
+    page = browser.new_page(viewport={"width": width, "height": height})
+    open_noise(page, address)
+    click(page)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    parts = "[...document.querySelectorAll('header, aside, aside section, .toolbar, .frame')]"
+    assert page.evaluate(f"() => {parts}.filter((part) => part.scrollWidth > part.clientWidth).length") == 0
+    picture = page.locator("#picture").bounding_box()
+    assert min(picture["width"], picture["height"]) > 0.45 * min(width, height)
+    for button in page.locator("button:visible").all():
+        button.scroll_into_view_if_needed()
+        box = button.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])

@@ -76,7 +76,7 @@ def test_view_without_arguments_opens_bundled_model_and_example(phiseg):
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)
     assert content["model"]["name"] == "lidc-nodule"
-    assert list(content["scan_names"]) == ["example"]
+    assert [scan["id"] for scan in content["listed"]] == ["example"]
 
 
 def test_view_serves_until_interrupted_and_requires_token(phiseg, trained, lesions):
@@ -87,8 +87,8 @@ def test_view_serves_until_interrupted_and_requires_token(phiseg, trained, lesio
             session = re.sub(r"//[^:]+(:\d+)/", r"//127.0.0.1\1/api/session", link)
             with urllib.request.urlopen(session, timeout=60) as answer:
                 content = json.load(answer)
-            assert next(iter(content["scan_names"])) == "case-0"
-            assert "example" in content["scan_names"]
+            first, *_, last = content["listed"]
+            assert (first["split"], last["id"]) == ("test", "example")
         finally:
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=60)

@@ -214,6 +214,20 @@ def test_dataset_case_is_scored(serve, gaps, trained):
     )
 
 
+def test_test_cases_are_listed_first_with_their_split(serve, gaps, trained):
+    dataset = Dataset.open(gaps)
+    session = serve(load_model(trained()), gaps).client.get("/api/session").json()
+    cases = [scan for scan in session["listed"] if scan["split"]]
+    assert [scan["split"] for scan in cases] == [
+        split for split in ("test", "val", "train") for _ in dataset.rows(split)
+    ]
+    rows = [int(scan["id"].removeprefix("case-")) for scan in cases]
+    assert sorted(rows) == list(range(dataset.num_cases))
+    assert rows[0] == dataset.rows("test")[0]
+    (first,) = session["scans"]
+    assert (first["id"], first["split"]) == (cases[0]["id"], "test")
+
+
 def test_numbers_of_samples_with_the_class(serve):
     values = np.full((20, 22, 5), -100, np.float32)
     values[8:11, 9:12, 1:3] = 0  # 18 voxels, which a sample has or has not

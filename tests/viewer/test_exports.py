@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import zipfile
 
 import highdicom
 import nibabel
@@ -14,7 +15,7 @@ from helpers.small_viewer import make_model, nifti_bytes, of_type, random_volume
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_volume
 
-FILES = {"sample": "sample-3.nii.gz", "mean": "mean.nii.gz", "labels": "labels.nii.gz", "gamma": "gamma.nii.gz"}
+FILES = {"sample": "sample-3", "samples": "samples", "mean": "mean", "labels": "labels", "gamma": "gamma"}
 
 
 @pytest.fixture
@@ -32,18 +33,20 @@ def exported(served, name, **query):
 @pytest.mark.parametrize("classes", [("background", "lesion"), ("background", "inner", "outer")])
 def test_nifti_export_matches_predict_volume(serve, oblique, classes):
     served = serve(make_model(centred_on=None, classes=classes))
-    scan = served.drop(("scan.nii.gz", gzip.compress(nifti_bytes(oblique)))).json()["id"]
+    scan = served.drop(("lung of Ä.nii.gz", gzip.compress(nifti_bytes(oblique)))).json()["id"]
     (done,) = of_type(served.click(scan, num_samples=5, seed=4), "done")
     prediction = predict_volume(served.viewer.model, oblique, sampling=Sampling(num_samples=5, seed=4))
     expected = {
         "sample": prediction.labels[2],
+        "samples": np.moveaxis(prediction.labels, 0, 3),
         "mean": np.moveaxis(prediction.mean_probs[1:], 0, 3).squeeze(),
         "labels": prediction.mean_probs.argmax(0),
         "gamma": prediction.gamma,
     }
     for what, values in expected.items():
         answer = exported(served, done["id"], what=what, kind="nifti", index=2)
-        assert answer.headers["content-disposition"] == f'attachment; filename="{FILES[what]}"'
+        name = f"lung-of_seed-4_{FILES[what]}.nii.gz"
+        assert answer.headers["content-disposition"] == f'attachment; filename="{name}"'
         image = nibabel.Nifti1Image.from_bytes(gzip.decompress(answer.content))
         np.testing.assert_allclose(image.affine, oblique.affine, atol=1e-5)
         found = np.asarray(image.dataobj)
@@ -63,6 +66,12 @@ def test_dicom_seg_export_matches_series(serve, dicom_files):
     seg = highdicom.seg.segread(io.BytesIO(answer.content))
     volume = prediction.on_grid(prediction.labels[1]).values
     assert seg.pixel_array.sum() == volume.sum() > 0
+    answer = exported(served, done["id"], what="samples", kind="seg")
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        assert archive.namelist() == [f"5-DICOM-files_seed-0_sample-{number}.seg.dcm" for number in (1, 2, 3)]
+        segs = [highdicom.seg.segread(io.BytesIO(archive.read(name))) for name in archive.namelist()]
+    assert [seg.pixel_array.sum() for seg in segs] == [(labels > 0).sum() for labels in prediction.labels]
+    assert len({seg.SOPInstanceUID for seg in segs}) == 3
     answer = exported(served, done["id"], what="mean", kind="seg")
     assert highdicom.seg.segread(io.BytesIO(answer.content)).SegmentationType == "FRACTIONAL"
     answer = exported(served, done["id"], what="gamma", kind="seg")

@@ -56,7 +56,8 @@ def test_nifti_upload_is_sliced(serve, name):
         content = served.client.get(f"/api/scans/{info['id']}/slices/{number}").content
         np.testing.assert_array_equal(np.frombuffer(content, "<f4").reshape(22, 20), expected[number])
     assert served.client.get(f"/api/scans/{info['id']}/slices/5").status_code == 404
-    assert served.client.get("/api/session").json()["scan_names"][info["id"]] == name
+    listed = served.client.get("/api/session").json()["listed"]
+    assert {"id": info["id"], "name": name, "split": None} in listed
 
 
 def test_scans_of_other_spacing_are_resampled_with_a_warning(serve):

@@ -52,6 +52,17 @@ export class App {
     return VIEWS.filter((view) => view !== "levels" || this.model.num_levels > 0);
   }
 
+  /** Return whether a view has something to show for the open scan. */
+  canShow(view: (typeof VIEWS)[number]): boolean {
+    if (view === "outlines") return true;
+    return this.state.point !== null && (view !== "slices" || (this.scan?.num_slices ?? 1) > 1);
+  }
+
+  /** Select a view, if it has something to show. */
+  setView(view: (typeof VIEWS)[number]): void {
+    if (this.canShow(view)) this.store.set({ view });
+  }
+
   changed(): void {
     this.onChange();
   }
@@ -67,7 +78,7 @@ export class App {
       this.onError(`This link was created with the model ${wish.model}, but this viewer uses ${this.model.name}.`);
     }
     const levels = wish.levels?.length === this.model.noise_names.length ? wish.levels : this.defaultLevels();
-    const [first] = Object.keys(this.session.scan_names);
+    const first = this.session.listed[0]?.id;
     const scan = wish.scan ?? first;
     if (scan) await this.open(scan, { ...wish, levels });
     if (!this.scan && first && first !== scan) await this.open(first);
@@ -88,7 +99,8 @@ export class App {
     }
     await this.attempt("Reading the files", async () => {
       const scan = await api.sendScan(files);
-      this.session.scan_names[scan.id] = scan.name;
+      const { listed } = this.session;
+      if (!listed.some(({ id }) => id === scan.id)) listed.push({ id: scan.id, name: scan.name, split: null });
       await this.show(scan, {});
     });
   }
@@ -147,6 +159,7 @@ export class App {
       model: this.model.name,
       scan: scan.id,
     });
+    if (!this.canShow(this.state.view)) this.store.set({ view: "outlines" });
     this.setSlice(this.state.slice);
     if (this.state.point) await this.draw();
   }

@@ -18,14 +18,16 @@ const VIEW_TITLES: Record<ViewName, [string, string]> = {
 
 export class Controls {
   private readonly app: App;
+  private readonly stage: Stage;
   private listed = "";
 
   constructor(app: App, stage: Stage) {
     this.app = app;
+    this.stage = stage;
     get("views").append(
       ...app.views.map((view, n) => {
         const [title, meaning] = VIEW_TITLES[view];
-        return make("button", { type: "button", "data-view": view, title: `${meaning} (${n + 1})`, click: () => app.store.set({ view }) }, title);
+        return make("button", { type: "button", "data-view": view, title: `${meaning} (${n + 1})`, click: () => app.setView(view) }, title);
       }),
     );
     get("presets").append(
@@ -58,7 +60,9 @@ export class Controls {
     const { state, scan, result } = this.app;
     this.updateList();
     for (const button of get("views").querySelectorAll("button")) {
-      button.setAttribute("aria-pressed", String(button.dataset["view"] === state.view));
+      const view = button.dataset["view"] as ViewName;
+      button.setAttribute("aria-pressed", String(view === state.view));
+      button.disabled = !this.app.canShow(view);
     }
     presets(this.app).forEach(([, window], n) => {
       const same = scan !== null && window().every((value, side) => Math.abs(value - state.window[side]!) < 1e-6);
@@ -75,7 +79,11 @@ export class Controls {
     setUnlessEdited("low", String(Number(state.window[0].toPrecision(4))));
     setUnlessEdited("high", String(Number(state.window[1].toPrecision(4))));
     get<HTMLInputElement>("show-annotators").checked = state.annotators;
-    get<HTMLButtonElement>("fit-lesion").disabled = !result;
+    const isFixed = !scan || this.stage.isMontage; // nothing to zoom
+    for (const id of ["zoom-in", "zoom-out"]) get<HTMLButtonElement>(id).disabled = isFixed;
+    get<HTMLButtonElement>("fit").disabled = isFixed || (state.zoom === 1 && !state.centre);
+    get<HTMLButtonElement>("fit-lesion").disabled = isFixed || !result;
+    get<HTMLButtonElement>("reseed").disabled = !state.point;
     get("zoom-value").textContent = `${Math.round(100 * state.zoom)} %`;
   }
 
@@ -86,14 +94,18 @@ export class Controls {
 
   private updateList(): void {
     const wanted = get<HTMLInputElement>("find").value.trim().toLowerCase();
-    const names = Object.entries(this.app.session.scan_names);
-    const key = `${names.length} ${wanted}`;
+    const all = this.app.session.listed;
+    const key = `${all.length} ${wanted}`;
     const list = get<HTMLSelectElement>("scans");
     if (key !== this.listed) {
       this.listed = key;
-      get("find").hidden = names.length < 8;
-      const fitting = names.filter(([, name]) => name.toLowerCase().includes(wanted));
-      list.replaceChildren(...fitting.map(([id, name]) => make("option", { value: id, title: name }, name)));
+      get("find").hidden = all.length < 8;
+      const fitting = all.filter(({ name }) => name.toLowerCase().includes(wanted));
+      const splits = [...new Set(fitting.map(({ split }) => split))];
+      const options = (of: string | null): Node[] =>
+        fitting.filter(({ split }) => split === of).map(({ id, name }) => make("option", { value: id, title: name }, name));
+      const group = (split: string | null): Node[] => (split === null ? options(null) : [make("optgroup", { label: `${split} split` }, ...options(split))]);
+      list.replaceChildren(...splits.flatMap(group));
     }
     list.value = this.app.scan?.id ?? "";
   }

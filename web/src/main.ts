@@ -38,7 +38,7 @@ async function start(): Promise<void> {
     const clicked = `${app.state.scan} ${app.state.point}`;
     if (app.result && app.state.zoom === 1 && !app.state.centre && zoomedFor !== clicked) {
       zoomedFor = clicked; // a small lesion in a large slice: zoom in once
-      if (stage.painter.focus().width < app.scan!.width / 3) stage.fitLesion();
+      if (stage.painter.focus().width < app.scan!.width / 1.5) stage.fitLesion();
     }
     stage.paint();
     for (const part of parts) part.update();
@@ -64,10 +64,10 @@ function updateStatus(app: App): void {
   document.title = app.scan ? `${app.scan.name} – PHiSeg` : "PHiSeg";
 }
 
-function about({ name, width, height, num_slices: slices, spacing_mm: [between, down, right], has_spacing: hasSpacing, plane }: ScanInfo): string {
+function about({ name, width, height, num_slices: slices, spacing_mm: [between, down, right], has_spacing: hasSpacing, plane, split }: ScanInfo): string {
   const grid = [width, height, ...(slices > 1 ? [slices] : [])].join(" × ");
   const spacing = [right, down, ...(slices > 1 ? [between] : [])].map((length) => length.toFixed(2)).join(" × ");
-  return `${name}  ·  ${plane}  ·  ${grid}  ·  ${hasSpacing ? `${spacing} mm` : "pixel size unknown"}`;
+  return `${name}${split === null ? "" : `  ·  ${split} split`}  ·  ${plane}  ·  ${grid}  ·  ${hasSpacing ? `${spacing} mm` : "pixel size unknown"}`;
 }
 
 let linkTimer = 0;

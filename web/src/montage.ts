@@ -6,6 +6,7 @@ import { ANNOTATOR, type Ramp, classColour } from "./colours";
 import { coarseToFine } from "./levels";
 import { type Frame, type Overlay, type Painter, paintLegend, write } from "./picture";
 import type { Patch } from "./result";
+import { paintScaleBar } from "./scale_bar";
 
 /** One image of several. */
 interface Tile {
@@ -59,6 +60,8 @@ export function paintMontage(context: CanvasRenderingContext2D, painter: Painter
     }
     return { frame, tile };
   });
+  const { has_spacing: isKnown, spacing_mm: spacing } = app.scan!;
+  if (isKnown && width > 84) paintScaleBar(context, placed[0]!.frame, spacing[2]);
   if (isLevels) {
     const y = top + rows * (height + CAPTION + GAP) + 44;
     const most = app.result?.summary?.gammaMax.toFixed(2) ?? "";
@@ -86,9 +89,9 @@ function montageOf(app: App): Tile[] {
       onClick: () => app.setSlice(number),
     }));
   }
-  const drawn = app.annotations && annotators ? app.annotations.annotators : [];
-  const theirs = drawn.map((name, n): Tile => {
-    return { title: readable(name), short: `A${n + 1}`, slice, overlay: { kind: "annotator", annotator: n }, colour: ANNOTATOR };
+  const shown = app.annotations && annotators ? app.annotations.annotators : [];
+  const theirs = shown.map((name, n): Tile => {
+    return { title: readable(name), short: name.replace(/^annotator /, "A"), slice, overlay: { kind: "annotator", annotator: n }, colour: ANNOTATOR };
   });
   const ours = result.samples.map((_, sample): Tile => {
     return {

@@ -70,7 +70,7 @@ export class Painter {
     if (!this.focusBoxes || this.focusOf !== result || this.focusAt !== now) {
       [this.focusOf, this.focusAt] = [result, now];
       const drawn = drawnBox(this.app);
-      this.focusBoxes = { close: squareAround(drawn, scan, 1.3), around: squareAround(drawn, scan, 1.7) };
+      this.focusBoxes = { close: squareAround(drawn, scan, 1.6), around: squareAround(drawn, scan, 3) };
     }
     return this.focusBoxes[distance];
   }

@@ -66,6 +66,14 @@ export interface LevelControl {
   temperature: number;
 }
 
+/** A scan in the list of the page. */
+export interface ListedScan {
+  id: string;
+  name: string;
+  /** Split of a case of a prepared dataset; null for other scans. */
+  split: string | null;
+}
+
 /** The model of the viewer. */
 export interface ModelInfo {
   name: string;
@@ -142,6 +150,12 @@ export interface ScanInfo {
   /** Distances in mm between slices, rows and columns. */
   spacing_mm: [number, number, number];
   has_spacing: boolean;
+  /** Whether the scan is a DICOM series, to which a DICOM SEG can refer. */
+  is_dicom: boolean;
+  /** Split of a case of a prepared dataset; null for other scans. */
+  split: string | null;
+  /** Start of the names of exported files. */
+  file_stem: string;
   plane: string;
   value_range: [number, number];
   /** Initial intensity window. */
@@ -160,8 +174,8 @@ export interface SessionInfo {
   model: ModelInfo;
   /** The first scan, if there is one. */
   scans: ScanInfo[];
-  /** Names of all scans by id. */
-  scan_names: Record<string, string>;
+  /** All scans. The cases of a dataset start with the test split. */
+  listed: ListedScan[];
   max_samples: number;
   max_upload_bytes: number;
   max_scans: number;
@@ -193,6 +207,6 @@ export interface Spread {
 /** One line of the answer to a prediction request. */
 export type StreamedMessage = Queued | Samples | SliceSummary | Numbers | LesionSlices | CaseScores | Done | Failed;
 
-export type ExportWhat = "sample" | "mean" | "labels" | "gamma" | "numbers";
+export type ExportWhat = "sample" | "samples" | "mean" | "labels" | "gamma" | "numbers";
 
 export type ExportKind = "nifti" | "seg" | "json";

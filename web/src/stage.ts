@@ -5,6 +5,7 @@ import type { Box, Pair } from "./api";
 import { ANNOTATOR, classColour } from "./colours";
 import { type PlacedTile, paintMontage } from "./montage";
 import { type Frame, type Overlay, Painter, paintLegend, panel, write } from "./picture";
+import { paintScaleBar } from "./scale_bar";
 
 const ZOOM_LIMITS: Pair = [0.5, 40];
 
@@ -89,7 +90,8 @@ export class Stage {
     else this.paintSlice();
   }
 
-  private get isMontage(): boolean {
+  /** Whether the view shows several images, which cannot be zoomed. */
+  get isMontage(): boolean {
     return ["grid", "slices", "levels"].includes(this.app.state.view) && this.app.result !== null;
   }
 
@@ -100,6 +102,8 @@ export class Stage {
     const overlay = this.overlay();
     this.painter.paint(context, frame, slice, overlay, annotators);
     if (point && point[0] === slice && !app.result) cross(context, frame, point[1], point[2]);
+    const { has_spacing: isKnown, spacing_mm: spacing, num_slices: slices } = app.scan!;
+    if (isKnown) paintScaleBar(context, frame, spacing[2], slices > 1 ? 22 : 0); // next to the slice slider
     const bottom = this.height - 40;
     if (overlay.kind === "map") {
       if (!overlay.patch) this.note(app.result ? this.missing() : "");

@@ -90,7 +90,7 @@ def ged_terms(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def case_scatter(evaluations: Sequence[Evaluation], *, max_rivals: int = 4) -> Figure:
-    """Show the GED above its floor per case, for the method with the lowest mean against the next best methods.
+    """Show the excess GED per case, for the method with the lowest mean against the next best methods.
 
     Points above the diagonal are cases in which the best method is better. Methods without a GED are omitted.
 
@@ -127,7 +127,7 @@ def case_scatter(evaluations: Sequence[Evaluation], *, max_rivals: int = 4) -> F
             axes.yaxis.set_major_locator(MaxNLocator(5))
             axes.grid(color="#eeeeee", linewidth=0.5)
             axes.set_axisbelow(True)
-        figure.suptitle("GED above its floor per case (lower is better)", fontsize=8)
+        figure.suptitle("excess GED per case (lower is better)", fontsize=8)
     return figure
 
 
@@ -224,7 +224,7 @@ def training_curves(evaluations: Sequence[Evaluation]) -> Figure:
 def score_distributions(evaluations: Sequence[Evaluation]) -> Figure:
     """Show the scores of all cases: a box plot (whiskers of 1.5 interquartile ranges) over one dot per case."""
     names = [wrapped(name) for name in method_names(evaluations)]
-    panels = {"GED above its floor (lower is better)": [defined(excess_ged(e)) for e in evaluations]}
+    panels = {"excess GED (lower is better)": [defined(excess_ged(e)) for e in evaluations]}
     for score in map(SCORES.__getitem__, ("s_ncc", "dice", "hm_iou")):
         title = f"{score.latex or score.heading} ({score.better} is better)"
         panels[title] = [defined(e.cases.get(score.name, [])) for e in evaluations]

@@ -7,7 +7,7 @@ from phiseg.evaluation.evaluation_folder import Evaluation
 def chosen_cases(reference: Evaluation) -> dict[str, str]:
     """Return the best, median and worst case of a method, and the case with the largest annotator disagreement.
 
-    Best and worst refer to the GED above its floor, disagreement to the mean distance E d(y, y') of the
+    Best and worst refer to the excess GED, disagreement to the mean distance E d(y, y') of the
     annotations. Ties are resolved in favour of the first case. A case that is chosen twice has both labels.
 
     Args:

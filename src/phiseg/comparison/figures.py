@@ -63,10 +63,11 @@ def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = 
             grid.label(number, label)
         for number, row in enumerate(top):
             row.show_image(grid.picture(number, 0), title="image" * (number == 0), scale=True)
-            for column, annotation in enumerate(row.picture("annotations")[row.examples.valid[row.at]], start=1):
+            annotations = row.picture("annotations")
+            for column, annotator in enumerate(np.flatnonzero(row.examples.valid[row.at]), start=1):
                 axes = grid.picture(number, column)
-                row.show_image(axes, title=f"annotation {column}" * (number == 0))
-                outline(axes, annotation, num_classes)
+                row.show_image(axes, title=f"annotator {annotator}" * (number == 0))
+                outline(axes, annotations[annotator], num_classes)
         for number, row in enumerate(rows, start=len(top)):
             above = titles if number == len(top) else [""] * len(titles)
             for name, column in (("error", 0), ("gamma", num_samples + 1)):

@@ -40,7 +40,7 @@ def _of_probs(table: Callable[[Tensor, Tensor], Tensor]) -> Callable[[SampledCas
 GED_EXCESS = DerivedScore(
     name="ged_excess",
     group="main",
-    heading="excess",
+    heading="excess GED",
     beside="ged",
     needs=("ged", "ged_floor"),
     of=lambda ged, floor: ged - floor,

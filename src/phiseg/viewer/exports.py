@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Literal
 
@@ -9,45 +10,64 @@ import numpy as np
 
 from phiseg.core.errors import DataError
 from phiseg.imaging.dicom_seg import write_seg
-from phiseg.imaging.nifti_files import write_nifti
+from phiseg.imaging.nifti_files import write_nifti, write_nifti_sequence
 from phiseg.imaging.volume import Volume
 from phiseg.inference.prediction import Prediction
 from phiseg.viewer.click_prediction import Drawn
 
-What = Literal["sample", "mean", "labels", "gamma", "numbers"]
+What = Literal["sample", "samples", "mean", "labels", "gamma", "numbers"]
 Kind = Literal["nifti", "seg", "json"]
 
 
 def export_file(drawn: Drawn, *, model: str, what: What, kind: Kind, index: int = 0) -> tuple[bytes, str]:
     """Return the content and the name of an exported file.
 
+    The name starts with the name of the scan and the seed.
+
     Args:
         drawn: prediction of a click.
         model: name of the model.
-        what: a sample, the mean probabilities (of all classes except the background), the most probable classes,
-            the gamma map, or the numbers with all settings to reproduce them.
+        what: one sample, all samples (one 4-D NIfTI file, or a zip of DICOM SEG files), the mean probabilities (of
+            all classes except the background), the most probable classes, the gamma map, or the numbers with all
+            settings to reproduce them.
         kind: JSON for numbers, NIfTI or DICOM SEG for everything else.
-        index: index of the sample, from 0.
+        index: index of one sample, from 0.
 
     Raises:
         DataError: the sample does not exist, or cannot be written in this format.
     """
     if (what == "numbers") != (kind == "json"):
         raise DataError("measurements can only be saved as JSON, and images only as NIfTI or DICOM SEG")
+    stem = f"{drawn.scan.file_stem}_seed-{drawn.request.seed}"
     if what == "numbers":
-        return json.dumps(_numbers(drawn, model), indent=2).encode(), "numbers.json"
-    if what == "sample" and index >= len(drawn.prediction.labels):
-        raise DataError(f"sample {index + 1} does not exist; {len(drawn.prediction.labels)} samples were drawn")
-    volume = _volume(drawn.prediction, what, index)
+        return json.dumps(_numbers(drawn, model), indent=2).encode(), f"{stem}_numbers.json"
+    number = len(drawn.prediction.labels)
+    if what == "sample" and index >= number:
+        raise DataError(f"sample {index + 1} does not exist; {number} samples were drawn")
     title = f"sample-{index + 1}" if what == "sample" else what
     with tempfile.TemporaryDirectory() as folder:
+        start = Path(folder) / f"{stem}_{title}"
         if kind == "nifti":
-            file = Path(folder) / f"{title}.nii.gz"
-            write_nifti(file, volume)
+            file = start.with_name(f"{start.name}.nii.gz")
+            _write_nifti(file, drawn.prediction, what, index)
+        elif what == "samples":
+            file = start.with_name(f"{start.name}.seg.zip")
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                for sample in range(number):
+                    seg = start.with_name(f"{stem}_sample-{sample + 1}.seg.dcm")
+                    _write_seg(seg, drawn, "sample", sample)
+                    archive.write(seg, seg.name)
         else:
-            file = Path(folder) / f"{title}.seg.dcm"
-            _write_seg(file, drawn, volume, what, title)
+            file = start.with_name(f"{start.name}.seg.dcm")
+            _write_seg(file, drawn, what, index)
         return file.read_bytes(), file.name
+
+
+def _write_nifti(file: Path, prediction: Prediction, what: What, index: int) -> None:
+    if what == "samples":
+        write_nifti_sequence(file, map(prediction.on_grid, prediction.labels), number=len(prediction.labels))
+    else:
+        write_nifti(file, _volume(prediction, what, index))
 
 
 def _volume(prediction: Prediction, what: What, index: int) -> Volume:
@@ -59,13 +79,15 @@ def _volume(prediction: Prediction, what: What, index: int) -> Volume:
     return prediction.on_grid(prediction.labels[index] if what == "sample" else prediction.consensus)
 
 
-def _write_seg(file: Path, drawn: Drawn, volume: Volume, what: What, title: str) -> None:
+def _write_seg(file: Path, drawn: Drawn, what: What, index: int) -> None:
     series = drawn.scan.series
     if series is None:
         raise DataError("DICOM SEG needs a DICOM series, and this scan is not one; save it as NIfTI")
     if what == "gamma":
         raise DataError("a gamma map is not a segmentation; save it as NIfTI")
     fractional = what == "mean"
+    volume = _volume(drawn.prediction, what, index)
+    title = f"sample-{index + 1}" if what == "sample" else what
     values = volume.values[..., None] if fractional and volume.values.ndim == 3 else volume.values
     write_seg(
         file,

@@ -1,8 +1,9 @@
 """The scans of the viewer: those given at the start, cases of a dataset, an example, and uploads."""
 
 import hashlib
+import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +21,13 @@ from phiseg.inference.example_scan import example_volume
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import ScanFile, find_scans, read_scan
-from phiseg.viewer.schema import ScanInfo
+from phiseg.viewer.schema import ListedScan, ScanInfo
 from phiseg.viewer.uploads import Upload, check_affordable
 
 EXAMPLE = "example"
+EXAMPLE_NAME = "synthetic example"
+SPLITS = ("test", "val", "train")
+"""Order of the splits in the list."""
 MAX_CASES = 1000
 """Maximum number of listed cases of a dataset."""
 
@@ -43,11 +47,19 @@ class OpenScan:
     annotations: NDArray[np.uint8] | None = None
     """(A, H, W) annotations of a case of a dataset."""
     annotators: tuple[str, ...] = ()
+    split: str | None = None
+    """Split of a case of a dataset."""
 
     @property
     def volume(self) -> Volume:
         """The scan as it was read."""
         return self.stack.volume
+
+    @property
+    def file_stem(self) -> str:
+        """The name of the scan as the start of a file name, without a suffix such as .nii.gz."""
+        stem = re.sub(r"\.(nii(\.gz)?|png|dcm)$", "", self.name, flags=re.IGNORECASE)
+        return re.sub(r"[^A-Za-z0-9.-]+", "-", stem).strip(".-") or "scan"
 
     @cached_property
     def info(self) -> ScanInfo:
@@ -64,6 +76,9 @@ class OpenScan:
             width=width,
             spacing_mm=self.stack.stack.spacing_mm,
             has_spacing=self.has_spacing,
+            is_dicom=self.series is not None,
+            split=self.split,
+            file_stem=self.file_stem,
             plane=self.stack.plane,
             value_range=(float(values.min()), float(values.max())),
             window=window or _percentiles(values),
@@ -85,6 +100,7 @@ class ScanCollection:
     def __init__(self, preprocessing: Preprocessing, *, max_scans: int, max_bytes: int) -> None:
         self.preprocessing, self.max_scans, self.max_bytes = preprocessing, max_scans, max_bytes
         self.dataset: Dataset | None = None
+        self._splits: dict[str, str] = {}  # by patient
         self._files: dict[str, ScanFile] = {}
         self._open: OrderedDict[str, OpenScan] = OrderedDict()
         self._lock, self._reading = Lock(), Lock()
@@ -101,23 +117,31 @@ class ScanCollection:
                     f"{path} is a second dataset besides {self.dataset.path}; open one dataset at a time"
                 )
             self.dataset = Dataset.open(path)
+            splits = self.dataset.splits.items()
+            self._splits = {patient: split for split, members in splits for patient in members}
             return []
         scans, notes = find_scans([path])
         for scan in scans:
             self._files[f"file-{_short_hash(str(scan.path.absolute()).encode())}"] = scan
         return notes
 
-    def names(self) -> dict[str, str]:
-        """Return the name of each scan by id, starting with those given at the start."""
-        cases = self.dataset.cases[:MAX_CASES] if self.dataset else []
+    def listed(self) -> list[ListedScan]:
+        """Return all scans, starting with those given at the start. Test cases come before other cases."""
         with self._lock:
-            dropped = {scan_id: scan.name for scan_id, scan in self._open.items() if scan_id.startswith("drop-")}
-        return {
-            **{scan_id: scan.name for scan_id, scan in self._files.items()},
-            **{f"case-{row}": case["case"] for row, case in enumerate(cases)},
-            EXAMPLE: "synthetic example",
-            **dropped,
-        }
+            dropped = [scan for scan_id, scan in self._open.items() if scan_id.startswith("drop-")]
+        return [
+            *(ListedScan(id=scan_id, name=scan.name, split=None) for scan_id, scan in self._files.items()),
+            *(self._listed_cases(self.dataset) if self.dataset else ()),
+            ListedScan(id=EXAMPLE, name=EXAMPLE_NAME, split=None),
+            *(ListedScan(id=scan.id, name=scan.name, split=None) for scan in dropped),
+        ]
+
+    def _listed_cases(self, dataset: Dataset) -> Iterator[ListedScan]:
+        names = [*SPLITS, *sorted({*dataset.splits} - {*SPLITS}), None]
+        splits = [self._splits.get(case["patient"]) for case in dataset.cases]
+        rows = sorted(range(dataset.num_cases), key=lambda row: names.index(splits[row]))
+        for row in rows[:MAX_CASES]:
+            yield ListedScan(id=f"case-{row}", name=dataset.cases[row]["case"], split=splits[row])
 
     def holds(self, scan: OpenScan) -> bool:
         """Return whether a scan is still in memory."""
@@ -186,7 +210,7 @@ class ScanCollection:
         if scan_id == EXAMPLE:
             volume, start = example_volume(self.preprocessing)
             stack = PreparedStack.of(volume, self.preprocessing, name=EXAMPLE)
-            return OpenScan(scan_id, self.names()[EXAMPLE], stack, start=start)
+            return OpenScan(scan_id, EXAMPLE_NAME, stack, start=start)
         if self.dataset and kind == "case" and number in map(str, range(self.dataset.num_cases)):
             return self._read_case(self.dataset, int(number))
         raise DataError("this scan is no longer open; open it again, or drop it on the page again")
@@ -229,6 +253,7 @@ class ScanCollection:
             has_spacing=own is not None,
             annotations=dataset.annotations(row) if dataset.dims == 2 else None,
             annotators=tuple(looked) if dataset.dims == 2 else (),
+            split=self._splits.get(dataset.cases[row]["patient"]),
         )
 
 

@@ -53,6 +53,12 @@ class ScanInfo(Message):
     spacing_mm: tuple[float, float, float]
     """Distances in mm between slices, rows and columns."""
     has_spacing: bool
+    is_dicom: bool
+    """Whether the scan is a DICOM series, to which a DICOM SEG can refer."""
+    split: str | None
+    """Split of a case of a prepared dataset; None for other scans."""
+    file_stem: str
+    """Start of the names of exported files."""
     plane: str
     value_range: tuple[float, float]
     window: tuple[float, float]
@@ -73,6 +79,15 @@ class PackedAnnotations(Message):
     """uint8 (A, height, width) for the single slice of a case; None for a scan."""
 
 
+class ListedScan(Message):
+    """A scan in the list of the page."""
+
+    id: str
+    name: str
+    split: str | None
+    """Split of a case of a prepared dataset; None for other scans."""
+
+
 class SessionInfo(Message):
     """Initial data of the page."""
 
@@ -80,8 +95,8 @@ class SessionInfo(Message):
     model: ModelInfo
     scans: list[ScanInfo]
     """The first scan, if there is one."""
-    scan_names: dict[str, str]
-    """Names of all scans by id."""
+    listed: list[ListedScan]
+    """All scans. The cases of a dataset start with the test split."""
     max_samples: int = MAX_SAMPLES
     max_upload_bytes: int
     max_scans: int

@@ -118,12 +118,12 @@ class Viewer:
 
     def session(self) -> SessionInfo:
         """Describe the model and the scans."""
-        names = self.scans.names()
+        listed = self.scans.listed()
         return SessionInfo(
             version=__version__,
             model=self.info(),
-            scans=[self.scans.get(next(iter(names))).info],
-            scan_names=names,
+            scans=[self.scans.get(listed[0].id).info],
+            listed=listed,
             max_upload_bytes=MAX_UPLOAD,
             max_scans=MAX_SCANS,
         )
