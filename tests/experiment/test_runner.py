@@ -19,7 +19,7 @@ from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.evaluation.evaluation_folder import read_evaluation
 from phiseg.experiment import runner
-from phiseg.experiment.experiment_report import write_report
+from phiseg.experiment.experiment_report import write_experiment_report
 from phiseg.experiment.pooling import pool_trainings
 from phiseg.experiment.runner import (
     ExperimentJob,
@@ -56,7 +56,7 @@ def done(recipes, lesions, tmp_path_factory):
     open_experiment(out, PLAN, lesions)
     for job in jobs:
         run_job(job, PLAN, lesions, out, progress=False)
-    tables = write_report(lesions, out)
+    tables = write_experiment_report(lesions, out)
     return out, jobs, tables
 
 
@@ -316,7 +316,7 @@ def test_trainings_are_pooled_with_spread(done):
 
 def test_report_requires_a_finished_row(lesions, tmp_path):
     with pytest.raises(DataError, match="no finished row"):
-        write_report(lesions, tmp_path)
+        write_experiment_report(lesions, tmp_path)
 
 
 # The command -----------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def test_dataset_with_one_annotator_has_dice(recipes, lesions, tmp_path):
     )
     job = ExperimentJob("all", recipes["phiseg"], 0)
     run_job(job, PLAN, one.path, tmp_path / "out", progress=False)
-    (table,) = write_report(one.path, tmp_path / "out").values()
+    (table,) = write_experiment_report(one.path, tmp_path / "out").values()
     assert (table.rows[0].ged, table.rows[0].s_ncc) == (None, None)
     assert 0 <= table.rows[0].dice <= 1
     assert any("no case has two annotators" in note for note in table.notes)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phiseg.models.registry import build_model
-from phiseg.models.segmenter import crop, fold_samples, repeat_samples, unfold_samples, with_labels
+from phiseg.models.segmenter import fold_samples, repeat_samples, unfold_samples, unpad, with_labels
 from phiseg.models.unet import UNetConfig
 
 quick = settings(max_examples=40)
@@ -27,7 +27,7 @@ def test_pad_replicates_border_and_crop_inverts(height, width, stride):
     assert padded.shape[-2:] == model.padded_size((height, width))
     assert all(side % stride == 0 for side in padded.shape[-2:])
     assert all(0 <= new - old < stride for new, old in zip(padded.shape[-2:], (height, width), strict=True))
-    assert torch.equal(crop(padded, (height, width)), image)
+    assert torch.equal(unpad(padded, (height, width)), image)
     rows = torch.arange(padded.shape[-2]).clamp(max=height - 1)
     columns = torch.arange(padded.shape[-1]).clamp(max=width - 1)
     assert torch.equal(padded, image[:, :, rows][..., columns])

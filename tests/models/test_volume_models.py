@@ -11,7 +11,7 @@ from phiseg.core.errors import ConfigError, ModelError
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.registry import MODELS, build_model
-from phiseg.models.segmenter import crop
+from phiseg.models.segmenter import unpad
 
 CHANNELS = (4, 5, 6, 7)
 SMALL = {"channels": CHANNELS, "blocks_per_level": 1}
@@ -86,7 +86,7 @@ def test_anisotropic_strides_pad_and_crop_all_axes(name, size):
     image, labels = volume_batch(model, size)
     padded = model.pad(image)
     assert tuple(padded.shape[2:]) == model.padded_size(size) == ((4, 8, 4) if size[0] == 1 else (8, 16, 8))
-    assert torch.equal(crop(padded, size), image)
+    assert torch.equal(unpad(padded, size), image)
     indices = [torch.arange(new).clamp(max=old - 1) for new, old in zip(padded.shape[2:], size, strict=True)]
     depth, rows, columns = indices
     assert torch.equal(padded, image[:, :, depth][:, :, :, rows][..., columns])

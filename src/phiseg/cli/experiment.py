@@ -78,7 +78,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         check_is_dataset(command.data)
     from phiseg.comparison.table_formats import to_text
     from phiseg.core.errors import TrainingError
-    from phiseg.experiment.experiment_report import write_report
+    from phiseg.experiment.experiment_report import write_experiment_report
     from phiseg.experiment.runner import (
         METHODS,
         Plan,
@@ -128,7 +128,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
             waiting, lambda job: [*this_program, *row_command(job)[1:]], command.out, workers=command.workers
         )
     if not command.no_report and len(failed) < len(jobs):
-        tables = write_report(command.data, command.out, title=command.title, test=command.test)
+        tables = write_experiment_report(command.data, command.out, title=command.title, test=command.test)
         for title, table in tables.items():
             print(f"{title}\n{to_text(table)}")
         print(f"report: {command.out / 'report.html'}")

@@ -18,7 +18,9 @@ from phiseg.experiment.runner import METHODS, read_json
 TITLES = {"all": "Trained with all experts", "one": "Trained with one expert"}
 
 
-def write_report(data: Path, out: Path, *, title: str | None = None, test: Test = "patients") -> dict[str, Table]:
+def write_experiment_report(
+    data: Path, out: Path, *, title: str | None = None, test: Test = "patients"
+) -> dict[str, Table]:
     """Write a report with tables and figures of all finished rows of an experiment.
 
     The figures show the best, median and worst case of the method with the lowest GED, and the case with the

@@ -37,11 +37,11 @@ from phiseg.models.segmenter import (
     Encoding,
     Segmenter,
     SegmenterConfig,
-    crop,
     fold_samples,
     image_size,
     repeat_samples,
     unfold_samples,
+    unpad,
 )
 from phiseg.models.time_channels import TIME_CHANNELS, per_item, time_channels
 
@@ -169,7 +169,7 @@ class CCDM(Segmenter):
         time = time_channels(t / self.config.diffusion_steps, image_size(padded))
         x = torch.cat([padded, self.pad(labels.to(padded.dtype) - 0.5), time.to(padded.dtype)], dim=1)
         logits: Tensor = self.output(self.combine(self.body(x)))
-        return crop(logits, size)
+        return unpad(logits, size)
 
 
 def kept_shares(steps: int) -> Tensor:

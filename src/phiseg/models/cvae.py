@@ -24,11 +24,11 @@ from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import (
     Encoding,
     Segmenter,
-    crop,
     fold_samples,
     image_size,
     repeat_samples,
     unfold_samples,
+    unpad,
     with_labels,
 )
 
@@ -68,7 +68,7 @@ class CVAE(Segmenter):
         *features, mean, std = encoding.features
         noise = draw_noise(self.noise_shapes(encoding.size), len(image), 1, generator)[0][:, 0].to(image.device)
         posterior = self.posterior(self.pad(with_labels(image, labels, self.config.num_classes)))
-        logits = crop(self._decode(features, posterior.draw(noise)), encoding.size)
+        logits = unpad(self._decode(features, posterior.draw(noise)), encoding.size)
         return negative_elbo([logits], labels, [posterior], [Gaussian(mean, std)], [self.config.kl_weight])
 
     def encode(self, image: Tensor) -> Encoding:
@@ -86,7 +86,7 @@ class CVAE(Segmenter):
         *features, mean, std = encoding.features
         latent = mean[:, None] + std[:, None] * noise[0].to(mean.device)  # (B, S, Z)
         repeated = [repeat_samples(level, num_samples) for level in features]
-        return unfold_samples(crop(self._decode(repeated, fold_samples(latent)), encoding.size), num_samples)
+        return unfold_samples(unpad(self._decode(repeated, fold_samples(latent)), encoding.size), num_samples)
 
     def _decode(self, features: Sequence[Tensor], latent: Tensor) -> Tensor:
         *skips, x = features

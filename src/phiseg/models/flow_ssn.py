@@ -31,11 +31,11 @@ from phiseg.models.objective import Loss, cross_entropy
 from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import (
     Encoding,
-    crop,
     fold_samples,
     image_size,
     repeat_samples,
     unfold_samples,
+    unpad,
 )
 from phiseg.models.ssn import SSN, SSNConfig
 from phiseg.models.time_channels import TIME_CHANNELS, per_item, time_channels
@@ -124,4 +124,4 @@ class FlowSSN(SSN):
         padded = self.pad(position.to(features.dtype))
         x = torch.cat([padded, features, time_channels(time, image_size(padded)).to(features.dtype)], dim=1)
         logits: Tensor = self.flow_output(self.flow(x))
-        return crop(logits, size)
+        return unpad(logits, size)

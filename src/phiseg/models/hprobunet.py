@@ -41,11 +41,11 @@ from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
     Segmenter,
-    crop,
     fold_samples,
     image_size,
     repeat_samples,
     unfold_samples,
+    unpad,
     with_labels,
 )
 
@@ -190,7 +190,7 @@ class HProbUNet(Segmenter):
         x = self.pad(with_labels(image, labels, self.config.num_classes))
         (posteriors, latents), _ = self.posterior.decode(self.posterior.body.encoder(x), noise=noise)
         (priors, _), features = self.prior.decode(encoding.features, given=latents)
-        logits = crop(self.output(self.combine(features)), encoding.size)
+        logits = unpad(self.output(self.combine(features)), encoding.size)
         bound = negative_elbo([logits], labels, posteriors, priors, [1.0] * self.config.num_levels)
         if not self.training:
             return bound
@@ -222,7 +222,7 @@ class HProbUNet(Segmenter):
         """Decode noise (B, S, Z, h_l, w_l) to logits (B, S, K, H, W)."""
         repeated = [repeat_samples(level, num_samples) for level in encoding.features]
         _, features = self.prior.decode(repeated, noise=[fold_samples(level) for level in noise])
-        return unfold_samples(crop(self.output(self.combine(features)), encoding.size), num_samples)
+        return unfold_samples(unpad(self.output(self.combine(features)), encoding.size), num_samples)
 
 
 def draw_hard_pixels(costs: Tensor, fraction: float, noise: Tensor) -> Tensor:

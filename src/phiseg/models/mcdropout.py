@@ -19,11 +19,11 @@ from phiseg.models.segmenter import (
     Encoding,
     Segmenter,
     SegmenterConfig,
-    crop,
     fold_samples,
     image_size,
     repeat_samples,
     unfold_samples,
+    unpad,
 )
 
 
@@ -116,7 +116,7 @@ class MCDropout(Segmenter):
             x = self.body.ascend(level, x, skips[level])
             if level >= self.first_dropped:
                 x = x * next(masks)
-        return unfold_samples(crop(self.output(self.combine(x)), encoding.size), num_samples)
+        return unfold_samples(unpad(self.output(self.combine(x)), encoding.size), num_samples)
 
 
 def dropout_mask(noise: Tensor, dropout: float) -> Tensor:

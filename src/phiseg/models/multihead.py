@@ -15,7 +15,7 @@ from phiseg.models.layers import output_layer
 from phiseg.models.mixture import Mixture
 from phiseg.models.noise import Generators
 from phiseg.models.objective import Loss, item_cross_entropy
-from phiseg.models.segmenter import Encoding, SegmenterConfig, crop, image_size
+from phiseg.models.segmenter import Encoding, SegmenterConfig, image_size, unpad
 
 
 class MultiHeadConfig(SegmenterConfig):
@@ -69,7 +69,7 @@ class MultiHead(Mixture):
         self.check_image(image)
         size = image_size(image)
         features = self.body(self.pad(image))
-        return Encoding((crop(torch.stack([head(features) for head in self.heads], dim=1), size),), size)
+        return Encoding((unpad(torch.stack([head(features) for head in self.heads], dim=1), size),), size)
 
 
 def oracle_loss(losses: Tensor, relaxation: float) -> Loss:

@@ -21,10 +21,10 @@ from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
     Segmenter,
-    crop,
     fold_samples,
     image_size,
     unfold_samples,
+    unpad,
     with_labels,
 )
 
@@ -135,7 +135,7 @@ class PHiSeg(Segmenter):
         image_features = self.prior.encode(padded_image)
         posteriors, latents = self.posterior.draw(self._encode_labels(x, image_features), noise)
         priors, _ = self.prior.draw(image_features, None, given=dict(enumerate(latents)))
-        level_logits = [crop(logits, size) for logits in self.likelihood(latents)]
+        level_logits = [unpad(logits, size) for logits in self.likelihood(latents)]
         present = None if self.presence is None else is_present(labels)
         loss = negative_elbo(
             level_logits,
@@ -237,7 +237,7 @@ class PHiSeg(Segmenter):
             Accumulated logits (B, S, K, H, W) of each level, fine to coarse; the softmax of the first is p(s|z).
         """
         accumulated = self.likelihood([fold_samples(latent) for latent in latents])
-        return [unfold_samples(crop(logits, size), latents[0].shape[1]) for logits in accumulated]
+        return [unfold_samples(unpad(logits, size), latents[0].shape[1]) for logits in accumulated]
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Decode noise (B, S, Z, h_l, w_l) to logits (B, S, K, H, W)."""

@@ -20,11 +20,11 @@ from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
     Segmenter,
-    crop,
     fold_samples,
     image_size,
     repeat_samples,
     unfold_samples,
+    unpad,
     with_labels,
 )
 
@@ -96,7 +96,7 @@ class ProbUNet(Segmenter):
         features, *prior = encoding.features
         noise = draw_noise(self.noise_shapes(encoding.size), len(image), 1, generator)[0][:, 0].to(image.device)
         posterior = self.posterior(self.pad(with_labels(image, labels, self.config.num_classes)))
-        logits = crop(self._combine(features, posterior.draw(noise)), encoding.size)
+        logits = unpad(self._combine(features, posterior.draw(noise)), encoding.size)
         return negative_elbo([logits], labels, [posterior], [Gaussian(*prior)], [self.config.kl_weight])
 
     def encode(self, image: Tensor) -> Encoding:
@@ -113,7 +113,7 @@ class ProbUNet(Segmenter):
         """Decode noise (B, S, Z) to logits (B, S, K, H, W)."""
         features, mean, std = encoding.features
         latent = mean[:, None] + std[:, None] * noise[0].to(mean.device)  # (B, S, Z)
-        logits = crop(self._combine(repeat_samples(features, num_samples), fold_samples(latent)), encoding.size)
+        logits = unpad(self._combine(repeat_samples(features, num_samples), fold_samples(latent)), encoding.size)
         return unfold_samples(logits, num_samples)
 
     def _combine(self, features: Tensor, latent: Tensor) -> Tensor:

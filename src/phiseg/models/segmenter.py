@@ -297,7 +297,7 @@ def with_labels(image: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     return torch.cat([image, one_hot - 0.5], dim=1)
 
 
-def crop(tensor: Tensor, size: PerAxis) -> Tensor:
+def unpad(tensor: Tensor, size: PerAxis) -> Tensor:
     """Undo `Segmenter.pad`: keep the first (H, W) pixels."""
     for axis, side in enumerate(size, start=-len(size)):
         tensor = tensor.narrow(axis, 0, side)

@@ -33,11 +33,11 @@ from phiseg.models.segmenter import (
     Encoding,
     LatentConfig,
     Segmenter,
-    crop,
     fold_samples,
     image_size,
     repeat_samples,
     unfold_samples,
+    unpad,
 )
 
 
@@ -100,7 +100,7 @@ class SSN(Segmenter):
     def distribution(self, features: Tensor, size: PerAxis) -> tuple[Tensor, ...]:
         """Return mean, std and factor, given the features (B, C, H', W') of the padded image."""
         factor = self.factor(features).float().unflatten(1, (self.config.rank, self.config.num_classes))
-        return tuple(crop(tensor, size) for tensor in (*self.marginal(features), factor))
+        return tuple(unpad(tensor, size) for tensor in (*self.marginal(features), factor))
 
     def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:
         """Return [(Q,), (K, H, W)]."""

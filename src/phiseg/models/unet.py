@@ -10,7 +10,7 @@ from phiseg.models.layers import output_layer
 from phiseg.models.noise import Generators
 from phiseg.models.objective import Loss, cross_entropy
 from phiseg.models.pyramid import PerAxis
-from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig, crop, image_size
+from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig, image_size, unpad
 
 
 class UNetConfig(SegmenterConfig):
@@ -49,7 +49,7 @@ class UNet(Segmenter):
         """Compute the logits (B, K, H, W)."""
         self.check_image(image)
         size = image_size(image)
-        return Encoding((crop(self.output(self.combine(self.body(self.pad(image)))), size),), size)
+        return Encoding((unpad(self.output(self.combine(self.body(self.pad(image)))), size),), size)
 
     def noise_shapes(self, size: PerAxis) -> list[tuple[int, ...]]:  # noqa: ARG002
         """Return an empty list: the model uses no noise."""
