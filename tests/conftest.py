@@ -74,12 +74,13 @@ TRAIN = {
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter):
-    """Report in one line, below all others, how many browser tests were skipped, and why."""
+    """Report in one line each, below all others, how many browser and PACS tests were skipped, and why."""
     yield
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "tests/browser/" in report.nodeid]
-    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
-    for reason, number in reasons.items():
-        terminalreporter.write_line(f"{number} browser tests skipped: {reason}", yellow=True)
+    for folder, kind in (("tests/browser/", "browser"), ("tests/pacs/", "PACS")):
+        skipped = [report for report in terminalreporter.stats.get("skipped", []) if folder in report.nodeid]
+        reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+        for reason, number in reasons.items():
+            terminalreporter.write_line(f"{number} {kind} tests skipped: {reason}", yellow=True)
 
 
 class Result(NamedTuple):

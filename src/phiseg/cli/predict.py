@@ -6,14 +6,19 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from phiseg.cli.early_checks import check_exists, check_needs_no_point
-from phiseg.cli.parsing import Flag, optional, parse, required
+from phiseg.cli.pacs import check_pacs_options, predict_from_pacs
+from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.bundled import find_model
+from phiseg.imaging.dicomweb import Credentials, DicomWeb
 from phiseg.inference.input_checks import check_inputs
+
+if TYPE_CHECKING:
+    from phiseg.inference.prediction_folder import PredictionFolder
 
 
 @dataclass
@@ -31,6 +36,10 @@ class Predict:
     files than NIfTI. OUT also receives cases.csv and report.html, with the cases that need review at the top, and
     failed.csv if a case failed.
 
+    With --dicomweb, the input is a series of a PACS, and --store sends the results back. Credentials come from
+    PHISEG_DICOMWEB_USER and PHISEG_DICOMWEB_PASSWORD, from PHISEG_DICOMWEB_TOKEN, or from a file. This needs
+    `pip install 'phiseg[dicomweb]'`.
+
     A model trained on crops around lesions needs the position of the lesion: use --at or --points. The command
     warns if the image at this position does not look like the training images, or if the spacing is different.
 
@@ -38,11 +47,16 @@ class Predict:
         phiseg predict lidc-nodule scan.nii.gz --at 120,88,40 --out pred
         phiseg predict runs/phiseg scans --points points.csv --out pred
         phiseg predict runs/phiseg scan.mha --format mha --out pred
+        phiseg predict lidc-nodule --dicomweb https://pacs/dicom-web --series 1.2.840.1 --at 120,88,40 --out pred
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder, run folder that contains one, name of a bundled model, or hf:owner/name@revision."""
-    inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, required("INPUT...")]
+    inputs: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="INPUT...", help_behavior_hint="(required without --dicomweb)"),
+    ]
     """Scans to segment."""
     out: Path
     """Folder for the results. New cases are added to an existing folder."""
@@ -53,7 +67,17 @@ class Predict:
     points: Annotated[Path | None, optional("CSV", "no table")] = None
     """Table of points for many scans, with the columns case,x,y,z and, unless in voxels, unit (mm or lps)."""
     series: Annotated[str | None, optional("UID", "the only series of the folder")] = None
-    """Series to segment in a DICOM folder with several series."""
+    """Series to segment in a DICOM folder with several series, or series to fetch with --dicomweb."""
+    dicomweb: Annotated[str | None, optional("URL", "no PACS")] = None
+    """Address of a DICOMweb service from which the series is fetched."""
+    store: Flag = False
+    """Send the DICOM results to the DICOMweb service in one request: segmentation, maps and report."""
+    credentials: Annotated[Path | None, optional("FILE", "the environment variables")] = None
+    """JSON file with `user` and `password`, or with `token`, for the DICOMweb service."""
+    ca_file: Annotated[Path | None, optional("PEM", "the certificates of the system")] = None
+    """Certificates to verify the DICOMweb service with."""
+    timeout: float = 60.0
+    """Longest time in seconds without an answer of the DICOMweb service."""
     format: Literal["nii.gz", "mha", "nrrd"] = "nii.gz"
     """Format of the volumes in OUT. All keep the grid and the geometry of the scan."""
     num_samples: int = 32
@@ -94,12 +118,44 @@ class Predict:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Predict, arguments, prog=prog)
-    check_inputs(command.inputs, results=command.out)
+    check_pacs_options(
+        dicomweb=command.dicomweb,
+        series=command.series,
+        store=command.store,
+        has_inputs=bool(command.inputs),
+        processes=command.devices * command.num_nodes,
+    )
+    if command.dicomweb is None:
+        check_inputs(command.inputs, results=command.out)
     if command.points:
         check_exists(command.points, advice="give a CSV file with the columns case,x,y,z")
     find_model(Path(command.model))
     if not (command.at or command.points):
-        check_needs_no_point(command.model, command.inputs)
+        check_needs_no_point(command.model, command.inputs or [Path(command.series or "")])
+    if command.dicomweb is None or command.series is None:
+        written = _predict(command, command.inputs)
+    else:
+        server = DicomWeb(
+            command.dicomweb,
+            credentials=Credentials.find(command.credentials),
+            ca_file=command.ca_file,
+            timeout_s=command.timeout,
+        )
+        written = predict_from_pacs(
+            server, command.series, lambda folder: _predict(command, [folder]), store=command.store
+        )
+    if written is None:  # the first process reports
+        return
+    number = len(written.cases) + len(written.failed)
+    failures = f" ({len(written.failed)} of {number} cases failed, see failed.csv)" if written.failed else ""
+    stored = f" and stored on {server.host}" if command.store and not written.failed else ""
+    print(f"written to {written.path}{stored}{failures}; look at {written.report}")
+    if written.failed:
+        raise SystemExit(2)
+
+
+def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | None":
+    """Predict the inputs; None in all processes but the first."""
     from phiseg.compute.devices import DeviceConfig, make_fabric
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.prediction_folder import write_predictions
@@ -108,9 +164,9 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
     machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}
     devices = DeviceConfig.parse(machine, where="phiseg predict")
-    written = write_predictions(
+    return write_predictions(
         Path(command.model),
-        command.inputs,
+        inputs,
         command.out,
         draw=case_picture,
         write_report=write_prediction_report,
@@ -133,10 +189,3 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         make_fabric=partial(make_fabric, devices, timeout=timedelta(days=14)),
         notify=lambda note: print(f"phiseg: {note}", file=sys.stderr),
     )
-    if written is None:  # the first process reports
-        return
-    number = len(written.cases) + len(written.failed)
-    failures = f" ({len(written.failed)} of {number} cases failed, see failed.csv)" if written.failed else ""
-    print(f"written to {written.path}{failures}; look at {written.report}")
-    if written.failed:
-        raise SystemExit(2)
