@@ -23,9 +23,13 @@ ALPHA = {
 }
 
 
-def naive_cross_entropy(logits, labels):
-    """-log softmax at the label, pixel by pixel; of logits that may be padded at the bottom and the right."""
+def naive_cross_entropy(logits, labels, level=0):
+    """-log softmax at the label, pixel by pixel; of logits that may be padded at the bottom and the right.
+
+    Logits of a coarse level are those of each of the 2^level x 2^level pixels of a cell.
+    """
     total = 0.0
+    logits = logits.repeat_interleave(2**level, 2).repeat_interleave(2**level, 3)
     logits, labels = logits.detach().double().numpy(), labels.numpy()
     for b in range(labels.shape[0]):
         for i in range(labels.shape[1]):
@@ -71,7 +75,7 @@ def test_phiseg_loss_is_equation_2_with_deep_supervision(setting, latents_at):
         for side in ("prior", "posterior"):
             torch.testing.assert_close(calls[f"{side}/{level}"][0][0][1], latents[level + 1])
 
-    ces = [naive_cross_entropy(logits, labels) for logits in level_logits]
+    ces = [naive_cross_entropy(logits, labels, level) for level, logits in enumerate(level_logits)]
     kls = [naive_kl(calls[f"posterior/{level}"][0][1], calls[f"prior/{level}"][0][1]) for level in range(3)]
     assert loss.terms.keys() == {
         *(f"cross_entropy/{level}" for level in range(3)),

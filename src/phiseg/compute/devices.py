@@ -1,5 +1,6 @@
 """Choice of the device, and Lightning Fabric for one or several of them."""
 
+import ctypes
 import signal
 import subprocess
 import sys
@@ -128,3 +129,14 @@ def bf16_failure() -> str | None:
     if done.returncode < 0:
         return signal.Signals(-done.returncode).name
     return (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode else None
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator of this process keep freed memory for the next step instead of returning it to Linux.
+
+    Otherwise, each training step on a CPU requests its pages again. Blocks of 32 MB and more are still returned.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:  # glibc
+        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at the largest value that glibc would choose itself
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD

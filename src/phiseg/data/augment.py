@@ -15,6 +15,7 @@ from torch import Tensor
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError
+from phiseg.metrics.overlap import most_probable
 
 
 class AugmentConfig(StrictConfig):
@@ -118,7 +119,7 @@ def apply_augmentation(
     foreground = F.one_hot(labels.long(), num_classes)[..., 1:].movedim(-1, 1)  # (B, K-1, *size)
     share = _sample(foreground.to(image), grid, padding_mode="zeros")
     background = 1 - share.sum(1, keepdim=True)  # outside the image too
-    return warped, torch.cat([background, share], 1).argmax(1).to(labels.dtype)
+    return warped, most_probable(torch.cat([background, share], 1), dim=1).to(labels.dtype)
 
 
 def draw_intensities(config: AugmentConfig, batch_size: int, *, generator: torch.Generator) -> Tensor:

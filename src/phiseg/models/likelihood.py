@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from phiseg.models.blocks import Blocks, Norm, UpBlock
 from phiseg.models.layers import linear_mode, output_layer
-from phiseg.models.pyramid import Pyramid
+from phiseg.models.pyramid import PerAxis, Pyramid
 
 Upsampling = Literal["nearest", "bilinear"]
 
@@ -83,7 +83,10 @@ class Likelihood(nn.Module):
         self.output = nn.ModuleList(output_layer(width, num_classes, pyramid.point) for width in merged)
 
     def forward(self, latents: Sequence[Tensor]) -> list[Tensor]:
-        """Return the accumulated logits (N, K, H, W) of all levels at full resolution, fine to coarse.
+        """Return the accumulated logits of all levels, fine to coarse.
+
+        With nearest upsampling, those of level l are constant on the cells of its grid, so they have one value per
+        cell: (N, K, H / 2^l, W / 2^l). With bilinear upsampling, all are (N, K, H, W).
 
         Args:
             latents: z_l (N, Z, h_l, w_l), fine to coarse.
@@ -98,14 +101,19 @@ class Likelihood(nn.Module):
                 x = self.merge[level](torch.cat([self.carry[level](context), x], dim=1))
             context = x
             residuals.append(self.output[level](x))
-        size = residuals[-1].shape[2:]
         accumulated: list[Tensor] = []
         for residual in residuals:  # coarse to fine
-            full = residual if residual.shape[2:] == size else self._upsampled(residual, size)
-            accumulated.append(accumulated[-1] + full if accumulated else full)
+            if self.upsampling == "bilinear":
+                residual = self.upsampled(residual, residuals[-1].shape[2:])
+            accumulated.append(
+                residual + self.upsampled(accumulated[-1], residual.shape[2:]) if accumulated else residual
+            )
         return accumulated[::-1]
 
-    def _upsampled(self, logits: Tensor, size: torch.Size) -> Tensor:
+    def upsampled(self, logits: Tensor, size: PerAxis) -> Tensor:
+        """Upsample logits (N, K, h, w) to `size`."""
+        if logits.shape[2:] == size:
+            return logits
         if self.upsampling == "nearest":
             return F.interpolate(logits, size=size, mode="nearest")
         return F.interpolate(logits, size=size, mode=linear_mode(len(size)), align_corners=False)

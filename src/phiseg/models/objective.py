@@ -4,6 +4,7 @@ The cross-entropy is summed over pixels and the KL over latent elements; both ar
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from phiseg.models.gaussian import Gaussian, kl_divergence
+from phiseg.models.layers import average_pool
 
 KLWeights = Literal["paper", "reference", "unit"] | tuple[NonNegativeFloat, ...]
 
@@ -66,6 +68,30 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return -log_probs.gather(1, labels[:, None])[:, 0]  # deterministic on GPUs, unlike F.cross_entropy
 
 
+def cell_cross_entropies(level_logits: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+    """Return -log p(labels) of each item for each level in float32, summed over pixels: (B,).
+
+    A cell of coarse logits stands for all its pixels, so the sum over pixels is a sum over cells, with the number
+    n_k of their pixels of each class: -sum_cells sum_k n_k log p_k.
+
+    Args:
+        level_logits: (B, K, h_l, w_l) of each level, finest first. The finest has one value per pixel; the cells of
+            each other level consist of cells of the previous one. Cells outside (H, W) have no pixels.
+        labels: (B, H, W) class indices.
+    """
+    finest = level_logits[0]
+    missing = [new - old for new, old in zip(finest.shape[2:], labels.shape[1:], strict=True)]
+    counts = F.one_hot(labels, finest.shape[1]).movedim(-1, 1).float()  # (B, K, H, W)
+    counts = F.pad(counts, [side for number in reversed(missing) for side in (0, number)])
+    entropies: list[Tensor] = []
+    for logits in level_logits:
+        cell = tuple(old // new for old, new in zip(counts.shape[2:], logits.shape[2:], strict=True))
+        if max(cell) > 1:
+            counts = average_pool(counts, cell) * prod(cell)
+        entropies.append(-(counts * F.log_softmax(logits.float(), dim=1)).flatten(1).sum(1))
+    return entropies
+
+
 def negative_elbo(
     level_logits: Sequence[Tensor],
     labels: Tensor,
@@ -81,7 +107,7 @@ def negative_elbo(
     sum_l CE(s-hat_l, s) + sum_l alpha_l KL[q_l || p_l], with expectations estimated by a single sample.
 
     Args:
-        level_logits: accumulated logits (B, K, H, W) of each level at full resolution, finest first.
+        level_logits: accumulated logits of each level, see `cell_cross_entropies`.
         labels: (B, H, W) class indices.
         posteriors: q of each level, finest first.
         priors: p of each level, given the posterior sample of the next coarser level.
@@ -93,7 +119,7 @@ def negative_elbo(
     def mean(values: Tensor) -> Tensor:
         return (values if item_weights is None else item_weights * values).mean()
 
-    reconstructions = [mean(item_cross_entropy(logits, labels)) for logits in level_logits]
+    reconstructions = [mean(entropies) for entropies in cell_cross_entropies(level_logits, labels)]
     divergences = [mean(kl_divergence(q, p)) for q, p in zip(posteriors, priors, strict=True)]
     total = torch.stack(reconstructions).sum()
     for weight, divergence in zip(weights, divergences, strict=True):

@@ -135,10 +135,9 @@ class PHiSeg(Segmenter):
         image_features = self.prior.encode(padded_image)
         posteriors, latents = self.posterior.draw(self._encode_labels(x, image_features), noise)
         priors, _ = self.prior.draw(image_features, None, given=dict(enumerate(latents)))
-        level_logits = [unpad(logits, size) for logits in self.likelihood(latents)]
         present = None if self.presence is None else is_present(labels)
         loss = negative_elbo(
-            level_logits,
+            self.likelihood(latents),
             labels,
             posteriors,
             priors,
@@ -226,28 +225,36 @@ class PHiSeg(Segmenter):
         _, latents = self.prior.draw(features, folded, given=fixed, temperatures=temperatures)
         return [unfold_samples(latent, noise[0].shape[1]) for latent in latents]
 
-    def decode(self, latents: Sequence[Tensor], size: PerAxis) -> list[Tensor]:
+    def decode(self, latents: Sequence[Tensor], size: PerAxis, *, num_levels: int | None = None) -> list[Tensor]:
         """Run the likelihood network.
 
         Args:
             latents: (B, S, Z, h_l, w_l) of each level, fine to coarse.
             size: (H, W) of the image.
+            num_levels: number of levels to return, finest first; default: all.
 
         Returns:
             Accumulated logits (B, S, K, H, W) of each level, fine to coarse; the softmax of the first is p(s|z).
         """
-        accumulated = self.likelihood([fold_samples(latent) for latent in latents])
-        return [unfold_samples(unpad(logits, size), latents[0].shape[1]) for logits in accumulated]
+        accumulated = self.likelihood([fold_samples(latent) for latent in latents])[:num_levels]
+        full = (self.likelihood.upsampled(logits, image_size(accumulated[0])) for logits in accumulated)
+        return [unfold_samples(unpad(logits, size), latents[0].shape[1]) for logits in full]
 
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Decode noise (B, S, Z, h_l, w_l) to logits (B, S, K, H, W)."""
-        return self.sample_levels(encoding, noise, num_samples)[0]
+        return self._sample_levels(encoding, noise, num_samples, returned=1)[0]
 
     def sample_levels(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> list[Tensor]:
         """Decode noise to the accumulated logits (B, S, K, H, W) of each level, fine to coarse."""
+        return self._sample_levels(encoding, noise, num_samples, returned=self.config.num_levels)
+
+    def _sample_levels(
+        self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int, *, returned: int
+    ) -> list[Tensor]:
         assert all(level.shape[1] == num_samples for level in noise)
         num_levels = self.config.num_levels
-        levels = self.decode(self.sample_latents(encoding, noise[:num_levels]), encoding.size)
+        latents = self.sample_latents(encoding, noise[:num_levels])
+        levels = self.decode(latents, encoding.size, num_levels=returned)
         if self.presence is None:
             return levels
         logits = encoding.features[num_levels]

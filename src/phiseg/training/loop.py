@@ -14,7 +14,7 @@ import torch
 from torch.profiler import record_function
 from tqdm import tqdm
 
-from phiseg.compute.devices import make_fabric
+from phiseg.compute.devices import keep_freed_memory, make_fabric
 from phiseg.core.errors import Interrupted, OutputError, TrainingError
 from phiseg.core.files import write_json, write_text
 from phiseg.data.loader import Batch, TrainingStream, prefetch
@@ -114,6 +114,7 @@ class _Training:
     def run(self) -> Path:
         """Run the training up to the last step."""
         self.fabric.launch()
+        keep_freed_memory()
         if self.fabric.device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.backends.cudnn.allow_tf32 = self.settings.precision != "32-true"
