@@ -341,6 +341,18 @@ def test_other_spacing_is_resampled_or_rejected(predict, model, tmp_path):
     assert "resampled to 0.8 x 0.8 mm" in (tmp_path / "pred" / "report.html").read_text()
 
 
+def test_other_slice_distance_warns_or_is_rejected(predict, model, tmp_path):
+    folder = model(thickness_range_mm=[0.5, 0.8], modality=None)
+    nifti(tmp_path / "scan.nii.gz")
+    result = predict(folder, tmp_path / "scan.nii.gz", "--strict-spacing")
+    assert result.code == 2
+    (failed,) = table(tmp_path / "pred", "failed.csv")
+    assert "but those of the training images were 0.5 to 0.8 mm thick" in failed["reason"]
+    result = predict(folder, tmp_path / "scan.nii.gz")
+    assert result.code == 0
+    assert any("slices are not resampled" in line for line in messages(result))
+
+
 def test_removed_result_is_a_failure(predict, model, tmp_path, monkeypatch):
     scans = [nifti(tmp_path / f"{name}.nii.gz", seed=n) for n, name in enumerate("ab")]
     folder = model()

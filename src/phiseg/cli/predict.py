@@ -95,8 +95,9 @@ class Predict:
     reach: Annotated[float | None, optional("MM", "half the longer side of the crop")] = None
     """Maximum distance in mm from the point over which a lesion is followed."""
     strict_spacing: Flag = False
-    """Reject scans whose pixel spacing is outside the range of the training images. Without this option they are
-    resampled to the nearest spacing in that range, with a warning."""
+    """Reject scans whose pixel spacing or slice distance is outside the range of the training images. Without this
+    option, pixels are resampled to the nearest spacing in that range, slices are used as they are, and a warning is
+    printed."""
     level_draws: int = 8
     """Number of redraws per latent level to attribute the uncertainty to levels; 0 skips this and is faster."""
     uncalibrated: Flag = False

@@ -160,7 +160,7 @@ def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str,
     """Return warnings about pixels or slices outside the range of the training images.
 
     Raises:
-        DataError: the pixel spacing is outside the range, and `resample` is false.
+        DataError: the pixel or slice spacing is outside the range, and `resample` is false.
     """
     warnings = []
     distance, vertical, horizontal = stack.spacing_mm
@@ -179,9 +179,15 @@ def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str,
             f"{row:.3g} x {column:.3g} mm for the network, and results are on the grid of the scan"
         )
     if thickness and stack.grid[0] > 1 and not thickness[0] * 0.999 <= distance <= thickness[1] * 1.001:
+        trained = f"those of the training images were {thickness[0]:.3g} to {thickness[1]:.3g} mm thick"
+        if not resample:
+            raise DataError(
+                f"{name} has slices {distance:.3g} mm apart, but {trained}; use a scan in this range, or omit "
+                "--strict-spacing"
+            )
         warnings.append(
-            f"the slices are {distance:.3g} mm apart, but those of the training images were {thickness[0]:.3g} to "
-            f"{thickness[1]:.3g} mm thick; the samples may be less reliable"
+            f"the slices are {distance:.3g} mm apart, but {trained}; the samples may be less reliable, because slices "
+            "are not resampled"
         )
     return tuple(warnings)
 
