@@ -56,8 +56,8 @@ def predict(
         series: the UID of the series, for a DICOM folder with several.
         file_format: the format of the volumes: `nii.gz`, `mha` or `nrrd`.
         sampling: the sampling settings.
-        strict_spacing: refuse scans whose pixel spacing or slice distance is outside the range of the training images
-            instead of resampling their pixels.
+        strict_spacing: refuse scans whose pixel spacing or slice distance is outside the range of the training
+            images instead of resampling their pixels.
         device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
         calibrated: whether to use the temperatures that `calibrate` fitted, if there are any.
         progress: whether to show progress bars.

@@ -175,7 +175,7 @@ def predict_scans(
         draw: function that draws the picture of a case.
         file_format: format of the volumes.
         progress: show progress bars.
-        strict_spacing: reject scans whose pixel spacing or slice distance is outside the range of the training images.
+        strict_spacing: reject scans whose pixel or slice spacing is outside the range of the training images.
 
     Returns:
         The error of each failed case, by name.

@@ -91,8 +91,8 @@ def write_predictions(
         file_format: the format of the volumes.
         sampling: the sampling settings; by default those of `Sampling`.
         calibrated: whether to use the temperatures that `phiseg calibrate` fitted, if there are any.
-        strict_spacing: refuse scans whose pixel spacing or slice distance is outside the range of the training images
-            instead of resampling their pixels.
+        strict_spacing: refuse scans whose pixel spacing or slice distance is outside the range of the training
+            images instead of resampling their pixels.
         device: the device, such as `cpu` or `cuda:1`.
         make_fabric: returns Lightning Fabric for one or several processes that share the cases, and chooses the
             device. By default this process predicts all cases on `device`.

@@ -186,8 +186,8 @@ def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str,
                 "--strict-spacing"
             )
         warnings.append(
-            f"the slices are {distance:.3g} mm apart, but {trained}; the samples may be less reliable, because slices "
-            "are not resampled"
+            f"the slices are {distance:.3g} mm apart, but {trained}; the samples may be less reliable, because "
+            "slices are not resampled"
         )
     return tuple(warnings)
 

@@ -18,6 +18,7 @@ See docs/explanation/batch-norm.md for the measurement behind the default, `reca
 from collections.abc import Iterable
 
 import torch
+from tqdm import tqdm
 
 from phiseg.data.loader import Batch
 from phiseg.models import Segmenter
@@ -33,16 +34,25 @@ def follow_sampling_path(model: Segmenter, batch: Batch, *, seed: int, step: int
 
 
 @torch.no_grad()
-def recalibrate(model: Segmenter, batches: Iterable[Batch], *, seed: int, sampling_path: bool = True) -> None:
+def recalibrate(
+    model: Segmenter, batches: Iterable[Batch], *, seed: int, sampling_path: bool = True, progress: bool = False
+) -> None:
     """Replace the running statistics by plain averages over `batches`; no effect without batch norm.
 
     All layers are first averaged on the training path. With `sampling_path`, layers that occur in the sampling path
-    are then reset and averaged there.
+    are then reset and averaged there. `progress` shows a progress bar.
     """
     layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
     if not layers:
         return
     batches = list(batches)
+    bar = tqdm(
+        total=len(batches) * (1 + sampling_path),
+        desc="batch-norm statistics",
+        unit="batch",
+        leave=False,
+        disable=not progress,
+    )
     was_training, momenta = model.training, [layer.momentum for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
@@ -51,6 +61,7 @@ def recalibrate(model: Segmenter, batches: Iterable[Batch], *, seed: int, sampli
     for number, batch in enumerate(batches):
         generators = [seeded_generator(seed, "statistics", "posterior", number, int(row)) for row in batch.rows]
         model(batch.image, batch.labels, generator=generators)
+        bar.update()
     to_reset = set(layers)
 
     def reset_once(layer: torch.nn.Module, _: object) -> None:
@@ -62,6 +73,8 @@ def recalibrate(model: Segmenter, batches: Iterable[Batch], *, seed: int, sampli
     hooks = [layer.register_forward_pre_hook(reset_once) for layer in layers]
     for number, batch in enumerate(batches if sampling_path else []):
         follow_sampling_path(model, batch, seed=seed, step=number)
+        bar.update()
+    bar.close()
     for hook in hooks:
         hook.remove()
     for layer, momentum in zip(layers, momenta, strict=True):

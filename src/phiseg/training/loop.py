@@ -244,7 +244,13 @@ class _Training:
             number = self.settings.recalibration_batches
             with self.fabric.autocast():
                 batches = (self.plain_stream.batch(i, self.fabric.device) for i in range(number))
-                recalibrate(model, batches, seed=self.settings.seed, sampling_path=statistics == "recalibrated")
+                recalibrate(
+                    model,
+                    batches,
+                    seed=self.settings.seed,
+                    sampling_path=statistics == "recalibrated",
+                    progress=not bar.disable,
+                )
         values = validate(model, self.dataset, self.settings, self.fabric, progress=not bar.disable)
         self._track("val", values)
         criterion = self.settings.select_by
