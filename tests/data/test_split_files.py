@@ -31,6 +31,30 @@ def test_split_file_restores_the_splits(dataset, tmp_path):
         assert applied.rows(split).tolist() == dataset.rows(split).tolist()
 
 
+def test_dataset_remembers_the_split_file_until_it_is_split_again(dataset, tmp_path):
+    assert (dataset.split_name, dataset.split_source) == (None, "")
+    path = tmp_path / "split.json"
+    write_split_file(dataset, path, name="lesions-a", source="Doe et al. 2026")
+    applied = apply_split_file(dataset, path).dataset
+    assert (applied.split_name, applied.split_source) == ("lesions-a", "Doe et al. 2026")
+    assert applied.fingerprint == dataset.fingerprint
+    assert applied.resplit(seed=1, fractions=(60, 20, 20)).split_name is None
+
+
+@pytest.mark.parametrize("changes", [{"name": "a\nb"}, {"name": 3}, {"source": "a\x1b[31m"}], ids=str)
+def test_invalid_name_of_a_split_file_in_a_dataset_is_refused(dataset, changes):
+    change(dataset.path / "splits.json", **changes)
+    with pytest.raises(DataError, match=f"the {next(iter(changes))} of the split file is invalid"):
+        Dataset.open(dataset.path)
+
+
+def test_split_may_be_called_name(dataset):
+    splits = json.loads((dataset.path / "splits.json").read_text())
+    (dataset.path / "splits.json").write_text(json.dumps({"name": splits["train"], "val": splits["val"]}))
+    changed = Dataset.open(dataset.path)
+    assert (changed.split_name, changed.splits["name"]) == (None, splits["train"])
+
+
 def test_split_file_is_readable_json(dataset, tmp_path):
     write_split_file(dataset, tmp_path / "split.json", name="a")
     values = json.loads((tmp_path / "split.json").read_text())

@@ -87,6 +87,29 @@ def test_probabilities_alone_give_all_scores(trained, lesions, cli, scored, tmp_
     assert found.summary.ece == pytest.approx(expected.summary.ece, abs=1e-5)
 
 
+def test_name_of_the_split_file_is_recorded_and_shown(lesions, copy, cli, tmp_path):
+    data, split = copy(lesions), tmp_path / "split.json"
+    assert cli("data", "split", data, "--write", split, "--name", "lesions-a", "--source", "Doe 2026").code == 0
+    assert "split file" not in cli("info", data).out
+    assert cli("data", "split", data, "--read", split).code == 0
+    assert "  split file: lesions-a (Doe 2026)\n" in cli("info", data).out
+    np.save(tmp_path / "labels.npy", drawn(data))
+    done = cli("score", tmp_path / "labels.npy", "--data", data, "--out", tmp_path / "eval")
+    assert "on 3 test (lesions-a) cases" in done.out
+    assert read_evaluation(tmp_path / "eval").summary.dataset.split_name == "lesions-a"
+    compare([tmp_path / "eval"], tmp_path / "report")
+    assert "test (lesions-a) split" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_older_evaluation_without_the_name_of_a_split_file_is_read(scored, tmp_path, lesions):
+    np.save(tmp_path / "labels.npy", drawn(lesions))
+    path = scored(tmp_path / "labels.npy").path
+    values = json.loads((path / "summary.json").read_text())
+    del values["dataset"]["split_name"]
+    (path / "summary.json").write_text(json.dumps(values))
+    assert read_evaluation(path).summary.dataset.split_name is None
+
+
 # Forms of samples
 
 

@@ -94,7 +94,7 @@ class Scores:
 
     def _title(self) -> str:
         own = self.summary
-        return f"{own.method} on {own.num_cases} {own.split} cases, {own.num_samples} samples each"
+        return f"{own.method} on {own.num_cases} {own.split_title} cases, {own.num_samples} samples each"
 
 
 class Comparison(Records):

@@ -113,7 +113,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     if not first:
         return
     print(
-        f"{summary.method} on {summary.num_cases} {summary.split} cases of {summary.num_patients} patients, "
+        f"{summary.method} on {summary.num_cases} {summary.split_title} cases of {summary.num_patients} patients, "
         f"{summary.num_samples} samples each"
     )
     if summary.num_with_neighbours is not None:

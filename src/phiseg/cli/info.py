@@ -114,10 +114,13 @@ def _dataset(folder: Path) -> str:
         for name, patients in dataset.splits.items()
     )
     missing = int((~dataset.valid).sum())
+    source = f" ({dataset.split_source})" if dataset.split_source else ""
+    split_file = [f"  split file: {dataset.split_name}{source}"] if dataset.split_name else []
     return "\n".join(
         [
             f"dataset: {info.name} in {folder}",
             f"  cases: {dataset.num_cases} ({splits})",
+            *split_file,
             f"  image: {info.image_channels} channel(s), {dataset.describe_size()}, "
             f"{dataset.images.dtype}, spacing {info.spacing_mm or 'unknown'} mm",
             f"  classes: {', '.join(f'{i} {name}' for i, name in enumerate(info.classes))}",

@@ -96,7 +96,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         overwrite=command.overwrite,
     )
     summary = scored[0].summary
-    print(f"{summary.method} on {summary.num_cases} {summary.split} cases of {summary.num_patients} patients")
+    print(f"{summary.method} on {summary.num_cases} {summary.split_title} cases of {summary.num_patients} patients")
     _print_table(scored)
     print(f"results: {', '.join(str(one.path) for one in scored)}")
     print(f"next: phiseg compare {scored[-1].path} ... --out report")

@@ -2,8 +2,9 @@
 
 import csv
 import json
+import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.formats import DATASET
 from phiseg.data.manifest import DatasetInfo
 from phiseg.data.npy import NPY_ERRORS
-from phiseg.data.splits import ORIGIN, check_splits
+from phiseg.data.splits import FILE_NAME, FILE_SOURCE, ORIGIN, check_splits
 
 PREPARE_AGAIN = "prepare the dataset again with 'phiseg prepare'"
 
@@ -105,8 +106,19 @@ def _check_depths(path: Path, rows: list[dict[str, str]], *, num_slices: int) ->
         raise DataError(f"{path}: the depths sum to {total}, but images.npy has {num_slices}; {PREPARE_AGAIN}")
 
 
-def read_splits(path: Path, patients: list[str]) -> dict[str, list[str]]:
-    """Return the patients of each split.
+class StoredSplits(NamedTuple):
+    """The content of splits.json."""
+
+    splits: dict[str, list[str]]
+    """Patients of each split."""
+    name: str | None
+    """Name of the split file that they were read from, if any."""
+    source: str
+    """Source of the split file."""
+
+
+def read_splits(path: Path, patients: list[str]) -> StoredSplits:
+    """Return the patients of each split, and the split file that they were read from.
 
     Raises:
         DataError: the file is missing or damaged, or does not match the patients.
@@ -124,7 +136,15 @@ def read_splits(path: Path, patients: list[str]) -> dict[str, list[str]]:
         if not isinstance(members, list) or not all(isinstance(patient, str) for patient in members):
             raise DataError(f"{path}: split '{name}' is not a list of patients; {fix}")
     check_splits(splits, patients, where=str(path))
-    return splits
+    origin: dict[str, str] = {}
+    for key, pattern in (("name", FILE_NAME), ("source", FILE_SOURCE)):
+        if key in values and key not in splits:
+            if not (isinstance(values[key], str) and re.fullmatch(pattern, values[key])):
+                raise DataError(
+                    f"{path}: the {key} of the split file is invalid; run phiseg data split --read again"
+                )
+            origin[key] = values[key]
+    return StoredSplits(splits, origin.get("name"), origin.get("source", ""))
 
 
 def _read_json(path: Path) -> Any:

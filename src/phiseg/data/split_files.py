@@ -16,7 +16,7 @@ from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import check_new_file, write_json
 from phiseg.core.formats import SPLIT
-from phiseg.data.splits import check_splits, write_splits
+from phiseg.data.splits import FILE_NAME, FILE_SOURCE, check_splits, write_splits
 from phiseg.data.store import Dataset
 
 _NUM_NAMED = 3
@@ -28,9 +28,9 @@ class SplitFile(StrictConfig):
 
     format: str = SPLIT.name
     version: int = SPLIT.version
-    name: Annotated[str, StringConstraints(pattern=r"^[\w.+-]+$", max_length=100)]
+    name: Annotated[str, StringConstraints(pattern=FILE_NAME)]
     """Name to cite the split by, such as `lidc-slices-2026`; without spaces."""
-    source: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=1000)] = ""
+    source: Annotated[str, StringConstraints(pattern=FILE_SOURCE)] = ""
     """Origin of the split: a citation, an address, or how it was drawn."""
     splits: dict[str, list[str]] = Field(min_length=1)
     """Patients of each split."""

@@ -13,6 +13,10 @@ from phiseg.core.random import derive_seed
 SPLIT_NAMES = ("train", "val", "test")
 ORIGIN = ("seed", "name", "source")
 """Keys of splits.json that are not splits: the seed of drawn splits, or name and source of a split file."""
+FILE_NAME = r"^[\w.+-]{1,100}$"
+"""Pattern of the name of a split file."""
+FILE_SOURCE = r"^[^\x00-\x1f\x7f]{0,1000}$"
+"""Pattern of the source of a split file."""
 MAX_NAME = 100
 """Maximum length of a split name in characters."""
 

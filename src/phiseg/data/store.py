@@ -50,6 +50,10 @@ class Dataset:
     """Rows of cases.csv; all values are strings."""
     splits: dict[str, list[str]]
     """Patients of each split."""
+    split_name: str | None = None
+    """Name of the split file that the splits were read from, if any."""
+    split_source: str = ""
+    """Source of the split file."""
     _found_neighbours: dict[int, NDArray[np.int64]] = field(default_factory=dict, init=False)
     """Neighbours by context, computed on first use."""
 
@@ -77,11 +81,11 @@ class Dataset:
         info = read_info(path / "dataset.json")
         images, labels, valid = (read_array(path, key, info) for key in ("images", "labels", "valid"))
         cases = read_table(path / "cases.csv", info)
-        splits = read_splits(path / "splits.json", [case["patient"] for case in cases])
+        stored = read_splits(path / "splits.json", [case["patient"] for case in cases])
         for row in np.flatnonzero(~valid.any(axis=1)):
             name = cases[row]["case"]
             raise DataError(f"{path / 'valid.npy'}: case '{name}' has no annotator; {PREPARE_AGAIN}")
-        return cls(path, info, images, labels, valid, cases, splits)
+        return cls(path, info, images, labels, valid, cases, *stored)
 
     def resplit(self, *, seed: int, fractions: Sequence[float], hold_out: str | None = None) -> Self:
         """Assign the patients to new splits, replace splits.json, and return the dataset with the new splits.
@@ -277,12 +281,14 @@ class Dataset:
         """Return the labels of the valid annotators of one row, (A_valid, *size)."""
         return self._case(self.labels, row, None, self.valid[row])
 
-    def annotation(self, row: int, annotator: int, *, slices: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
-        """Return the labels of one annotator, (*size).
+    def annotation(
+        self, row: int, annotator: int | NDArray[np.int64], *, slices: NDArray[np.int64] | None = None
+    ) -> NDArray[np.uint8]:
+        """Return the labels of one annotator, (*size), or of several, (A, *size).
 
         Args:
             row: row of the dataset.
-            annotator: number of the annotator.
+            annotator: number of the annotator, or several numbers (A,).
             slices: numbers of the slices of a volume to return; None returns all.
         """
         return self._case(self.labels, row, slices, annotator)

@@ -40,11 +40,18 @@ class DatasetRef(StrictConfig):
     """Fingerprint of the data, independent of the name of the folder."""
     dims: Literal[2, 3] = 2
     """2 for images, 3 for volumes."""
+    split_name: Line | None = None
+    """Name of the split file that the splits were read from, to cite them by; None if there is none."""
 
     @classmethod
     def of(cls, dataset: Dataset) -> Self:
         """Return the reference to a dataset."""
-        return cls(name=dataset.info.name, fingerprint=dataset.fingerprint, dims=dataset.dims)
+        return cls(
+            name=dataset.info.name,
+            fingerprint=dataset.fingerprint,
+            dims=dataset.dims,
+            split_name=dataset.split_name,
+        )
 
 
 class ModelRef(StrictConfig):
@@ -90,6 +97,11 @@ class Provenance(StrictConfig):
     model: ModelRef
     samples: SamplesRef | None = None
     """Given samples; None if phiseg drew them."""
+
+    @property
+    def split_title(self) -> str:
+        """The split with the name of its split file, if there is one: `test` or `test (lidc-slices)`."""
+        return f"{self.split} ({self.dataset.split_name})" if self.dataset.split_name else self.split
 
 
 class Summary(Provenance):
