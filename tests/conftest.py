@@ -47,6 +47,13 @@ MODELS = {
         "num_steps": 3,
         "blocks_per_level": 1,
     },
+    "mose": {
+        "name": "mose",
+        "channels": [4, 4, 8],
+        "experts": 3,
+        "training_samples": 2,
+        "blocks_per_level": 1,
+    },
     "flow-ssn": {
         "name": "flow-ssn",
         "channels": [4, 4, 8],

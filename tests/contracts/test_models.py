@@ -22,6 +22,7 @@ EXTRA = {  # a larger head_init gives KLs that are visible in the total
     "flow-ssn": {"flow_channels": (4, 6), "num_steps": 2, "monte_carlo": 4},
     "hprobunet": {"num_levels": 3, "head_init": 0.3},
     "mcdropout": {"dropout": 0.4, "dropout_levels": 2},
+    "mose": {"experts": 3, "training_samples": 2, "kl_weight": 0.5},
     "multihead": {"heads": 5},
     "phiseg": {"num_levels": 3, "kl_weights": "paper", "head_init": 0.3},
     "phiseg-ensemble": {"members": 2, "num_levels": 3, "kl_weights": "paper", "head_init": 0.3},
@@ -109,7 +110,7 @@ def documented_weights(config):
         case "phiseg" | "phiseg-ensemble":
             base = {"paper": 2, "reference": 4, "unit": 1}[config.kl_weights]
             return [base**level for level in range(config.num_levels)]
-        case "cvae" | "probunet":
+        case "cvae" | "mose" | "probunet":
             return [config.kl_weight]
         case "hprobunet":
             return [1] * config.num_levels
@@ -138,14 +139,16 @@ def test_loss_terms_sum_to_total_and_elbo(name):
     model = settled(name)
     loss = model(*batch(model, ODD), generator=seeded_generator(0))
     kls = [value for term, value in loss.terms.items() if term.startswith("kl/")]
-    reconstructions = [value for term, value in loss.terms.items() if term.startswith("cross_entropy/")]
+    named = [term for term in loss.terms if term.startswith(("cross_entropy/", "transport"))]
+    reconstructions = [loss.terms[term] for term in named]
     presence = [value for term, value in loss.terms.items() if term == "presence"]
     weights = documented_weights(model.config)
     total = sum(reconstructions) + sum(weight * kl for weight, kl in zip(weights, kls, strict=True)) + sum(presence)
     torch.testing.assert_close(loss.total.detach(), total)
     torch.testing.assert_close(loss.terms["elbo"], -reconstructions[0] - sum(kls) - sum(presence))
     assert len(loss.terms) == len(kls) + len(reconstructions) + len(presence) + 1
-    assert [*loss.terms][: len(reconstructions)] == [f"cross_entropy/{i}" for i in range(len(reconstructions))]
+    assert [*loss.terms][: len(named)] == named
+    assert named in ([f"cross_entropy/{i}" for i in range(len(named))], ["transport"])
 
 
 @torch.no_grad()
@@ -177,8 +180,12 @@ def test_gradients_reach_all_parameters(name, norm):
         assert tensor.grad.any(), parameter
 
 
-TRAINED_BY_ANOTHER_LOSS = {"flow-ssn": ("body", "combine", "marginal", "factor")}
-"""Parts whose gradient leaves out a part of the loss on purpose: the flow does not train its base."""
+TRAINED_BY_ANOTHER_LOSS = {
+    "flow-ssn": ("body", "combine", "marginal", "factor"),
+    "mose": ("body", "combine", "output"),
+}
+"""Parts whose gradient leaves out a part of the loss on purpose: the flow does not train its base, and the plan
+that moves annotations to samples has no gradient."""
 
 
 def test_gradient_matches_finite_difference(name):

@@ -128,6 +128,47 @@ def test_annotators_are_drawn_uniformly_from_valid_ones(dataset):
         assert all(abs(count - expected) < 5 * np.sqrt(expected) for count in np.array(counts)[valid])
 
 
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_several_annotations_per_image_are_of_different_annotators(dataset, number):
+    stream = make_stream(dataset, batch_size=20, annotations_per_image=number)
+    seen = Counter()
+    for step in range(100):
+        batch = stream.batch(step)
+        assert batch.labels.shape == (20, number, SIZE, SIZE)
+        for row, annotations in zip(batch.rows.tolist(), batch.labels, strict=True):
+            found = Counter(annotator for _, annotator in map(read, annotations))
+            assert {read(labels)[0] for labels in annotations} == {row}
+            valid = np.flatnonzero(dataset.valid[row]).tolist()
+            assert set(found) <= set(valid)
+            assert len(found) == min(number, len(valid))
+            assert max(found.values()) - min(found.values()) <= 1  # repeated as evenly as possible
+            seen.update((row, annotator) for annotator in found.elements())
+    for row in range(20):
+        counts = np.array([seen[row, annotator] for annotator in np.flatnonzero(dataset.valid[row])])
+        assert np.abs(counts - counts.mean()).max() < 5 * np.sqrt(counts.mean())
+
+
+def test_several_annotations_are_augmented_like_their_image(dataset):
+    """Each annotation of a set is warped as it would be alone."""
+    stream = make_stream(dataset, augment=ON, annotations_per_image=3)
+    plain = make_stream(dataset, annotations_per_image=3)
+    for step in range(5):
+        batch, source = stream.batch(step), plain.batch(step)
+        for place in range(3):
+            alone = make_stream(dataset, augment=ON)
+            drawn = source.labels[:, place]
+            annotators = np.array([read(labels)[1] for labels in drawn])
+            alone._draw_annotators = lambda step, rows, found=annotators: found
+            expected = alone.batch(step)
+            assert torch.equal(batch.image, expected.image)
+            assert torch.equal(batch.labels[:, place], expected.labels)
+
+
+def test_single_annotator_gives_one_annotation_per_image(dataset):
+    batch = make_stream(dataset, annotator=0, annotations_per_image=3).batch(0)
+    assert batch.labels.shape == (6, SIZE, SIZE)
+
+
 def test_annotators_change_between_epochs(dataset):
     stream = make_stream(dataset, batch_size=20)
     first, second = (sorted(map(read, stream.batch(step).labels)) for step in (0, 1))

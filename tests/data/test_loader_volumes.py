@@ -58,6 +58,19 @@ def test_batch_contains_patches_of_image_and_labels_at_the_same_place(dataset):
     assert {x for places_of in seen.values() for _, _, x in places_of} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("augment", [OFF, ON])
+def test_several_annotations_of_a_patch_are_at_the_same_place(dataset, augment):
+    """The first annotation of each set equals that of a stream which draws the same annotators alone."""
+    stream = make_stream(dataset, augment=augment, annotations_per_image=2)
+    alone = make_stream(dataset, augment=augment)
+    alone._draw_annotators = lambda step, rows: stream._draw_annotators(step, rows)[:, 0]
+    for step in range(6):
+        batch, expected = stream.batch(step), alone.batch(step)
+        assert batch.labels.shape == (4, 2, 5, 4, 5)
+        assert torch.equal(batch.image, expected.image)
+        assert torch.equal(batch.labels[:, 0], expected.labels)
+
+
 def test_short_volume_is_extended_by_its_end_slices():
     assert window(-2, 6, 3).tolist() == [0, 0, 0, 1, 2, 2]
     assert window(1, 2, 3).tolist() == [1, 2]

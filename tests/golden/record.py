@@ -28,6 +28,12 @@ MODELS = {
     "multihead": WIDTHS | {"heads": 4, "relaxation": 0.05},
     "cvae": WIDTHS | LATENT | {"latent_dimensions": 3, "kl_weight": 1.0},
     "ssn": WIDTHS | LATENT | {"rank": 3, "monte_carlo": 4},
+    "flow-ssn": WIDTHS
+    | LATENT
+    | {"rank": 3, "monte_carlo": 4, "flow_channels": [4, 6], "flow_blocks": 1, "num_steps": 3, "base_std": 1.0},
+    "ccdm": WIDTHS | {"diffusion_steps": 20, "num_steps": 4},
+    "mose": WIDTHS
+    | {"experts": 3, "latent_dimensions": 1, "training_samples": 2, "max_share": 0.5, "kl_weight": 1.0},
     "hprobunet": WIDTHS
     | LATENT
     | {"num_levels": 2, "latent_channels": 1, "kappa": 0.05, "top_k": 0.02}
@@ -59,6 +65,9 @@ TRAIN = {
     "accelerator": "cpu",
 }
 
+FURTHER = {"mose": {"annotations_per_image": 3}}
+"""Training settings of single models."""
+
 
 def losses(model: str, folder: Path) -> dict[str, float]:
     """Train a model in `folder` and return all numbers of its metrics.jsonl by `model step kind name`."""
@@ -69,7 +78,8 @@ def losses(model: str, folder: Path) -> dict[str, float]:
 
     if not (folder / "data").exists():
         prepare_phantom("zones", folder / "data", seed=0, size=24, num_cases=10, progress=False)
-    values = {"name": model, "model": {"name": model, **MODELS[model]}, "augment": AUGMENT, "train": TRAIN}
+    settings = TRAIN | FURTHER.get(model, {})
+    values = {"name": model, "model": {"name": model, **MODELS[model]}, "augment": AUGMENT, "train": settings}
     train(Recipe.parse(values, where="the golden recipe"), folder / "data", folder / model, progress=False)
     return {
         f"{model} {line['step']} {line['kind']} {name}": value

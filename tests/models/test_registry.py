@@ -64,6 +64,7 @@ DIGESTS = {
     (1, "flow-ssn"): "350a67f1cd408d46",
     (1, "hprobunet"): "9e502f4927fbdafa",
     (1, "mcdropout"): "a5b94b09aa8aaf0d",  # same as the U-Net
+    (1, "mose"): "026f9fb0a2b7540a",
     (1, "multihead"): "3bc4774c5530ad98",
     (1, "phiseg"): "16cdba52c4b8b89c",
     (1, "phiseg-ensemble"): "3d8c41233b4092bd",

@@ -27,7 +27,9 @@ def test_small_recipes_differ_in_model_and_learning_rate_only(name):
     recipe = load_recipe(name)
     phiseg = load_recipe("phiseg-small" if recipe.model.dims == 2 else "phiseg3d-small")
     assert name.startswith(recipe.model.name)
-    assert recipe.train.model_copy(update={"learning_rate": phiseg.train.learning_rate}) == phiseg.train
+    own = ("learning_rate", "annotations_per_image")
+    assert recipe.train.model_copy(update={key: getattr(phiseg.train, key) for key in own}) == phiseg.train
+    assert (recipe.train.annotations_per_image > 1) == MODELS[recipe.model.name].takes_sets
     assert recipe.augment == phiseg.augment
     assert recipe.model.channels == phiseg.model.channels
     assert recipe.model.blocks_per_level == phiseg.model.blocks_per_level
@@ -85,6 +87,7 @@ def test_load_recipe_applies_override():
         ("phiseg-small", ["--train.annotator=every"], "'train.annotator' = 'every'"),
         ("phiseg-small", ["--train.select_by=diversity"], "'train.select_by' = 'diversity'.* loss, elbo, ged"),
         ("phiseg-small", ["--train.precision=64"], "'train.precision' = 64"),
+        ("phiseg-small", ["--train.annotations_per_image=4"], "with model phiseg, which takes one annotation"),
         ("phiseg-small", ["--model.num_levels=9"], "num_levels = 9"),
         ("missing.yaml", [], "cannot read missing.yaml"),
     ],

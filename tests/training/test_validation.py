@@ -66,6 +66,21 @@ def test_validate_loss_is_mean_over_all_annotations(name, dataset, trained, make
         assert values[term] == pytest.approx(mean, rel=1e-5), term
 
 
+def test_validate_loss_of_sets_compares_all_annotations_of_a_case(dataset, trained, make_recipe, fabric):
+    model = load_model(trained("mose"))
+    values = validate(model, dataset, make_recipe("mose", annotations_per_image=2).train, fabric)
+    total, weight = 0.0, 0
+    for row in dataset.rows("val"):
+        valid = np.flatnonzero(dataset.valid[row])
+        generators = [seeded_generator(0, "validation", dataset.cases[row]["case"], int(valid[0]))]
+        labels = torch.from_numpy(dataset.labels[row][valid].astype(np.int64))[None]
+        with torch.no_grad():
+            loss = model(torch.from_numpy(dataset.image(row))[None], labels, generator=generators)
+        total, weight = total + len(valid) * float(loss.total), weight + len(valid)
+    assert values["loss"] == pytest.approx(total / weight, rel=1e-5)
+    assert {"transport", "kl/0"} <= values.keys()
+
+
 @pytest.mark.parametrize("annotator", [0, 2])
 def test_validate_loss_uses_fixed_annotator_only(annotator, dataset, trained, make_recipe, fabric):
     model = load_model(trained())

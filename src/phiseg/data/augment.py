@@ -107,7 +107,7 @@ def apply_augmentation(
 
     Args:
         image: (B, C, *size).
-        labels: (B, *size) class indices, 0 is the background.
+        labels: (B, *size) class indices, 0 is the background; or (B, A, *size).
         matrices: (B, 2, 3) from `draw_augmentation`.
         num_classes: K.
 
@@ -116,7 +116,7 @@ def apply_augmentation(
     """
     grid = F.affine_grid(matrices.to(image), [len(image), 1, *image.shape[-2:]], align_corners=False)
     warped = _sample(image, grid, padding_mode="border")
-    foreground = F.one_hot(labels.long(), num_classes)[..., 1:].movedim(-1, 1)  # (B, K-1, *size)
+    foreground = F.one_hot(labels.long(), num_classes)[..., 1:].movedim(-1, 1)  # (B, K-1, *size) or with A
     share = _sample(foreground.to(image), grid, padding_mode="zeros")
     background = 1 - share.sum(1, keepdim=True)  # outside the image too
     return warped, most_probable(torch.cat([background, share], 1), dim=1).to(labels.dtype)
@@ -141,9 +141,16 @@ def draw_neighbours(config: AugmentConfig, batch_size: int, *, generator: torch.
 
 
 def flip_volumes(image: Tensor, labels: Tensor, flipped: Tensor) -> tuple[Tensor, Tensor]:
-    """Reverse the slices of volumes (B, C, D, H, W) and labels (B, D, H, W) where `flipped` (B,) is true."""
-    where = flipped.to(image.device)[:, None, None, None]
-    return torch.where(where[..., None], image.flip(2), image), torch.where(where, labels.flip(1), labels)
+    """Reverse the slices of volumes (B, C, D, H, W) and labels (B, D, H, W) where `flipped` (B,) is true.
+
+    The labels may have an axis of annotations, (B, A, D, H, W).
+    """
+
+    def reverse(values: Tensor) -> Tensor:
+        where = flipped.to(values.device).reshape(-1, *[1] * (values.ndim - 1))
+        return torch.where(where, values.flip(-3), values)
+
+    return reverse(image), reverse(labels)
 
 
 def reverse_slices(image: Tensor, flipped: Tensor, *, context: int) -> Tensor:

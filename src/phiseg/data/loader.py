@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     image: Tensor
     """(B, C, *size) float32, the network's input."""
     labels: Tensor
-    """(B, *size) int64, one annotation per image."""
+    """(B, *size) int64, one annotation per image; (B, A, *size) if the stream has several per image."""
     rows: NDArray[np.int64]
     """(B,) rows of the dataset."""
 
@@ -60,6 +60,8 @@ class TrainingStream:
         seed: seed of the run.
         annotator: "random" draws one of the valid annotators of each case. A number always uses this annotator and
             skips cases that the annotator did not annotate.
+        annotations_per_image: A, number of annotations of each image. With more than one, they are from different
+            annotators in random order, repeated if a case has fewer. A single annotator gives one.
         augment: augmentation settings.
         context: number of neighbouring slices on each side, which are added as channels.
         patch_size: size of the patches of volumes, see `patch_size_for`.
@@ -80,6 +82,7 @@ class TrainingStream:
         batch_size: int,
         seed: int,
         annotator: int | Literal["random"] = "random",
+        annotations_per_image: int = 1,
         augment: AugmentConfig,
         context: int = 0,
         patch_size: Sequence[int] | None = None,
@@ -100,6 +103,7 @@ class TrainingStream:
         self.batch_size = batch_size
         self.seed = seed
         self.annotator = annotator
+        self.annotations_per_image = annotations_per_image
         self.augment = augment
         self.context = context
         self.patch_size = patch_size_for(dataset, patch_size)
@@ -129,8 +133,7 @@ class TrainingStream:
         rows = rows[self._share]
         if starts is None:
             image = self._images(step, rows)
-            drawn = map(self.dataset.annotation, rows.tolist(), annotators.tolist())
-            labels = torch.from_numpy(np.stack([*drawn]))
+            labels = torch.from_numpy(np.stack([*map(self.dataset.annotation, rows.tolist(), annotators)]))
         else:
             image, labels = self._patches(step, rows, annotators, starts[self._share])
         image, labels = image.to(device), labels.to(device).long()
@@ -168,13 +171,11 @@ class TrainingStream:
     def _patches(
         self, step: int, rows: NDArray[np.int64], annotators: NDArray[np.int64], starts: NDArray[np.int64]
     ) -> tuple[Tensor, Tensor]:
-        """Return patches of volumes, (B, C, *size) and (B, *size), some with their slices in reverse order."""
+        """Return patches of volumes and their labels, some with their slices in reverse order."""
         assert self.patch_size is not None
         depth, height, width = self.patch_size
         images, labels = [], []
-        for row, annotator, (start, top, left) in zip(
-            rows.tolist(), annotators.tolist(), starts.tolist(), strict=True
-        ):
+        for row, annotator, (start, top, left) in zip(rows.tolist(), annotators, starts.tolist(), strict=True):
             slices = window(start, depth, self.dataset.depth(row))
             plane = (..., slice(top, top + height), slice(left, left + width))
             images.append(self.dataset.image(row, slices=slices)[plane])
@@ -192,10 +193,14 @@ class TrainingStream:
         return np.random.default_rng(derive_seed(self.seed, "epoch", epoch)).permutation(self.rows)
 
     def _draw_annotators(self, step: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Draw the annotators of a whole batch, (B,) or (B, A)."""
         if self.annotator != "random":
             return np.full(len(rows), self.annotator)
-        uniform = np.random.default_rng(derive_seed(self.seed, "annotator", step)).random(len(rows))
+        generator = np.random.default_rng(derive_seed(self.seed, "annotator", step))
         choices = [np.flatnonzero(self.dataset.valid[row]) for row in rows]
+        if self.annotations_per_image > 1:
+            return np.stack([np.resize(generator.permutation(c), self.annotations_per_image) for c in choices])
+        uniform = generator.random(len(rows))
         return np.array([valid[int(u * len(valid))] for u, valid in zip(uniform, choices, strict=True)])
 
 

@@ -55,6 +55,7 @@ METHODS = (
     "ssn-small",
     "flow-ssn-small",
     "ccdm-small",
+    "mose-small",
     "hprobunet-small",
 )
 """Recipes of the methods in the paper, of methods that it mentions, and of later methods."""

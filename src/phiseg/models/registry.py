@@ -12,6 +12,7 @@ from phiseg.models.ensemble import Ensemble, EnsembleConfig
 from phiseg.models.flow_ssn import FlowSSN, FlowSSNConfig
 from phiseg.models.hprobunet import HProbUNet, HProbUNetConfig
 from phiseg.models.mcdropout import MCDropout, MCDropoutConfig
+from phiseg.models.mose import MoSE, MoSEConfig
 from phiseg.models.multihead import MultiHead, MultiHeadConfig
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
 from phiseg.models.phiseg_ensemble import PHiSegEnsemble, PHiSegEnsembleConfig
@@ -27,6 +28,7 @@ MODELS: dict[str, type[Segmenter]] = {
     "flow-ssn": FlowSSN,
     "hprobunet": HProbUNet,
     "mcdropout": MCDropout,
+    "mose": MoSE,
     "multihead": MultiHead,
     "phiseg": PHiSeg,
     "phiseg-ensemble": PHiSegEnsemble,
@@ -42,6 +44,7 @@ ModelConfig = Annotated[
     | FlowSSNConfig
     | HProbUNetConfig
     | MCDropoutConfig
+    | MoSEConfig
     | MultiHeadConfig
     | PHiSegConfig
     | PHiSegEnsembleConfig

@@ -129,6 +129,8 @@ class Segmenter(nn.Module, ABC):
     """
 
     Config: ClassVar[type[SegmenterConfig]]
+    takes_sets: ClassVar[bool] = False
+    """Whether `forward` also accepts labels (B, A, H, W): a set of annotations per image."""
     config: SegmenterConfig
     preprocessing: dict[str, Any]
     """Preprocessing of images, as stored in the model folder; empty for a new model."""
@@ -150,7 +152,7 @@ class Segmenter(nn.Module, ABC):
 
         Args:
             image: (B, C, H, W).
-            labels: (B, H, W) class indices of one annotator per image.
+            labels: (B, H, W) class indices of one annotator per image, or (B, A, H, W) if `takes_sets` is true.
             generator: one generator for the noise, or one per image.
         """
 

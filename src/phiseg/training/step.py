@@ -121,6 +121,7 @@ def training_stream(
         batch_size=settings.batch_size,
         seed=settings.seed,
         annotator=settings.annotator,
+        annotations_per_image=settings.annotations_per_image,
         augment=recipe.augment if augmented else AugmentConfig(enabled=False),
         context=recipe.model.context,
         patch_size=settings.patch_size,

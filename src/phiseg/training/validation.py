@@ -31,9 +31,10 @@ def validate(
     """Return the mean loss, its terms and the scores over the whole split; non-finite values are None.
 
     The loss uses the posterior path (eq. 2) for all valid annotations, or for those of the annotator used in
-    training. Its noise depends only on the case and the annotator, so that validations of different steps are
-    comparable. The main scores, and the score that selects the model, compare `config.validation_samples` samples
-    with all annotators. Several processes share the cases; the result is the same up to rounding.
+    training. With several annotations per image, it uses the set of all of them. Its noise depends only on the case
+    and the annotator, so that validations of different steps are comparable. The main scores, and the score that
+    selects the model, compare `config.validation_samples` samples with all annotators. Several processes share the
+    cases; the result is the same up to rounding.
     """
     model.eval()
     rows = dataset.rows(split)[fabric.global_rank :: fabric.world_size]
@@ -55,11 +56,14 @@ def validate(
             if not chosen:
                 continue
             image = torch.from_numpy(dataset.image(row, context=model.config.context)).to(fabric.device)
-            for group in [chosen] if dataset.dims == 2 else [[a] for a in chosen]:  # one volume at a time
+            as_set = config.annotations_per_image > 1
+            together = as_set or dataset.dims == 2
+            for group in [chosen] if together else [[a] for a in chosen]:  # one volume at a time
                 labels = torch.from_numpy(dataset.case_labels(row)[group]).long().to(fabric.device)  # (A, *size)
                 case = dataset.cases[row]["case"]
-                generators = [seeded_generator(config.seed, "validation", case, a) for a in group]
-                loss = model(image.expand(len(group), *image.shape), labels, generator=generators)
+                labels = labels[None] if as_set else labels
+                generators = [seeded_generator(config.seed, "validation", case, a) for a in group[: len(labels)]]
+                loss = model(image.expand(len(labels), *image.shape), labels, generator=generators)
                 for name, value in {"loss": loss.total, **loss.terms}.items():
                     add(name, value.item(), weight=len(group))
         for samples in sample_cases(
