@@ -9,7 +9,8 @@ import urllib.request
 
 import pytest
 
-from phiseg.cli.view import FIRST_PORT, link_to, listen
+from phiseg.cli.listening import FIRST_PORT, listen
+from phiseg.cli.view import link_to
 from phiseg.core.errors import ConfigError
 
 

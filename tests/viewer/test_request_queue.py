@@ -12,7 +12,7 @@ import torch
 import uvicorn
 
 from helpers.small_viewer import nifti_bytes, random_volume, samples_of
-from phiseg.cli.view import listen
+from phiseg.cli.listening import listen
 from phiseg.viewer import request_queue, server
 
 

@@ -1,6 +1,5 @@
 """The command `phiseg view`."""
 
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,13 +8,10 @@ from typing import Annotated
 
 import tyro
 
+from phiseg.cli.listening import listen, named_host, run_server
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.bundled import find_model
-from phiseg.core.errors import ConfigError
 from phiseg.inference.input_checks import check_inputs
-
-FIRST_PORT = 8760
-TRIED_PORTS = 100
 
 
 @dataclass
@@ -56,8 +52,6 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         check_inputs(command.scans)
     import secrets
 
-    import uvicorn
-
     from phiseg.compute.devices import usable_device
     from phiseg.models import load_model
     from phiseg.viewer.access import is_loopback
@@ -76,55 +70,12 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         print(f"viewer: {link}\npress Ctrl-C to stop", flush=True)
         if not command.no_browser:
             _open_browser(link)
-        config = uvicorn.Config(
-            create_app(viewer, token=token),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            limit_concurrency=200,
-            timeout_graceful_shutdown=1,
-        )
-        try:
-            uvicorn.Server(config).run(sockets=[listener])
-        except KeyboardInterrupt:  # uvicorn shuts down and then raises it again
-            print()
-
-
-def listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens at a host and port, or at the first free port if none is given.
-
-    Raises:
-        ConfigError: this machine does not have the address, or the port is in use.
-    """
-    if port is not None and not 0 <= port < 1 << 16:
-        raise ConfigError(f"--port {port} is out of range; use a number from 1 to 65535")
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    except OSError:
-        raise ConfigError(f"--host '{host}' is unknown; omit --host or use an address of this machine") from None
-    reason = ""
-    for number in range(FIRST_PORT, FIRST_PORT + TRIED_PORTS) if port is None else (port,):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address[0], number, *address[2:]))
-            listener.listen(100)
-            return listener
-        except OSError as error:
-            listener.close()
-            reason = error.strerror or str(error)
-    if port is None:
-        raise ConfigError(f"cannot listen at {host} ({reason}); omit --host, or choose a free --port")
-    raise ConfigError(f"cannot use port {port} of {host} ({reason}); omit --port to use a free one")
+        run_server(create_app(viewer, token=token), listener)
 
 
 def link_to(host: str, port: int, token: str | None) -> str:
-    """Return the address of the page. An unspecified host is replaced by the name of this machine."""
-    name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host  # noqa: S104
-    name = f"[{name}]" if ":" in name else name
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    """Return the address of the page."""
+    return f"http://{named_host(host)}:{port}/" + (f"?token={token}" if token else "")
 
 
 def _open_browser(link: str) -> None:

@@ -74,16 +74,8 @@ def read_itk(path: Path, *, channels: bool = False) -> Volume:
     """
     header = _read_header(path)
     with _wrap_errors(path):
-        reader = SimpleITK.ImageFileReader()
-        reader.SetImageIO("MetaImageIO" if _is_meta(path) else "NrrdImageIO")
-        reader.SetFileName(str(path))
-        reader.ReadImageInformation()
-        number = reader.GetNumberOfComponents()
-        voxel = SimpleITK.Image([1] * reader.GetDimension(), reader.GetPixelID(), number)
-        dtype = SimpleITK.GetArrayFromImage(voxel).dtype
-        if dtype.kind not in "iuf":
-            raise DataError(f"{path} has voxels of type {dtype}, not numbers; convert it to integers or floats")
-        _check_voxels(path, header, math.prod(reader.GetSize()) * number * dtype.itemsize)
+        reader, size = _reader(path)
+        _check_voxels(path, header, size)
         image = reader.Execute()
         values = SimpleITK.GetArrayFromImage(image)  # (..., K, J, I), then the components of a voxel
     dims = image.GetDimension()
@@ -91,6 +83,31 @@ def read_itk(path: Path, *, channels: bool = False) -> Volume:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise DataError(f"{path} has NaN or infinite voxels; repair or exclude the image")
     return Volume(_with_dimensions(values, dims, path, channels=channels), _affine(path, image))
+
+
+def stated_bytes(path: Path) -> int:
+    """Return the size of the voxels in bytes according to the header.
+
+    Raises:
+        DataError: the header cannot be read.
+    """
+    _read_header(path)
+    with _wrap_errors(path):
+        return _reader(path)[1]
+
+
+def _reader(path: Path) -> tuple[Any, int]:
+    """Return a SimpleITK reader that has read the header, and the size of the voxels in bytes."""
+    reader = SimpleITK.ImageFileReader()
+    reader.SetImageIO("MetaImageIO" if _is_meta(path) else "NrrdImageIO")
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    number = reader.GetNumberOfComponents()
+    voxel = SimpleITK.Image([1] * reader.GetDimension(), reader.GetPixelID(), number)
+    dtype = SimpleITK.GetArrayFromImage(voxel).dtype
+    if dtype.kind not in "iuf":
+        raise DataError(f"{path} has voxels of type {dtype}, not numbers; convert it to integers or floats")
+    return reader, math.prod(reader.GetSize()) * number * dtype.itemsize
 
 
 def stated_orientation(path: Path) -> bool:
@@ -113,13 +130,13 @@ def files_of(path: Path) -> list[Path]:
     return [path] if data == path else [path, data]
 
 
-def write_itk(path: Path, volume: Volume) -> None:
+def write_itk(path: Path, volume: Volume, *, compress: bool = True) -> None:
     """Write a volume with its dtype (bool as uint8) to a .mha or .nrrd file, atomically; channels become 4-D."""
     if volume.values.ndim == 3:
-        _write(path, [volume], number=None)
+        _write(path, [volume], number=None, compress=compress)
     else:
         parts = (Volume(part, volume.affine) for part in np.moveaxis(volume.values, 3, 0))
-        _write(path, parts, number=volume.values.shape[3])
+        _write(path, parts, number=volume.values.shape[3], compress=compress)
 
 
 def write_itk_sequence(path: Path, volumes: Iterable[Volume], *, number: int) -> None:
@@ -133,7 +150,7 @@ def write_itk_sequence(path: Path, volumes: Iterable[Volume], *, number: int) ->
     _write(path, volumes, number=number)
 
 
-def _write(path: Path, volumes: Iterable[Volume], *, number: int | None) -> None:
+def _write(path: Path, volumes: Iterable[Volume], *, number: int | None, compress: bool = True) -> None:
     assert path.suffix in WRITABLE, path
     rest = iter(volumes)
     first = next(rest)
@@ -142,19 +159,22 @@ def _write(path: Path, volumes: Iterable[Volume], *, number: int | None) -> None
     with atomic_file(path) as file:
         is_meta = _is_meta(path)
         # 31: with the header of gzip, which contains no name or time
-        packer = zlib.compressobj(1, zlib.DEFLATED, 15 if is_meta else 31)
+        packer = zlib.compressobj(1, zlib.DEFLATED, 15 if is_meta else 31) if compress else None
         header = _meta_header if is_meta else _nrrd_header
-        file.write(header(dtype.name, sizes, first.affine, 0))
+        file.write(header(dtype.name, sizes, first.affine, 0 if compress else None))
         begin = file.tell()
         for volume in chain([first], rest):
-            file.write(packer.compress(volume.values.astype(dtype.newbyteorder("<")).tobytes(order="F")))
-        file.write(packer.flush())
-        size = file.tell() - begin
-        file.seek(0)
-        file.write(header(dtype.name, sizes, first.affine, size))  # of the same length
+            voxels = volume.values.astype(dtype.newbyteorder("<")).tobytes(order="F")
+            file.write(packer.compress(voxels) if packer else voxels)
+        if packer:
+            file.write(packer.flush())
+            size = file.tell() - begin
+            file.seek(0)
+            file.write(header(dtype.name, sizes, first.affine, size))  # of the same length
 
 
-def _meta_header(dtype: str, sizes: tuple[int, ...], affine: NDArray[np.float64], compressed: int) -> bytes:
+def _meta_header(dtype: str, sizes: tuple[int, ...], affine: NDArray[np.float64], compressed: int | None) -> bytes:
+    """Return the header; `compressed` is the size of the compressed voxels in bytes, None without compression."""
     steps, origin = _lps(affine)
     spacing = np.linalg.norm(steps, axis=0)
     directions = np.eye(len(sizes))
@@ -165,8 +185,8 @@ def _meta_header(dtype: str, sizes: tuple[int, ...], affine: NDArray[np.float64]
         "NDims": len(sizes),
         "BinaryData": True,
         "BinaryDataByteOrderMSB": False,
-        "CompressedData": True,
-        "CompressedDataSize": f"{compressed:019}",
+        "CompressedData": compressed is not None,
+        **({} if compressed is None else {"CompressedDataSize": f"{compressed:019}"}),
         "TransformMatrix": _numbers(directions.ravel()),
         "Offset": _numbers([*origin, *[0.0] * extra]),
         "CenterOfRotation": _numbers([0.0] * len(sizes)),
@@ -178,7 +198,7 @@ def _meta_header(dtype: str, sizes: tuple[int, ...], affine: NDArray[np.float64]
     return "".join(f"{key} = {value}\n" for key, value in lines.items()).encode()
 
 
-def _nrrd_header(dtype: str, sizes: tuple[int, ...], affine: NDArray[np.float64], _: int) -> bytes:
+def _nrrd_header(dtype: str, sizes: tuple[int, ...], affine: NDArray[np.float64], compressed: int | None) -> bytes:
     steps, origin = _lps(affine)
     is_list = len(sizes) == 4
     lines = {
@@ -189,7 +209,7 @@ def _nrrd_header(dtype: str, sizes: tuple[int, ...], affine: NDArray[np.float64]
         "space directions": " ".join(f"({_numbers(step, ',')})" for step in steps.T) + " none" * is_list,
         "kinds": "domain domain domain" + " list" * is_list,
         "endian": "little",
-        "encoding": "gzip",
+        "encoding": "raw" if compressed is None else "gzip",
         "space origin": f"({_numbers(origin, ',')})",
     }
     return "".join(["NRRD0004\n", *(f"{key}: {value}\n" for key, value in lines.items()), "\n"]).encode()

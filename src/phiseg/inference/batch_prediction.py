@@ -29,11 +29,11 @@ from phiseg.inference.input_checks import check_point
 from phiseg.inference.measures import Measures, measure, to_json
 from phiseg.inference.points import Point
 from phiseg.inference.prediction import Prediction
-from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.prepared_stack import PreparedStack, open_scan
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_prepared
-from phiseg.inference.scans import PICTURE, SUMMARY, Scan, ScanFile, read_scan
+from phiseg.inference.scans import PICTURE, SUMMARY, Scan, ScanFile
 from phiseg.models import Segmenter
 
 DrawCase = Callable[[Prediction, Measures, str], bytes]
@@ -237,14 +237,10 @@ def _reason(error: Exception) -> str:
 
 
 def _open(file: ScanFile, preprocessing: Preprocessing, *, resample: bool) -> tuple[Scan, PreparedStack]:
-    """Read and prepare a scan."""
-    plane = None if preprocessing.plane == "auto" else preprocessing.plane
-    assumed = preprocessing.network_spacing_mm((1.0, 1.0))
-    scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=assumed)
+    """Read and prepare a scan, and report its warnings."""
+    scan, stack = open_scan(file, preprocessing, resample=resample)
     for warning in scan.warnings:
         _warn(file.name, warning)
-    modality = scan.series.modality if scan.series else None
-    stack = PreparedStack.of(scan.volume, preprocessing, name=file.name, modality=modality, resample=resample)
     return scan, stack
 
 

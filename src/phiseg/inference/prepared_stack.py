@@ -16,6 +16,7 @@ from phiseg.data.neighbours import with_neighbours
 from phiseg.imaging.frame import Frame, crop
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
 from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.scans import Scan, ScanFile, read_scan
 
 MIN_INSIDE = 0.01
 """Share of voxels inside the window of a model below which a warning about their unit is given."""
@@ -147,6 +148,20 @@ class PreparedStack:
     def _values(self, slices: NDArray[np.int64]) -> NDArray[Any]:
         """Return slices with their original values, (len(slices), C, H, W)."""
         return np.moveaxis(self.stack.values[slices], 3, 1)
+
+
+def open_scan(file: ScanFile, preprocessing: Preprocessing, *, resample: bool = True) -> tuple[Scan, PreparedStack]:
+    """Read a scan and prepare it for a model; see `read_scan` and `PreparedStack.of`.
+
+    Raises:
+        DataError: the scan cannot be read, or does not match the model.
+    """
+    plane = None if preprocessing.plane == "auto" else preprocessing.plane
+    assumed = preprocessing.network_spacing_mm((1.0, 1.0))
+    scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=assumed)
+    modality = scan.series.modality if scan.series else None
+    stack = PreparedStack.of(scan.volume, preprocessing, name=file.name, modality=modality, resample=resample)
+    return scan, stack
 
 
 def _step(stack: Volume, preprocessing: Preprocessing) -> tuple[float, float]:

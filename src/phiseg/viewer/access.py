@@ -1,11 +1,12 @@
-"""Access control of the viewer: allowed clients, size limits, and what the browser may load.
+"""Access control of the servers: allowed clients, size limits, and what the browser may load.
 
-Pages of other sites must not access the viewer through the user's browser. The host is checked against DNS
+Pages of other sites must not access a server through the user's browser. The host is checked against DNS
 rebinding, and the origin against cross-site requests.
 """
 
 import logging
 import secrets
+from collections.abc import Callable, Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -40,12 +41,22 @@ class AccessControl:
         app: server.
         token: token required from every request, if other machines can reach the server; None accepts localhost
             only.
-        upload_path: path of uploads.
+        is_upload: returns whether a request may upload files, from its method and path.
         max_upload: maximum size of an upload in bytes.
+        origins: other sites whose pages may send requests, such as http://localhost:3000.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, upload_path: str, max_upload: int) -> None:
-        self.app, self.token, self.upload_path, self.max_upload = app, token, upload_path, max_upload
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None,
+        is_upload: Callable[[str, str], bool],
+        max_upload: int,
+        origins: Collection[str] = (),
+    ) -> None:
+        self.app, self.token, self.origins = app, token, origins
+        self.is_upload, self.max_upload = is_upload, max_upload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -53,8 +64,7 @@ class AccessControl:
             await self.app(scope, receive, send)
             return
         request = HTTPConnection(scope)
-        is_upload = scope["method"] == "POST" and scope["path"] == self.upload_path
-        limit = self.max_upload if is_upload else MAX_BODY
+        limit = self.max_upload if self.is_upload(scope["method"], scope["path"]) else MAX_BODY
         started = False
 
         async def send_guarded(message: Message) -> None:
@@ -88,12 +98,10 @@ class AccessControl:
         if self.token is None and not is_loopback(_name(host)):
             return 421, "this server only accepts requests for localhost"
         origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != host:
+        if origin is not None and origin.partition("://")[2] != host and origin not in self.origins:
             return 403, "requests from other pages are rejected"
-        if self.token is not None:
-            given = request.query_params.get("token") or request.cookies.get(_cookie(request.scope)) or ""
-            if not secrets.compare_digest(given.encode(), self.token.encode()):
-                return 401, "an access token is required; open the link that the viewer printed"
+        if self.token and not secrets.compare_digest(_given_token(request).encode(), self.token.encode()):
+            return 401, "an access token is required; use the address that the command printed"
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > len(str(limit)) or int(length) > limit:
             return 413, _too_large(limit)
@@ -106,6 +114,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _given_token(request: HTTPConnection) -> str:
+    kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+    cookie = request.cookies.get(_cookie(request.scope))
+    return request.query_params.get("token") or cookie or (bearer if kind.lower() == "bearer" else "")
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
@@ -125,7 +139,7 @@ def _limited(receive: Receive, limit: int) -> Receive:
 
 def _too_large(limit: int) -> str:
     size = f"{limit >> 20} MB" if limit >> 20 else f"{limit >> 10} KB"
-    return f"uploads are limited to {size}; pass the file to the command instead: phiseg view MODEL SCAN"
+    return f"uploads are limited to {size}; pass the file to the command instead of uploading it"
 
 
 def _name(host: str) -> str:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from phiseg.core.errors import DataError
 from phiseg.inference.measures import Measurement, Measures, measure
 from phiseg.inference.prediction import Prediction
+from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import level_outputs, predict_prepared
 from phiseg.inference.slice_noise import Level
@@ -110,7 +111,7 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
     if not (0 <= number < depth and 0 <= row < height and 0 <= column < width):
         raise DataError("the point is outside the scan; click inside the scan")
     centred = scan.stack.preprocessing.centred_on is not None
-    sampling = _affordable(sampling_of(request, model), scan, centred=centred)
+    sampling = affordable(sampling_of(request, model), scan.stack)
     here = replace(sampling, reach_mm=0.0) if centred else sampling
     voxel = np.linalg.inv(scan.volume.affine) @ scan.stack.stack.affine @ [number, row, column, 1]
     point = [float(place) for place in np.rint(voxel[:3])] if centred else None
@@ -165,14 +166,14 @@ def _steps(num_samples: int) -> list[int]:
     return [*steps, num_samples]
 
 
-def _affordable(sampling: Sampling, scan: OpenScan, *, centred: bool) -> Sampling:
+def affordable(sampling: Sampling, prepared: PreparedStack) -> Sampling:
     """Return sampling options within the memory limit; a lesion is followed through fewer slices if necessary.
 
     Raises:
         DataError: a single slice exceeds the limit.
     """
-    stack, preprocessing = scan.stack.stack, scan.stack.preprocessing
-    grid, spacing, step = stack.grid, stack.spacing_mm, scan.stack.step
+    stack, preprocessing, step = prepared.stack, prepared.preprocessing, prepared.step
+    grid, spacing, centred = stack.grid, stack.spacing_mm, preprocessing.centred_on is not None
     network = [ceil(length / by) for length, by in zip(grid[1:], step, strict=True)]
     pixels = grid[1] * grid[2]
     if centred:
@@ -182,8 +183,8 @@ def _affordable(sampling: Sampling, scan: OpenScan, *, centred: bool) -> Samplin
     values = max(pixels, prod(network)) * sampling.num_samples * len(preprocessing.classes)
     if values > MAX_VALUES:
         raise DataError(
-            f"{scan.name}: slices of {grid[1]} x {grid[2]} pixels of {spacing[1]:.3g} x {spacing[2]:.3g} mm are "
-            f"too large for {sampling.num_samples} samples; draw fewer samples or crop the scan"
+            f"{prepared.name}: slices of {grid[1]} x {grid[2]} pixels of {spacing[1]:.3g} x {spacing[2]:.3g} mm "
+            f"are too large for {sampling.num_samples} samples; draw fewer samples or crop the scan"
         )
     far = (MAX_VALUES // values - 1) // 2  # slices to each side of the point
     crop_mm = max(n * by * mm for n, by, mm in zip(preprocessing.size, step, spacing[1:], strict=True)) / 2

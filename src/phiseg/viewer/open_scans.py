@@ -18,9 +18,9 @@ from phiseg.data.store import Dataset
 from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.example_scan import example_volume
-from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.prepared_stack import PreparedStack, open_scan
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.inference.scans import ScanFile, find_scans, read_scan
+from phiseg.inference.scans import ScanFile, find_scans
 from phiseg.viewer.schema import ListedScan, ScanInfo
 from phiseg.viewer.uploads import Upload, check_affordable
 
@@ -221,14 +221,7 @@ class ScanCollection:
         return None if plane == "auto" else plane
 
     def _read_file(self, scan_id: str, file: ScanFile) -> OpenScan:
-        scan = read_scan(
-            file,
-            channels=self.preprocessing.image_channels,
-            plane=self._plane,
-            spacing_mm=self.preprocessing.network_spacing_mm((1.0, 1.0)),
-        )
-        modality = scan.series.modality if scan.series else None
-        stack = PreparedStack.of(scan.volume, self.preprocessing, name=file.name, modality=modality)
+        scan, stack = open_scan(file, self.preprocessing)
         return OpenScan(scan_id, file.name, stack, scan.series, scan.has_spacing, scan.warnings)
 
     def _read_case(self, dataset: Dataset, row: int) -> OpenScan:

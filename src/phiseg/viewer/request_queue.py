@@ -125,4 +125,4 @@ def unexpected(error: Exception) -> str:
     """Return the message to a client about a bug or a lack of memory."""
     if isinstance(error, MemoryError):
         return "not enough memory; draw fewer samples or use a smaller scan"
-    return f"unexpected error ({type(error).__name__}); see the terminal of `phiseg view` for details"
+    return f"unexpected error ({type(error).__name__}); see the terminal of the server for details"

@@ -160,8 +160,8 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
         token: token required from every request, if other machines can reach the server.
     """
     app = FastAPI(title="PHiSeg viewer", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(AccessControl, token=token, upload_path="/api/scans", max_upload=MAX_UPLOAD)
-    _explain_errors(app)
+    app.add_middleware(AccessControl, token=token, is_upload=_is_upload, max_upload=MAX_UPLOAD)
+    explain_errors(app)
     pages = {str(file.relative_to(STATIC)): file for file in STATIC.rglob("*") if file.is_file()}
 
     @app.get("/api/session")
@@ -245,7 +245,11 @@ async def _take_in(scans: ScanCollection, request: Request) -> OpenScan:
     return scan
 
 
-def _explain_errors(app: FastAPI) -> None:
+def _is_upload(method: str, path: str) -> bool:
+    return (method, path) == ("POST", "/api/scans")
+
+
+def explain_errors(app: FastAPI) -> None:
     """Answer all errors caused by a request with one line of text, as {"message": ...}."""
 
     @app.exception_handler(PhisegError)

@@ -1,4 +1,4 @@
-"""Files dropped on the page: written to disk as they arrive, and checked before they are read.
+"""Uploaded files: written to disk as they arrive, and checked before they are read.
 
 Only the suffix of an untrusted file name is used, and the memory needed by a file is known before it is read.
 """
@@ -20,11 +20,14 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from phiseg.core.errors import DataError
+from phiseg.imaging.itk_files import WRITABLE, stated_bytes
 from phiseg.imaging.nifti_files import read_nifti_header
 
-_SUFFIXES = (".nii.gz", ".nii", ".png")
-_ADVICE = "pass the file to the command instead: phiseg view MODEL SCAN"
+_SUFFIXES = (".nii.gz", ".nii", ".png", *WRITABLE)
+_ADVICE = "pass the file to the command instead of uploading it"
 _CHUNK = 1 << 20
+_MAX_FIELDS = 1 << 16
+"""Maximum size in bytes of all form fields that are not files."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,27 @@ class Upload:
     name: str
     """File name given by the user, for display only."""
     path: Path
+    field: str = "files"
+    """Name of the form field."""
+
+
+@dataclass(frozen=True)
+class SavedForm:
+    """A form whose files are on disk."""
+
+    fields: dict[str, str]
+    """Values of the fields that are not files."""
+    uploads: list[Upload]
 
 
 async def save_uploads(
     body: AsyncIterator[bytes], content_type: str, folder: Path, *, max_files: int
 ) -> list[Upload]:
+    """Write the files of a form to a folder; see `save_form`."""
+    return (await save_form(body, content_type, folder, max_files=max_files)).uploads
+
+
+async def save_form(body: AsyncIterator[bytes], content_type: str, folder: Path, *, max_files: int) -> SavedForm:
     """Write the files of a form to a folder as they arrive, one open file at a time.
 
     Args:
@@ -48,11 +67,11 @@ async def save_uploads(
         max_files: maximum number of files.
 
     Raises:
-        DataError: the body is not a form with files, or has too many files.
+        DataError: the body is not a form with files, or has too many files or too long fields.
     """
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        raise DataError("the upload is not a form with files; drop a file on the page")
+        raise DataError("the upload is not a form with files (multipart/form-data); send a file in a form")
     form = _Form(folder, max_files)
     try:
         parser = MultipartParser(
@@ -72,12 +91,13 @@ async def save_uploads(
             parser.write(chunk)
         parser.finalize()
     except FormParserError as error:
-        raise DataError(f"the upload cannot be read ({error}); drop the files again") from None
+        raise DataError(f"the upload cannot be read ({error}); send the files again") from None
     finally:
         form.close()
     if not form.complete:
-        raise DataError("the upload is incomplete; drop the files again")
-    return form.uploads
+        raise DataError("the upload is incomplete; send the files again")
+    fields = {name: value.decode(errors="replace") for name, value in form.fields.items()}
+    return SavedForm(fields, form.uploads)
 
 
 class _Form:
@@ -86,7 +106,9 @@ class _Form:
     def __init__(self, folder: Path, max_files: int) -> None:
         self.folder, self.max_files = folder, max_files
         self.uploads: list[Upload] = []
+        self.fields: dict[str, bytes] = {}
         self.complete = False
+        self._field: str | None = None
         self._file: IO[bytes] | None = None
         self._name, self._value = b"", b""
         self._headers: dict[bytes, bytes] = {}
@@ -106,24 +128,31 @@ class _Form:
 
     def open(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition"))
+        field = options.get(b"name", b"").decode(errors="replace")
         if b"filename" not in options:
-            return  # a field without a file
+            self._field = field
+            self.fields[field] = b""
+            return
         if len(self.uploads) == self.max_files:
             raise DataError(f"more than {self.max_files} files; {_ADVICE}")
         name = _shown(options[b"filename"].decode(errors="replace"))
         suffix = next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), ".dcm")
         path = self.folder / f"{len(self.uploads):05d}{suffix}"
         self._file = path.open("xb")
-        self.uploads.append(Upload(name, path))
+        self.uploads.append(Upload(name, path, field))
 
     def write(self, data: bytes, start: int, end: int) -> None:
         if self._file is not None:
             self._file.write(data[start:end])
+        elif self._field is not None:
+            self.fields[self._field] += data[start:end]
+            if sum(map(len, self.fields.values())) > _MAX_FIELDS:
+                raise DataError(f"the form fields are limited to {_MAX_FIELDS >> 10} KB; send fewer parameters")
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-            self._file = None
+        self._file = self._field = None
 
     def end(self) -> None:
         self.complete = True
@@ -143,6 +172,8 @@ def check_affordable(uploads: Sequence[Upload], *, max_bytes: int) -> None:
                 _check_unpacked(upload, max_bytes)
         elif upload.path.suffix == ".nii":
             total += read_nifti_header(upload.path, channels=True).values.nbytes
+        elif upload.path.suffix in WRITABLE:
+            total += stated_bytes(upload.path)
         elif upload.path.suffix == ".png":
             total += _png_bytes(upload.path)
         else:
