@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from fastapi.testclient import TestClient
 
-from phiseg.cli.view import listen
+from phiseg.cli.listening import listen
 from phiseg.models import load_model
 from phiseg.viewer.server import Viewer, create_app
 

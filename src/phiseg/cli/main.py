@@ -39,6 +39,7 @@ COMMANDS = {
     ),
     "batch": ("batch", "Segment all scans of a folder tree as challenges require, and write .mha and JSON files."),
     "view": ("view", "Open the viewer: click a lesion in the browser and see plausible segmentations."),
+    "serve": ("serve", "Serve models to 3D Slicer and OHIF through their MONAI Label plug-ins."),
     "export": ("export", "Export a model as ONNX or as a MONAI bundle."),
     "push": ("push", "Upload a model to the Hugging Face Hub."),
     "demo": ("demo", "Run a complete example on synthetic data in a few minutes."),

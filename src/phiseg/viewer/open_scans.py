@@ -22,7 +22,7 @@ from phiseg.inference.prepared_stack import PreparedStack, open_scan
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import ScanFile, find_scans
 from phiseg.viewer.schema import ListedScan, ScanInfo
-from phiseg.viewer.uploads import Upload, check_affordable
+from phiseg.viewer.uploads import Upload, check_affordable, renamed
 
 EXAMPLE = "example"
 EXAMPLE_NAME = "synthetic example"
@@ -181,10 +181,10 @@ class ScanCollection:
                 if len(found) > 1:
                     raise DataError(f"the files contain {len(found)} scans; drop one scan only")
                 scan = self._read_file(f"drop-{_hash_of(uploads)}", replace(found[0], name=title))
-                warnings = tuple(_renamed(warning, uploads, folder) for warning in scan.warnings)
+                warnings = tuple(renamed(warning, uploads) for warning in scan.warnings)
                 return self._keep(replace(scan, warnings=warnings))
         except DataError as error:
-            raise DataError(_renamed(str(error), uploads, folder)) from None
+            raise DataError(renamed(str(error), uploads)) from None
 
     def _in_memory(self, scan_id: str) -> OpenScan | None:
         with self._lock:
@@ -248,13 +248,6 @@ class ScanCollection:
             annotators=tuple(looked) if dataset.dims == 2 else (),
             split=self._splits.get(dataset.cases[row]["patient"]),
         )
-
-
-def _renamed(text: str, uploads: Sequence[Upload], folder: Path) -> str:
-    """Return a message with the file names of the user instead of temporary ones."""
-    for upload in uploads:
-        text = text.replace(str(upload.path), upload.name).replace(upload.path.name, upload.name)
-    return text.replace(str(folder), "the upload")
 
 
 def _hash_of(uploads: Sequence[Upload]) -> str:

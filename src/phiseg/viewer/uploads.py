@@ -220,6 +220,15 @@ def _dicom_bytes(upload: Upload) -> int:
     return math.prod(counts) * np.dtype(np.float32).itemsize
 
 
+def renamed(text: str, uploads: Sequence[Upload]) -> str:
+    """Return a message with the file names of the user instead of temporary ones."""
+    for upload in uploads:
+        text = text.replace(str(upload.path), upload.name).replace(upload.path.name, upload.name)
+    for upload in uploads[:1]:
+        text = text.replace(str(upload.path.parent), "the upload")
+    return text
+
+
 def _shown(name: str) -> str:
     """Return an untrusted file name for display, without folders and on one line."""
     printable = "".join(character for character in name if character.isprintable())

@@ -1,0 +1,1 @@
+"""The server of `phiseg serve`, which speaks the protocol of MONAI Label."""
