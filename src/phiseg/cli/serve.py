@@ -11,8 +11,8 @@ import tyro
 
 from phiseg.cli.listening import listen, named_host, run_server
 from phiseg.cli.parsing import optional, parse
+from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError
-from phiseg.core.shipped import find_model
 from phiseg.inference.input_checks import check_inputs
 
 

@@ -12,10 +12,10 @@ from phiseg.imaging.dicom import read_folder
 from phiseg.imaging.itk_files import WRITABLE
 from phiseg.imaging.volume import Volume
 from phiseg.imaging.volume_files import write_volume
+from phiseg.inference.prediction import Prediction
 from phiseg.inference.prepared_stack import PreparedStack, open_scan
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import Scan, ScanFile, find_scans, read_scan
-from phiseg.inference.volumes import Prediction
 
 MAX_CACHED = 1 << 28
 """Maximum size in bytes of the predictions of a scan that are kept."""

@@ -22,7 +22,7 @@ from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.series import DicomSeries
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure, to_json
-from phiseg.inference.volumes import Prediction
+from phiseg.inference.prediction import Prediction
 from phiseg.label_server.parameters import LABEL_MAPS, InferParameters
 
 LEVELS = (0.1, 0.5, 0.9)

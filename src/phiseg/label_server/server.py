@@ -14,9 +14,11 @@ from phiseg import __version__
 from phiseg.core.errors import ConfigError, DataError, PhisegError, nearest
 from phiseg.imaging.volume import Volume
 from phiseg.inference.input_checks import check_point
+from phiseg.inference.prediction import Prediction
 from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scan_prediction import predict_prepared
 from phiseg.inference.scans import ScanFile, read_scan
-from phiseg.inference.volumes import Prediction, Sampling, predict_prepared
 from phiseg.label_server.images import FolderImages, ImageSource, OpenImage, OpenImages
 from phiseg.label_server.parameters import InferParameters, Point, option_defaults
 from phiseg.label_server.results import (
