@@ -33,6 +33,7 @@ PACKAGES = {
     "comparison": "Comparison",
     "experiment": "Experiments",
     "viewer": "The viewer",
+    "label_server": "The server for 3D Slicer and OHIF",
 }
 SHOWN = [
     path

@@ -39,7 +39,7 @@ WRITTEN = [page for page in PAGES if page.stem not in GENERATED]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(<?([^)\s>]*)")
 LANGUAGES = {"sh", "python", "yaml", "text"}
-OTHER_PROGRAMS = {"cd", ".", "python", "python3", "make", "pip", "torchrun", "srun", "docker"}
+OTHER_PROGRAMS = {"cd", ".", "python", "python3", "make", "pip", "torchrun", "srun", "docker", "curl"}
 
 
 def name_of(page):
