@@ -21,9 +21,9 @@ POINT = [9, 12, 2]
 """A voxel of the NIfTI file."""
 
 
-def make_server(folder=None, *, models=None, **options):
+def make_server(folder=None, *, models=None, images=None, **options):
     """A server of models by name, by default a tiny lesion-crop model `tiny`, and of the scans in a folder."""
-    images = FolderImages.of(folder)[0] if folder else FolderImages()
+    images = images or (FolderImages.of(folder)[0] if folder else FolderImages())
     return LabelServer.of(list((models or {"tiny": make_model()}).items()), images=images, **options)
 
 

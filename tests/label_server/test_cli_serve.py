@@ -18,6 +18,11 @@ from phiseg.core.errors import ConfigError
         (["nowhere"], "there is no model folder nowhere"),
         (["lidc-nodule", "--studies", "nothing"], "nothing does not exist"),
         (["lidc-nodule", "--allow-origin", "localhost:3000"], "--allow-origin 'localhost:3000' is not an address"),
+        (
+            ["lidc-nodule", "--studies", ".", "--dicomweb", "http://a"],
+            "give either --studies or --dicomweb",
+        ),
+        (["lidc-nodule", "--dicomweb", "pacs"], "the address of the PACS is not valid"),
         (["lidc-nodule", "--time-limit", "0"], "--time-limit is 0; it must be positive"),
         (["lidc-nodule", "--port", "70000"], "--port 70000 is out of range"),
     ],

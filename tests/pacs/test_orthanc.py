@@ -1,4 +1,4 @@
-"""`phiseg predict --dicomweb` with a real PACS: Orthanc and its DICOMweb plug-in, on loopback."""
+"""The option --dicomweb of `phiseg predict` and `phiseg serve` with a real PACS: Orthanc, on loopback."""
 
 import json
 import shutil
@@ -13,10 +13,13 @@ import pytest
 
 from helpers.dicom_checks import read_map, read_on_grid
 from helpers.dicom_slices import write_scan
+from helpers.label_server import client_of, infer, make_server
+from helpers.small_viewer import make_model
 from phiseg.core.errors import DataError
 from phiseg.imaging.dicomweb import PASSWORD, USER, Credentials, DicomWeb
 from phiseg.imaging.nifti_files import read_nifti
 from phiseg.imaging.series import read_series
+from phiseg.label_server.pacs_images import PacsImages
 
 pytest.importorskip("dicomweb_client", reason="a PACS needs dicomweb-client")
 
@@ -160,3 +163,23 @@ def test_unknown_series_is_reported(server, tmp_path):
     with pytest.raises(DataError, match=r"127\.0\.0\.1 has no series 1\.2\.99; check the UID"):
         server.fetch_series("1.2.99", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_serve_segments_series_of_the_pacs(server, tmp_path):
+    write_scan(tmp_path / "scan", uid="1.2.33", StudyInstanceUID="1.2.43")
+    server.store(sorted((tmp_path / "scan").iterdir()))
+    models = {"ct": make_model(low=-1000, high=3000)}
+    label_server = make_server(models=models, images=PacsImages(server))
+    client = client_of(label_server)
+    try:
+        assert "1.2.33" in client.get("/datastore/?output=all").json()["objects"]
+        params = {"foreground": [[3, 2, 2]], "num_samples": 2}
+        answer = infer(client, "ct", image="1.2.33", output="dicom_seg", params=params)
+        assert answer.status_code == 200, answer.text
+        (tmp_path / "result.dcm").write_bytes(answer.content)
+        assert pydicom.dcmread(tmp_path / "result.dcm").ReferencedSeriesSequence[0].SeriesInstanceUID == "1.2.33"
+        server.store([tmp_path / "result.dcm"])
+        assert sorted(query(server, "1.2.43").values()) == ["CT", "SEG"]
+        assert infer(client, "ct", image="1.2.34", params=params).status_code == 400
+    finally:
+        label_server.close()

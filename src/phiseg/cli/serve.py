@@ -13,6 +13,7 @@ from phiseg.cli.listening import listen, named_host, run_server
 from phiseg.cli.parsing import optional, parse
 from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError
+from phiseg.imaging.dicomweb import Credentials, DicomWeb
 from phiseg.inference.input_checks import check_inputs
 
 
@@ -32,6 +33,7 @@ class Serve:
         phiseg serve --studies scans
         phiseg serve lidc-nodule runs/prostate --studies scans --port 8001
         phiseg serve --studies dicom --allow-origin http://localhost:3000
+        phiseg serve --dicomweb https://pacs/dicom-web --allow-origin http://localhost:3000
         phiseg serve --studies scans --host 0.0.0.0
     """
 
@@ -42,6 +44,13 @@ class Serve:
     studies: Annotated[Path | None, optional("FOLDER", "only images that clients upload")] = None
     """Folder with scans that clients can open: NIfTI, .mha, .nrrd and PNG files, and DICOM series. OHIF finds a
     series by its UID."""
+    dicomweb: Annotated[str | None, optional("URL", "no PACS")] = None
+    """Address of a DICOMweb service with the images, instead of --studies. Credentials come from the environment
+    variables PHISEG_DICOMWEB_USER and PHISEG_DICOMWEB_PASSWORD, or PHISEG_DICOMWEB_TOKEN."""
+    credentials: Annotated[Path | None, optional("FILE", "the environment variables")] = None
+    """JSON file with `user` and `password`, or with `token`, for the DICOMweb service."""
+    ca_file: Annotated[Path | None, optional("PEM", "the certificates of the system")] = None
+    """Certificates to verify the DICOMweb service with."""
     port: int = 8000
     """Port of the server. The default is that of the plug-ins."""
     host: Annotated[str, tyro.conf.arg(metavar="H")] = "127.0.0.1"
@@ -62,6 +71,9 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         find_model(Path(name))
     if command.studies:
         check_inputs([command.studies])
+        if command.dicomweb is not None:
+            raise ConfigError("give either --studies or --dicomweb, not both")
+    pacs = _open_pacs(command)
     origins = [checked_origin(origin) for origin in command.allow_origin]
     if not command.time_limit > 0:
         raise ConfigError(f"--time-limit is {command.time_limit:g}; it must be positive")
@@ -69,15 +81,18 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
     from phiseg.compute.devices import usable_device
     from phiseg.label_server.app import create_app
-    from phiseg.label_server.images import FolderImages
+    from phiseg.label_server.images import FolderImages, ImageSource
+    from phiseg.label_server.pacs_images import PacsImages
     from phiseg.label_server.server import LabelServer
     from phiseg.models import load_model
     from phiseg.viewer.access import is_loopback
 
     with listen(command.host, command.port) as listener:
-        images, notes = FolderImages.of(command.studies) if command.studies else (FolderImages(), [])
-        for note in notes:
-            print(f"phiseg: {note}", file=sys.stderr)
+        images: ImageSource = PacsImages(pacs) if pacs else FolderImages()
+        if command.studies:
+            images, notes = FolderImages.of(command.studies)
+            for note in notes:
+                print(f"phiseg: {note}", file=sys.stderr)
         device = usable_device(command.device)
         networks = [(Path(name).resolve().name, load_model(Path(name), device=device)) for name in command.models]
         server = LabelServer.of(networks, images=images, time_limit=command.time_limit)
@@ -88,7 +103,13 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         try:
             run_server(create_app(server, token=token, origins=origins), listener)
         finally:
-            server.sessions.close()
+            server.close()
+
+
+def _open_pacs(command: Serve) -> DicomWeb | None:
+    if command.dicomweb is None:
+        return None
+    return DicomWeb(command.dicomweb, credentials=Credentials.find(command.credentials), ca_file=command.ca_file)
 
 
 def server_address(host: str, port: int, token: str | None) -> str:

@@ -108,6 +108,22 @@ class DicomWeb:
         self._timeout_s = timeout_s
         self._client = _make_client(url.rstrip("/"), credentials, ca_file, (_CONNECT_S, timeout_s))
 
+    def list_series(self, *, limit: int) -> dict[str, str]:
+        """Return the modality of each series by its UID.
+
+        Args:
+            limit: maximum number of series.
+
+        Raises:
+            DataError: the PACS cannot be reached.
+        """
+
+        def search() -> dict[str, str]:
+            found = self._client.search_for_series(limit=limit)
+            return {str(one["0020000E"]["Value"][0]): _text(one, "00080060") for one in found}
+
+        return self._try("cannot list the series", DataError, search)
+
     def fetch_series(self, series_uid: str, folder: Path) -> None:
         """Fetch all images of a series into a new folder.
 
@@ -197,6 +213,11 @@ class DicomWeb:
                     "address of a DICOMweb service"
                 ) from None
         raise AssertionError("unreachable")
+
+
+def _text(item: Mapping[str, Any], tag: str) -> str:
+    """Return a value of an answer, or an empty text if it is absent."""
+    return str((item.get(tag, {}).get("Value") or [""])[0])
 
 
 def _check_url(url: str) -> str:

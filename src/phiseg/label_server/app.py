@@ -99,8 +99,8 @@ def _add_datastore(app: FastAPI, server: LabelServer) -> None:
             return server.status()
         if output == "train":
             return []
-        found = {image_id: server.image(image_id) for image_id in server.images.ids()}
-        objects = {image_id: {"image": _image_info(scan), "labels": {}} for image_id, scan in found.items()}
+        names = {image_id: server.images.file_name(image_id) for image_id in server.images.ids()}
+        objects = {image_id: {"image": _image_info(name), "labels": {}} for image_id, name in names.items()}
         return {"name": "PHiSeg", "description": "", "objects": objects}
 
     @app.api_route("/datastore/image", methods=["GET", "HEAD"])
@@ -111,7 +111,7 @@ def _add_datastore(app: FastAPI, server: LabelServer) -> None:
     @app.get("/datastore/image/info")
     def image_info(image: str) -> dict[str, Any]:
         """Describe an image."""
-        info: dict[str, Any] = _image_info(server.image(image))["info"]
+        info: dict[str, Any] = _image_info(download_name(server.image(image)))["info"]
         return info
 
     @app.api_route("/datastore/{rest:path}", methods=["PUT", "DELETE"])
@@ -125,7 +125,7 @@ def _add_datastore(app: FastAPI, server: LabelServer) -> None:
         if strategy != STRATEGY:
             raise HTTPException(404, f"there is no strategy '{strategy}'; use '{STRATEGY}'")
         image_id = server.next_image()
-        return {} if image_id is None else {"id": image_id, **_image_info(server.image(image_id))["info"]}
+        return {} if image_id is None else {"id": image_id, "name": server.images.file_name(image_id)}
 
 
 def _add_sessions(app: FastAPI, server: LabelServer) -> None:
@@ -193,7 +193,7 @@ def _add_inference(app: FastAPI, server: LabelServer) -> None:
             elif uploads:
                 scan = await run_in_threadpool(uploaded_scan, uploads, max_bytes=server.sessions.max_bytes)
             elif image:
-                scan = server.image(image)
+                scan = await run_in_threadpool(server.image, image)
             else:
                 raise HTTPException(400, "there is no image; give ?image=ID, ?session_id=ID or a form field 'file'")
             try:
@@ -213,8 +213,7 @@ def _response(answer: Answer) -> Response:
     return Response(answer.content, media_type=answer.media_type, headers=headers)
 
 
-def _image_info(scan: ScanFile) -> dict[str, Any]:
-    name = download_name(scan)
+def _image_info(name: str) -> dict[str, Any]:
     suffix = ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
     return {"ext": suffix, "info": {"name": name}}
 

@@ -28,8 +28,16 @@ class ImageSource(Protocol):
         """Return the ids of all images."""
         ...
 
+    def file_name(self, image_id: str) -> str:
+        """Return the name under which an image is sent; the image exists."""
+        ...
+
     def find(self, image_id: str) -> ScanFile | None:
         """Return an image on disk, or None if the id is unknown."""
+        ...
+
+    def close(self) -> None:
+        """Delete temporary files."""
         ...
 
 
@@ -58,9 +66,16 @@ class FolderImages:
         """Return the ids of all images, in the order of their names."""
         return list(self._by_id)
 
+    def file_name(self, image_id: str) -> str:
+        """Return the name under which an image is sent."""
+        return download_name(self._by_id[image_id])
+
     def find(self, image_id: str) -> ScanFile | None:
         """Return an image by its id or name."""
         return self._by_id.get(image_id) or self._by_name.get(image_id)
+
+    def close(self) -> None:
+        """Do nothing: there are no temporary files."""
 
 
 def _image_id(scan: ScanFile) -> str:

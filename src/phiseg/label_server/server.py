@@ -133,6 +133,11 @@ class LabelServer:
             raise ConfigError("two models have the same name; rename the folder of one of them")
         return cls(models, **options)
 
+    def close(self) -> None:
+        """Delete temporary files."""
+        self.sessions.close()
+        self.images.close()
+
     def info(self) -> dict[str, Any]:
         """Describe the server, its models and images."""
         classes = [name for model in self.models.values() for name in model.preprocessing.classes[1:]]
