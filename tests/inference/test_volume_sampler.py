@@ -138,7 +138,7 @@ def test_window_equals_whole_volume_away_from_its_ends():
         sampler = VolumeSampler(model, stack, Sampling(num_samples=4), tiles(stack, 1), key="case")
         sampler.windows = lambda numbers, window=window: [window]
         with torch.inference_mode():
-            found.append(list(sampler.look(range(32, 96), box)))
+            found.append(list(sampler.sample_slices(range(32, 96), box)))
     difference = [
         [np.abs(one - other).max() for one, other in zip(*slices, strict=True)]
         for slices in zip(*found, strict=True)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from tqdm import tqdm
 
+from phiseg.inference.frame_sampler import FrameSampler
 from phiseg.inference.prediction import Limit, Prediction
 from phiseg.inference.sample_summary import summarise_probs
-from phiseg.inference.slice_sampler import FrameSampler
 from phiseg.inference.tiling import pixels_of
 
 POINT_TOLERANCE_MM = 5.0
@@ -26,55 +26,55 @@ _CONNECTED = ndimage.generate_binary_structure(3, 1)
 _CONNECTED[1] = True  # pixels of a slice are also connected at their corners
 
 
-def predict_lesion(slices: FrameSampler, point: tuple[int, int, int], bar: "tqdm[Any]") -> Prediction:
+def predict_lesion(sampler: FrameSampler, point: tuple[int, int, int], bar: "tqdm[Any]") -> Prediction:
     """Sample a lesion, starting at the slices around its point, until it has ended in every sample.
 
     Mean and gamma are computed from the samples after other components are removed, so that all results describe
     the same lesions.
 
     Args:
-        slices: sampler of slices, in a crop around the point.
+        sampler: sampler of slices, in a crop around the point.
         point: (slice, row, column) in the stack.
         bar: progress bar over the slices.
     """
-    stack, frame = slices.stack, slices.frames[0]
+    stack, frame = sampler.stack, sampler.frames[0]
     centre, depth = point[0], stack.stack.grid[0]
     rows, columns = (pixels_of(frame, axis, stack.stack.grid[1 + axis]) for axis in (0, 1))
-    far = _reach_in_slices(slices)
+    far = _reach_in_slices(sampler)
     first, last = max(centre - far, 0), min(centre + far, depth - 1)  # limits of the search
     box = (slice(centre, centre + 1), rows, columns)
     found: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
 
-    def look(numbers: Sequence[int]) -> None:
-        for number, result in zip(numbers, slices.look(numbers, box), strict=True):
+    def sample(numbers: Sequence[int]) -> None:
+        for number, result in zip(numbers, sampler.sample_slices(numbers, box), strict=True):
             found[number] = result
             bar.update()
 
-    seen = slices.slices_seen(centre)
-    look(range(max(min(seen[0], centre - 1), first), min(max(seen[-1], centre + 1), last) + 1))
+    seen = sampler.slices_seen(centre)
+    sample(range(max(min(seen[0], centre - 1), first), min(max(seen[-1], centre + 1), last) + 1))
     while True:
         numbers = sorted(found)
         probs = np.stack([found[number][0] for number in numbers], axis=2)  # (S, K, n, h, w)
         drawn = probs.argmax(1).astype(np.uint8)  # (S, n, h, w)
         place = (centre - numbers[0], point[1] - rows.start, point[2] - columns.start)
         bodies = np.stack([_body(labels > 0, place, stack.stack.spacing_mm) for labels in drawn])
-        below = range(max(numbers[0] - slices.ahead, first), numbers[0]) if bodies[:, 0].any() else ()
-        above = range(numbers[-1] + 1, min(numbers[-1] + slices.ahead, last) + 1) if bodies[:, -1].any() else ()
+        below = range(max(numbers[0] - sampler.ahead, first), numbers[0]) if bodies[:, 0].any() else ()
+        above = range(numbers[-1] + 1, min(numbers[-1] + sampler.ahead, last) + 1) if bodies[:, -1].any() else ()
         if not (below or above):
             break
-        look([*below, *(numbers if slices.joint else ()), *above])
+        sample([*below, *(numbers if sampler.joint else ()), *above])
     # The slices of the lesion and one on each side, regardless of the batch size.
     inside = numbers[0] + np.flatnonzero(bodies.any((0, 2, 3)))
     low, high = (inside[0], inside[-1]) if inside.size else (centre, centre)
     part = slice(max(low - 1, numbers[0]) - numbers[0], min(high + 1, numbers[-1]) - numbers[0] + 1)
     levels = np.stack([found[number][1] for number in numbers[part]], axis=1)  # (L, n, h, w)
-    return _prediction(slices, point, numbers[part], probs[:, :, part], drawn[:, part], bodies[:, part], levels)
+    return _prediction(sampler, point, numbers[part], probs[:, :, part], drawn[:, part], bodies[:, part], levels)
 
 
-def _reach_in_slices(slices: FrameSampler) -> int:
+def _reach_in_slices(sampler: FrameSampler) -> int:
     """Return the maximum distance from the point in slices."""
-    stack, frame = slices.stack.stack, slices.frames[0]
-    reach = slices.sampling.reach_mm
+    stack, frame = sampler.stack.stack, sampler.frames[0]
+    reach = sampler.sampling.reach_mm
     if reach is None:
         sides = zip(frame.size, frame.step, stack.spacing_mm[1:], strict=True)
         reach = max(number * step * mm for number, step, mm in sides) / 2
@@ -82,7 +82,7 @@ def _reach_in_slices(slices: FrameSampler) -> int:
 
 
 def _prediction(
-    slices: FrameSampler,
+    sampler: FrameSampler,
     point: tuple[int, int, int],
     numbers: Sequence[int],
     probs: NDArray[np.float32],
@@ -93,7 +93,7 @@ def _prediction(
     """Return the prediction of all slices.
 
     Args:
-        slices: sampler of slices.
+        sampler: sampler of slices.
         point: point in the stack.
         numbers: numbers of the n slices.
         probs: probabilities (S, K, n, h, w).
@@ -101,8 +101,8 @@ def _prediction(
         bodies: (S, n, h, w) true for voxels of the lesion.
         levels: variance (L, n, h, w) caused by each level.
     """
-    grid = slices.stack.stack.grid
-    rows, columns = (pixels_of(slices.frames[0], axis, grid[1 + axis]) for axis in (0, 1))
+    grid = sampler.stack.stack.grid
+    rows, columns = (pixels_of(sampler.frames[0], axis, grid[1 + axis]) for axis in (0, 1))
     touched = np.asarray(bodies.any(0))
     around = ndimage.binary_dilation(touched, np.ones((1, 3, 3), dtype=bool), iterations=2)
     removed = ~around | ((drawn > 0) & ~bodies)  # (S, n, h, w)
@@ -110,17 +110,17 @@ def _prediction(
     probs = np.where(removed[:, None], background[:, None, None, None], probs)
     (summary,) = summarise_probs([torch.from_numpy(probs)[None]])
     return Prediction(
-        stack=slices.stack,
+        stack=sampler.stack,
         box=(slice(numbers[0], numbers[-1] + 1), rows, columns),
         labels=summary.labels.numpy(),
         mean_probs=summary.mean_probs.numpy(),
         mean_log_probs=summary.mean_log_probs.numpy(),
-        level_variance=levels * around if slices.level_names else None,
+        level_variance=levels * around if sampler.level_names else None,
         truncated_by=_truncated_by(
-            bodies, numbers, (rows, columns), grid, centre=point[0], far=_reach_in_slices(slices)
+            bodies, numbers, (rows, columns), grid, centre=point[0], far=_reach_in_slices(sampler)
         ),
         point=point,
-        level_names=slices.level_names,
+        level_names=sampler.level_names,
     )
 
 

@@ -25,7 +25,7 @@ class Sampling:
     """Share of the noise variance that is constant along the slices; None uses the share stored with the model, or
     0 if a length is given."""
     levels: tuple[Level, ...] = ()
-    """Changes to the noise of each latent level, fine to coarse; None for no changes."""
+    """Changes to the noise of each latent level, fine to coarse; empty for no changes."""
     level_draws: int = 8
     """Number of redraws per latent level to attribute the uncertainty to levels; 0 skips this."""
     reach_mm: float | None = None

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import Volume
+from phiseg.inference.frame_sampler import FrameSampler
 from phiseg.inference.input_checks import check_point
 from phiseg.inference.lesion import predict_lesion
 from phiseg.inference.prediction import Prediction
@@ -27,7 +28,7 @@ from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_summary import summarise_probs
 from phiseg.inference.sampling_options import Sampling
-from phiseg.inference.slice_sampler import FrameSampler, SliceSampler
+from phiseg.inference.slice_sampler import SliceSampler
 from phiseg.inference.tiling import pixels_of, tiles
 from phiseg.inference.volume_sampler import VolumeSampler
 from phiseg.models import Segmenter
@@ -143,27 +144,27 @@ def case_key(volume: Volume, place: tuple[int, int, int] | None) -> str:
     return digest.hexdigest()
 
 
-def _predict_slices(slices: FrameSampler, numbers: range, bar: "tqdm[Any]") -> Prediction:
+def _predict_slices(sampler: FrameSampler, numbers: range, bar: "tqdm[Any]") -> Prediction:
     """Predict slices one after another, keeping only the results in memory."""
-    stack, num_samples = slices.stack, slices.sampling.num_samples
+    stack, num_samples = sampler.stack, sampler.sampling.num_samples
     depth, (height, width) = len(numbers), stack.stack.grid[1:]
     box = (slice(numbers.start, numbers.stop), slice(0, height), slice(0, width))
-    bar.total = depth * len(slices.passes)
+    bar.total = depth * len(sampler.passes)
     labels = np.zeros((num_samples, depth, height, width), np.uint8)
     mean_probs = np.zeros((len(stack.preprocessing.classes), depth, height, width), np.float32)
     mean_log_probs = np.zeros_like(mean_probs)
-    variance = np.zeros((len(slices.level_names), depth, height, width), np.float32)
-    for samples in slices.passes:
+    variance = np.zeros((len(sampler.level_names), depth, height, width), np.float32)
+    for samples in sampler.passes:
         share = len(samples) / num_samples
-        for number, (probs, levels) in enumerate(slices.look(numbers, box, samples)):
+        for number, (probs, levels) in enumerate(sampler.sample_slices(numbers, box, samples)):
             (summary,) = summarise_probs([torch.from_numpy(probs)[None]])
             labels[samples.start : samples.stop, number] = summary.labels.numpy()
             mean_probs[:, number] += share * summary.mean_probs.numpy()
             mean_log_probs[:, number] += share * summary.mean_log_probs.numpy()
             variance[:, number] += levels
             bar.update()
-    levels_or_none = variance if slices.level_names else None
-    return Prediction(stack, box, labels, mean_probs, mean_log_probs, levels_or_none, {}, None, slices.level_names)
+    levels_or_none = variance if sampler.level_names else None
+    return Prediction(stack, box, labels, mean_probs, mean_log_probs, levels_or_none, {}, None, sampler.level_names)
 
 
 def level_outputs(

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phiseg.imaging.frame import Frame
+from phiseg.inference.frame_sampler import FrameSampler, Network, Numbers
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.sampling_options import Sampling
-from phiseg.inference.slice_sampler import FrameSampler, Network, Numbers
 from phiseg.inference.tiling import Box, covering, taper
 from phiseg.inference.volume_noise import VolumeNoise
 from phiseg.models import Segmenter
