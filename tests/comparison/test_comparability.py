@@ -58,7 +58,7 @@ def test_a_row_that_is_set_aside_is_shown_with_a_mark_and_not_tested():
     table = comparison_table(rows, set_aside=["broken"])
     assert marked(table) == ["good"]
     assert [row.method for row in table.rows] == ["good", "broken †", "worse"]
-    assert "†: not at a working setting (broken)" in to_markdown({"": table})
+    assert "†: unsuitable settings (broken)" in to_markdown({"": table})
     assert r"broken $\dagger$" in to_latex({"": table})
     assert marked(comparison_table([row("broken", 0.2), *rows[::2]], set_aside=["broken"])) == ["good"]
 

@@ -156,7 +156,7 @@ def compare(
         out: the folder to write: table.csv, table.md, table.tex, figures and report.html.
         title: the title of the report.
         test: the unit that the significance test takes as independent.
-        set_aside: methods that are not at a working setting. They are shown with a mark but not tested.
+        set_aside: methods with unsuitable settings. They are shown with a mark but not tested.
         overwrite: whether to replace a comparison in `out`.
 
     Returns:

@@ -25,7 +25,7 @@ class Compare:
     """
 
     evaluations: Annotated[tuple[Path, ...], tyro.conf.Positional, required("EVALUATION...")]
-    """Folders written by `phiseg evaluate`."""
+    """Folders written by `phiseg evaluate` or `phiseg score`."""
     out: Path
     """Folder for the results."""
     title: str = "Comparison of segmentation methods"
@@ -33,7 +33,7 @@ class Compare:
     test: Literal["patients", "cases"] = "patients"
     """Unit that the significance test treats as independent: patients, or cases as in the paper."""
     set_aside: Annotated[tuple[str, ...], optional("METHOD ...", "test all methods")] = ()
-    """Methods that are not at a working setting. They are shown with a mark but not tested."""
+    """Methods with unsuitable settings. They are shown with a mark but not tested."""
     overwrite: Flag = False
     """Replace existing results in OUT."""
 

@@ -26,7 +26,7 @@ class PrepareImages:
     the path and a single * in --rater is the annotator, or a regular expression with named groups such as
     (?P<rater>\d+). Each case is one patient, unless a part or SRC/patients.csv (case,patient) names the patients.
 
-    Masks with two values, or with class indices, are understood. For others, give the class of each value.
+    Masks may have two values or class indices. For other values, give the class of each with `--values`.
 
     Examples:
         phiseg prepare images fundus data --size 256 --values 0:0 128:1 255:2 --classes background disc cup

@@ -40,7 +40,7 @@ class Sample:
     batch_size: int = 4
     """Number of images encoded at once; volumes are encoded one by one. Affects memory use only, not results."""
     chunk_size: int = 16
-    """Number of samples per image decoded at once. Of a volume, batch-size times chunk-size slices are decoded at
+    """Number of samples per image decoded at once. For volumes, batch-size times chunk-size slices are decoded at
     once. Affects memory use only, not results."""
     device: str = "auto"
     """Device such as cpu or cuda:1; auto uses a GPU if available."""

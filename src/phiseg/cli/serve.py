@@ -40,7 +40,7 @@ class Serve:
     models: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[MODEL...]", "lidc-nodule")] = (
         "lidc-nodule",
     )
-    """Model folders, run folders that contain one, names of pretrained models, or hf:owner/name@revision."""
+    """Model folders, run folders that contain one, names of bundled models, or hf:owner/name@revision."""
     studies: Annotated[Path | None, optional("FOLDER", "only images that clients upload")] = None
     """Folder with scans that clients can open: NIfTI, .mha, .nrrd and PNG files, and DICOM series. OHIF finds a
     series by its UID."""

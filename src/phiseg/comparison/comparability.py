@@ -7,7 +7,7 @@ from phiseg.evaluation.evaluation_folder import Evaluation
 from phiseg.models.temperatures import Calibration
 
 SET_ASIDE = "†"
-"""Follows the name of a method that is not at a working setting."""
+"""Follows the name of a method with unsuitable settings."""
 
 
 def check_set_aside(names: Sequence[str], set_aside: Sequence[str]) -> None:
@@ -51,12 +51,12 @@ def comparability_notes(
     Args:
         names: what the table calls its rows.
         evaluations: its rows.
-        set_aside: the rows that are not at a working setting.
+        set_aside: the rows with unsuitable settings.
     """
     notes, rows = [], list(zip(names, evaluations, strict=True))
     if set_aside:
         notes.append(
-            f"{SET_ASIDE}: not at a working setting ({', '.join(set_aside)}), so neither tested nor tested against."
+            f"{SET_ASIDE}: unsuitable settings ({', '.join(set_aside)}), so neither tested nor tested against."
         )
     calibrated = [name for name, own in rows if is_calibrated(own)]
     if 0 < len(calibrated) < len(rows):

@@ -41,7 +41,7 @@ class Section(NamedTuple):
     notes: Sequence[str] = ()
     """Additional lines below the table."""
     set_aside: Sequence[str] = ()
-    """Methods that are not at a working setting."""
+    """Methods with unsuitable settings."""
 
 
 def compare(

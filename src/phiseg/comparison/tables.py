@@ -60,7 +60,7 @@ def comparison_table(
     Args:
         evaluations: one evaluation per method.
         test: unit that the significance test treats as independent.
-        set_aside: methods that are not at a working setting; they are shown but not tested.
+        set_aside: methods with unsuitable settings; they are shown but not tested.
 
     Raises:
         ConfigError: a method in `set_aside` does not exist.

@@ -72,7 +72,7 @@ def draw_patches(
 def window(start: int, length: int, size: int) -> NDArray[np.int64]:
     """Return the indices from `start` on along an axis of `size`; the ends are repeated beyond the axis.
 
-    The ends of a stack of slices would tell a network where annotators stopped. Repeated slices tell nothing,
+    The ends of a stack of slices would show a network where annotators stopped. Repeated slices show nothing,
     because their image and their labels continue alike.
 
     >>> window(-2, 5, 4).tolist()

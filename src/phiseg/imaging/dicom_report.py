@@ -73,7 +73,7 @@ def write_report(
 ) -> None:
     """Write a measurement report, atomically.
 
-    Each finding refers to its segment and contains its volume three times, told apart by the derivation: median,
+    Each finding refers to its segment and contains its volume three times, distinguished by the derivation: median,
     5th percentile and 95th percentile over the samples.
 
     Args:

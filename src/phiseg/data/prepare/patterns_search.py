@@ -143,7 +143,7 @@ def _by_case(
         elif rater in drawn[case]:
             raise DataError(
                 f"{drawn[case][rater]} and {folder / path} are both labels of annotator '{rater}' for case "
-                f"'{case}'; use a pattern that tells them apart"
+                f"'{case}'; use a pattern that distinguishes them"
             )
         else:
             drawn[case][rater] = folder / path
