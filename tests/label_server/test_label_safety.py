@@ -46,7 +46,7 @@ def test_image_is_required(served):
 )
 def test_missing_point_is_explained(served, params):
     message = error_of(infer(served.client, image="scan", params=params), 400)
-    assert message.startswith("the model segments crops around a lesion; give its position in scan: params=")
+    assert message.startswith("the model segments crops around a lesion; give its position in scan: place a point")
 
 
 @pytest.mark.parametrize(

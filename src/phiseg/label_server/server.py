@@ -206,7 +206,7 @@ class LabelServer:
             DataError, ConfigError: the image, the points or the parameters are invalid.
         """
         started = time.monotonic()
-        option = 'params={"foreground": [[i, j, k]]}'
+        option = 'place a point with the label of a class, or send params={"foreground": [[i, j, k]]}'
         centred_on = model.preprocessing.centred_on
         points = parameters.points if centred_on else ()  # plug-ins may send points to any model
         check_point(centred_on, has_point=bool(points), name=scan.name, option=option)
