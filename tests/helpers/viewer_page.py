@@ -46,7 +46,7 @@ def running_browser():
 
 def wait_until(page, condition):
     """Wait until an expression of the page is true; the page's policy forbids playwright's own way."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not page.evaluate(f"() => Boolean({condition})"):
         assert time.monotonic() < end, f"in vain: {condition}; {page.locator('#messages').inner_text()}"
         page.wait_for_timeout(30)

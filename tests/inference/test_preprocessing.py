@@ -182,7 +182,7 @@ def test_other_slice_thickness_gives_warning(distance, slices, warned):
 def test_pictures_without_spacing_are_not_resampled(tmp_path, preprocessing, assumed):
     Image.fromarray(np.arange(240, dtype=np.uint8).reshape(12, 20)).save(tmp_path / "a.png")
     model = Preprocessing.of(KnownModel(brightest, **preprocessing))
-    file = ScanFile("a", tmp_path / "a.png", "png")
+    file = ScanFile("a", tmp_path / "a.png", "picture")
     scan = read_scan(file, channels=1, plane=None, spacing_mm=model.network_spacing_mm((1.0, 1.0)))
     stack = PreparedStack.of(scan.volume, model, name="a", resample=False)
     assert stack.step == (1, 1)

@@ -44,13 +44,13 @@ def test_all_scan_types_are_found_at_any_depth(tmp_path):
     png(tmp_path / "deep" / "a.PNG")
     write_scan(tmp_path / "series")
     write_scan(tmp_path / "deep" / "other", uid="1.2.9")
-    for nothing in ("notes.txt", "table.csv", "deep/a.jpg", ".hidden.png", ".cache/d.png"):
+    for nothing in ("notes.txt", "table.csv", "deep/a.gif", ".hidden.png", ".cache/d.png"):
         (tmp_path / nothing).parent.mkdir(exist_ok=True)
         (tmp_path / nothing).write_text("nothing")
     found, notes = find_scans([tmp_path])
     assert notes == []
     assert [scan.name for scan in found] == ["a", "b", "c.v2", "other", "series"]
-    assert [scan.kind for scan in found] == ["png", "nifti", "nifti", "dicom", "dicom"]
+    assert [scan.kind for scan in found] == ["picture", "nifti", "nifti", "dicom", "dicom"]
     assert found[2].path == tmp_path / "deep" / "er" / "c.v2.nii"
 
 
@@ -174,7 +174,13 @@ def test_equal_names_in_one_folder_keep_suffixes(tmp_path):
     png(tmp_path / "a.png")
     write_scan(tmp_path / "a")
     png(tmp_path / "b.png")
-    assert names(tmp_path) == {"a": "dicom", "a.nii": "nifti", "a.nii.gz": "nifti", "a.png": "png", "b": "png"}
+    assert names(tmp_path) == {
+        "a": "dicom",
+        "a.nii": "nifti",
+        "a.nii.gz": "nifti",
+        "a.png": "picture",
+        "b": "picture",
+    }
 
 
 def test_prefixed_name_is_unique(tmp_path):
@@ -270,7 +276,7 @@ def test_series_has_one_channel_and_its_files(tmp_path):
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_png_is_one_slice_of_its_plane(tmp_path, plane, dtype):
     pixels = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (3, 5)).astype(dtype)
-    scan = read_scan(ScanFile("a", png(tmp_path / "a.png", pixels), "png"), channels=1, plane=plane)
+    scan = read_scan(ScanFile("a", png(tmp_path / "a.png", pixels), "picture"), channels=1, plane=plane)
     assert scan.volume.values.shape == (5, 3, 1, 1)  # columns, rows
     np.testing.assert_array_equal(to_slices(scan.volume, plane or "axial").values[0, :, :, 0], pixels)
     assert scan.volume.values.max() == pixels.max()
@@ -280,31 +286,69 @@ def test_png_is_one_slice_of_its_plane(tmp_path, plane, dtype):
 
 @pytest.mark.parametrize(("plane", "spacing"), [("axial", (2, 3)), ("coronal", (2, 2)), ("sagittal", (0.5, 3))])
 def test_png_has_training_spacing(tmp_path, plane, spacing):
-    scan = ScanFile("a", png(tmp_path / "a.png"), "png")
+    scan = ScanFile("a", png(tmp_path / "a.png"), "picture")
     volume = read_scan(scan, channels=1, plane=plane, spacing_mm=spacing).volume
     assert to_slices(volume, plane).spacing_mm == (1, *spacing)
 
 
-def test_colour_is_converted_to_model_channels(tmp_path):
+def test_picture_must_have_the_channels_of_the_model(tmp_path):
     colours = np.random.default_rng(0).integers(0, 255, (3, 5, 3)).astype(np.uint8)
     path = png(tmp_path / "a.png", colours)
 
     def read(path, channels):
         return (
-            read_scan(ScanFile("a", path, "png"), channels=channels, plane=None)
+            read_scan(ScanFile("a", path, "picture"), channels=channels, plane=None)
             .volume.values[:, :, 0]
             .swapaxes(0, 1)
         )
 
     np.testing.assert_array_equal(read(path, 3), colours)
-    luma = colours @ [0.299, 0.587, 0.114]
-    np.testing.assert_allclose(read(path, 1)[..., 0], luma, atol=1)
+    with pytest.raises(DataError, match=r"a\.png has colours, but the model takes grey images; convert"):
+        read(path, 1)
+    with pytest.raises(DataError, match=r"grey\.png has grey values, but the model takes RGB images; use"):
+        read(png(tmp_path / "grey.png", colours[..., 0]), 3)
+    same = np.repeat(colours[..., :1], 3, axis=2)  # grey values, saved as colours
+    np.testing.assert_array_equal(read(png(tmp_path / "same.png", same), 1), colours[..., :1])
     Image.fromarray(colours).convert("RGBA").save(tmp_path / "alpha.png")
     np.testing.assert_array_equal(read(tmp_path / "alpha.png", 3), colours)
     Image.fromarray(colours[..., 0]).convert("P").save(tmp_path / "palette.png")
     np.testing.assert_array_equal(read(tmp_path / "palette.png", 1)[..., 0], colours[..., 0])
     Image.fromarray(colours[..., 0] > 99).save(tmp_path / "bits.png")
-    np.testing.assert_array_equal(read(tmp_path / "bits.png", 1)[..., 0], 255 * (colours[..., 0] > 99))
+    np.testing.assert_array_equal(read(tmp_path / "bits.png", 1)[..., 0], colours[..., 0] > 99)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "JPEG", "tif", "tiff", "bmp"])
+def test_other_pictures_are_read(tmp_path, suffix):
+    rows, columns = np.mgrid[:32, :48]
+    colours = np.stack([4 * columns, 6 * rows, 255 - 4 * columns], axis=2).astype(np.uint8)  # smooth, for JPEG
+    Image.fromarray(colours).save(tmp_path / f"eye.{suffix}", quality=95)
+    ((found,), _) = find_scans([tmp_path])
+    assert (found.name, found.kind) == ("eye", "picture")
+    values = read_scan(found, channels=3, plane=None).volume.values
+    np.testing.assert_allclose(values[:, :, 0].swapaxes(0, 1), colours, atol=12 if "j" in suffix.lower() else 0)
+
+
+def test_label_files_of_datasets_are_skipped_with_their_number(tmp_path):
+    volume = Volume(np.zeros((3, 3, 3), np.uint8), np.eye(4))
+    files = [
+        *("cases/a/image.nii.gz", "cases/a/rater-anna.nii.gz", "cases/a/rater-ben.nii.gz", "cases/b/image.nii.gz"),
+        *("nnunet/imagesTr/c_0000.nii.gz", "nnunet/labelsTr_anna/c.nii.gz", "nnunet/labelsTr/c.nii.gz"),
+        *("alone/rater-x.nii.gz", "alone/labels/c.nii.gz"),  # without images: to be predicted
+    ]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        write_nifti(tmp_path / file, volume)
+    for file in ("fundus/images/d.png", "fundus/reader1/d.png", "fundus/reader2/d.png", "fundus/other/e.png"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        png(tmp_path / file)
+    found, notes = find_scans([tmp_path])
+    assert [str(scan.path.relative_to(tmp_path)) for scan in sorted(found, key=lambda scan: scan.path)] == [
+        *("alone/labels/c.nii.gz", "alone/rater-x.nii.gz", "cases/a/image.nii.gz", "cases/b/image.nii.gz"),
+        *("fundus/images/d.png", "fundus/other/e.png", "nnunet/imagesTr/c_0000.nii.gz"),
+    ]
+    assert notes == [f"skipping 6 label files of annotators in {tmp_path}"]
+    ((label,), _) = find_scans([tmp_path / "cases/a/rater-anna.nii.gz"])  # as asked
+    assert label.name == "rater-anna"
 
 
 def test_damaged_png_is_rejected(tmp_path):
@@ -316,11 +360,11 @@ def test_damaged_png_is_rejected(tmp_path):
     for content in (*damaged, *flipped):
         (tmp_path / "bad.png").write_bytes(content)
         try:
-            read_scan(ScanFile("bad", tmp_path / "bad.png", "png"), channels=1, plane=None)
+            read_scan(ScanFile("bad", tmp_path / "bad.png", "picture"), channels=1, plane=None)
         except DataError as error:
             reasons.append(str(error))
     assert len(reasons) > len(damaged) + len(flipped) / 2
-    assert all(reason.startswith(f"{tmp_path / 'bad.png'} cannot be read as PNG") for reason in reasons)
+    assert all(reason.startswith(f"{tmp_path / 'bad.png'} cannot be read as a picture") for reason in reasons)
     assert not any("\n" in reason for reason in reasons)
 
 

@@ -18,7 +18,7 @@ export type Point = PredictionRequest["point"];
 
 export interface Annotations {
   annotators: string[];
-  /** (A, height, width) of the only slice of a case. */
+  /** (A, slices, height, width). */
   labels: Uint8Array;
 }
 
@@ -30,9 +30,9 @@ export async function getScan(id: string): Promise<ScanInfo> {
   return (await request(`api/scans/${encodeURIComponent(id)}`)).json();
 }
 
-/** Return the values (height, width) of a slice. */
-export async function getSlice(id: string, number: number): Promise<Float32Array> {
-  const response = await request(`api/scans/${encodeURIComponent(id)}/slices/${number}`);
+/** Return the values (height, width) of a slice in one of the planes of the scan; (height, width, 3) with colours. */
+export async function getSlice(id: string, plane: number, number: number): Promise<Float32Array> {
+  const response = await request(`api/scans/${encodeURIComponent(id)}/slices/${number}${plane ? `?plane=${plane}` : ""}`);
   return new Float32Array(await response.arrayBuffer());
 }
 

@@ -2,15 +2,19 @@
 
 import type { Annotations, ModelInfo, Pair, Point, ScanInfo, SessionInfo } from "./api";
 import * as api from "./api";
+import { type Block, type Cut, type Patch, cutBlock, gridOf } from "./planes";
 import { Result } from "./result";
 import { Slices } from "./slices";
 import type { State } from "./state";
 import { AS_IT_IS, INITIAL, Store, VIEWS, fromHash, isAsItIs } from "./state";
 
-/** The pixel under the cursor. */
+/** The pixel under the mouse. */
 export interface Place {
+  cut: Cut;
   row: number;
   column: number;
+  /** The voxel. */
+  point: Point;
 }
 
 export class App {
@@ -28,6 +32,7 @@ export class App {
   private running: AbortController | null = null;
   private timer = 0;
   private turn = 0;
+  private readonly annotationCuts = new Map<string, Patch | null>();
   private readonly onChange: () => void;
   private readonly onError: (message: string) => void;
 
@@ -35,7 +40,7 @@ export class App {
     this.session = session;
     this.onChange = onChange;
     this.onError = onError;
-    this.store = new Store({ ...INITIAL, model: session.model.name, levels: this.defaultLevels() });
+    this.store = new Store({ ...INITIAL, model: session.model.name, levels: this.defaultLevels(), planes: session.model.dims === 3 });
     this.store.subscribe(() => this.changed());
   }
 
@@ -50,6 +55,44 @@ export class App {
   /** The views available for this model. */
   get views(): (typeof VIEWS)[number][] {
     return VIEWS.filter((view) => view !== "levels" || this.model.num_levels > 0);
+  }
+
+  /** Whether the current view shows three planes. */
+  get showsPlanes(): boolean {
+    const { planes, view } = this.state;
+    return planes && this.hasPlanes && ["outlines", "sample", "mean", "gamma"].includes(view);
+  }
+
+  /** Whether the scan has several slices. */
+  get hasPlanes(): boolean {
+    return (this.scan?.num_slices ?? 1) > 1;
+  }
+
+  /** The voxel at which the three planes meet. */
+  get cursor(): Point {
+    const { slice, cursor, point } = this.state;
+    const [row, column] = cursor ?? point?.slice(1) ?? [this.scan!.height >> 1, this.scan!.width >> 1];
+    return [slice, row!, column!];
+  }
+
+  /** A slice in the plane of the model. */
+  cutAt(slice: number): Cut {
+    return { plane: this.scan!.planes[0]!, at: slice };
+  }
+
+  /** Return the mask of an annotator in a cut. */
+  annotationAt(annotator: number, cut: Cut): Patch | null {
+    if (!this.annotations || !this.scan) return null;
+    const key = `${annotator} ${cut.plane.name} ${cut.at}`;
+    let patch = this.annotationCuts.get(key);
+    if (patch === undefined) {
+      const size = gridOf(this.scan);
+      const number = size[0] * size[1] * size[2];
+      const block: Block = { start: [0, 0, 0], size, values: this.annotations.labels.subarray(annotator * number, (annotator + 1) * number) };
+      patch = cutBlock(this.scan, block, cut);
+      this.annotationCuts.set(key, patch);
+    }
+    return patch;
   }
 
   /** Return whether a view has something to show for the open scan. */
@@ -108,7 +151,7 @@ export class App {
   /** Draw samples at a point of the scan. */
   sampleAt(point: Point): void {
     this.result = null;
-    this.store.set({ point, slice: point[0], sample: 0 });
+    this.store.set({ point, slice: point[0], cursor: [point[1], point[2]], sample: 0 });
     void this.draw();
   }
 
@@ -125,6 +168,13 @@ export class App {
   setSlice(slice: number): void {
     if (!this.scan) return;
     this.store.set({ slice: Math.min(Math.max(slice, 0), this.scan.num_slices - 1) });
+  }
+
+  /** Move the cursor that links the planes, inside the scan. */
+  setCursor(point: Point): void {
+    const grid = gridOf(this.scan!);
+    const [slice, row, column] = point.map((place, axis) => Math.min(Math.max(place, 0), grid[axis]! - 1)) as Point;
+    this.store.set({ slice, cursor: [row, column] });
   }
 
   setSample(sample: number): void {
@@ -145,6 +195,7 @@ export class App {
     this.running?.abort();
     window.clearTimeout(this.timer);
     [this.scan, this.annotations, this.result] = [scan, annotations, null];
+    this.annotationCuts.clear();
     this.slices = new Slices(scan, () => this.changed(), (error) => this.fail(error));
     for (const warning of scan.warnings) this.onError(warning);
     const isLesionKnown = scan.id === "example" || scan.annotators.length > 0;
@@ -155,6 +206,7 @@ export class App {
       window: scan.window as Pair,
       zoom: 1,
       centre: null,
+      cursor: null,
       ...wish,
       model: this.model.name,
       scan: scan.id,
@@ -170,7 +222,7 @@ export class App {
     this.running?.abort();
     const running = (this.running = new AbortController());
     const request = { scan, point, num_samples: numSamples, seed, levels: levels.every(isAsItIs) ? [] : levels };
-    const result = new Result(request);
+    const result = new Result(request, this.scan!);
     this.report("Drawing samples", 0.03);
     try {
       for await (const message of api.predict(request, running.signal)) {

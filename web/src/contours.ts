@@ -1,6 +1,6 @@
 /** Outlines of masks. */
 
-import type { Patch } from "./result";
+import type { Patch } from "./planes";
 
 /**
  * Return the outline of a label as closed lines in pixels of the slice: x to the right, y down, pixel centres at .5.

@@ -52,6 +52,7 @@ export class Controls {
     listen("zoom-out", "click", () => stage.zoomBy(1 / 1.4));
     listen("fit", "click", () => stage.fitSlice());
     listen("fit-lesion", "click", () => stage.fitLesion());
+    listen("planes", "click", () => app.store.set({ planes: !app.state.planes }));
     get<HTMLInputElement>("number").max = String(app.session.max_samples);
     acceptFiles(app);
   }
@@ -83,6 +84,9 @@ export class Controls {
     for (const id of ["zoom-in", "zoom-out"]) get<HTMLButtonElement>(id).disabled = isFixed;
     get<HTMLButtonElement>("fit").disabled = isFixed || (state.zoom === 1 && !state.centre);
     get<HTMLButtonElement>("fit-lesion").disabled = isFixed || !result;
+    const planes = get<HTMLButtonElement>("planes");
+    planes.disabled = isFixed || !this.app.hasPlanes;
+    planes.setAttribute("aria-pressed", String(this.app.showsPlanes));
     get<HTMLButtonElement>("reseed").disabled = !state.point;
     get("zoom-value").textContent = `${Math.round(100 * state.zoom)} %`;
   }

@@ -6,7 +6,8 @@ import { get, make } from "./dom";
 import type { Stage } from "./stage";
 
 const MOUSE: [string, string][] = [
-  ["Click", "draw samples at this point"],
+  ["Click", "draw samples at this point; in three planes, move the cursor"],
+  ["Double-click", "draw samples at this point of three planes"],
   ["Wheel", "previous or next slice"],
   ["Ctrl + wheel", "zoom"],
   ["Drag", "change the window: right for less contrast, up for darker"],
@@ -28,12 +29,13 @@ export function listenToKeys(app: App, stage: Stage): void {
     { shown: "Page up / down", keys: ["PageUp", "PageDown"], meaning: "ten slices back or forward", act: (key) => app.setSlice(app.state.slice + (key === "PageUp" ? -10 : 10)) },
     { shown: "← →", keys: ["ArrowLeft", "ArrowRight"], meaning: "previous or next sample", act: (key) => stepSample(app, step(key)) },
     { shown: `1 – ${app.views.length}`, keys: app.views.map((_, n) => String(n + 1)), meaning: "select a view", act: (key) => app.setView(app.views[Number(key) - 1]!) },
-    { shown: "Enter", keys: ["Enter"], meaning: "draw samples at the centre of the view", act: () => stage.sampleInTheMiddle() },
+    { shown: "Enter", keys: ["Enter"], meaning: "draw samples at the centre of the view, or at the cursor", act: () => stage.sampleInTheMiddle() },
     { shown: "R", keys: ["r"], meaning: "draw new samples with the next seed", act: () => app.state.point && app.redraw({ seed: app.state.seed + 1 }) },
     { shown: "W", keys: ["w"], meaning: "next window preset", act: () => nextWindow(app) },
     { shown: "+ −", keys: ["+", "=", "-"], meaning: "zoom", act: (key) => stage.zoomBy(key === "-" ? 1 / 1.25 : 1.25) },
     { shown: "0", keys: ["0"], meaning: "show the whole slice", act: () => stage.fitSlice() },
     { shown: "L", keys: ["l"], meaning: "zoom to the lesion", act: () => stage.fitLesion() },
+    { shown: "P", keys: ["p"], meaning: "show one or three planes", act: () => app.store.set({ planes: !app.state.planes }) },
     { shown: "A", keys: ["a"], meaning: "show or hide the annotators", act: () => app.store.set({ annotators: !app.state.annotators }) },
     { shown: "?", keys: ["?"], meaning: "show this help", act: () => help.showModal() },
   ];

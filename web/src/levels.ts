@@ -117,7 +117,7 @@ export class LevelPanel {
       context.clearRect(0, 0, size, size);
       if (!result) continue;
       const frame = this.painter.fit(this.painter.focus("close"), 0, 0, size, size);
-      this.painter.paint(context, frame, result.slice, { kind: "map", patch: result.outputOf(cause), ramp: "mean" }, false);
+      this.painter.paint(context, frame, result.cutAt(result.slice), { kind: "map", patch: result.outputOf(cause), ramp: "mean" }, false);
     }
   }
 

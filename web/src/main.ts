@@ -58,7 +58,7 @@ function updateStatus(app: App): void {
   bar.value = app.progress;
   bar.classList.toggle("idle", !app.busy);
   get("readout").textContent = readout(app);
-  const hint = app.scan ? `Click ${app.model.centred_on ? `a ${app.model.centred_on}` : "the slice"} to draw samples` : "Drop a NIfTI file, a PNG file or a DICOM series here";
+  const hint = app.scan ? `Click ${app.model.centred_on ? `a ${app.model.centred_on}` : "the slice"} to draw samples` : "Drop a NIfTI file, a picture or a DICOM series here";
   get("hint").textContent = hint;
   get("hint").hidden = Boolean(app.state.point) || Boolean(app.busy);
   document.title = app.scan ? `${app.scan.name} – PHiSeg` : "PHiSeg";

@@ -5,7 +5,7 @@ import type { Pair } from "./api";
 import { ANNOTATOR, type Ramp, classColour } from "./colours";
 import { coarseToFine } from "./levels";
 import { type Frame, type Overlay, type Painter, paintLegend, write } from "./picture";
-import type { Patch } from "./result";
+import type { Patch } from "./planes";
 import { paintScaleBar } from "./scale_bar";
 
 /** One image of several. */
@@ -45,7 +45,7 @@ export function paintMontage(context: CanvasRenderingContext2D, painter: Painter
     const x = left + (n % columns) * (width + GAP);
     const y = top + Math.floor(n / columns) * (height + CAPTION + GAP);
     const frame = painter.fit(box, x, y + CAPTION, width, height);
-    painter.paint(context, frame, tile.slice, tile.overlay, tile.annotators ?? false);
+    painter.paint(context, frame, app.cutAt(tile.slice), tile.overlay, tile.annotators ?? false);
     const colour = tile.chosen ? classColour(1) : (tile.colour ?? "rgb(170 178 188)");
     context.save();
     context.beginPath();

@@ -1,12 +1,13 @@
-/** Paints a part of a slice and its overlays into a rectangle of a canvas. */
+/** Paints a part of a cut through the scan and its overlays into a rectangle of a canvas. */
 
 import type { App } from "./app";
-import type { Box, ScanInfo } from "./api";
+import type { Box, PlaneInfo, ScanInfo } from "./api";
 import { ANNOTATOR, type Ramp, classColour, rampColour, rampTable } from "./colours";
 import { outline } from "./contours";
-import { type Patch, type Result } from "./result";
+import { type Cut, type Patch, spacingOf, wholeCut } from "./planes";
+import type { Result } from "./result";
 
-/** A rectangle of the canvas, the slice position at its corner, and screen pixels per image pixel. */
+/** A rectangle of the canvas, the position in the cut at its corner, and screen pixels per image pixel. */
 export interface Frame {
   x: number;
   y: number;
@@ -43,21 +44,21 @@ export class Painter {
     this.app = app;
   }
 
-  /** Paint a slice and its overlay. */
-  paint(context: CanvasRenderingContext2D, frame: Frame, slice: number, overlay: Overlay, annotators: boolean): void {
+  /** Paint a cut and its overlay. */
+  paint(context: CanvasRenderingContext2D, frame: Frame, cut: Cut, overlay: Overlay, annotators: boolean): void {
     context.save();
     context.beginPath();
     context.rect(frame.x, frame.y, frame.width, frame.height);
     context.clip();
-    const picture = this.app.slices?.picture(slice, this.app.state.window);
+    const picture = this.app.slices?.picture(cut, this.app.state.window);
     if (picture) {
       context.imageSmoothingQuality = "high";
       place(context, frame, picture, { row: 0, column: 0, height: picture.height, width: picture.width });
     }
-    this.paintOverlay(context, frame, slice, overlay);
+    this.paintOverlay(context, frame, cut, overlay);
     if (annotators) {
       const number = this.app.annotations?.annotators.length ?? 0;
-      for (let n = 0; n < number; n++) this.paintAnnotator(context, frame, n, 1.5);
+      for (let n = 0; n < number; n++) this.paintAnnotator(context, frame, cut, n, 1.5);
     }
     context.restore();
   }
@@ -75,28 +76,28 @@ export class Painter {
     return this.focusBoxes[distance];
   }
 
-  /** Return the frame that shows a box of the slice as large as possible in a rectangle. */
-  fit(box: Box, x: number, y: number, width: number, height: number): Frame {
-    const [, down, right] = this.app.scan!.spacing_mm;
+  /** Return the frame that shows a box of a cut as large as possible in a rectangle. */
+  fit(box: Box, x: number, y: number, width: number, height: number, plane: PlaneInfo = this.app.scan!.planes[0]!): Frame {
+    const [down, right] = spacingOf(this.app.scan!, plane);
     const scale = Math.min(width / (box.width * right), height / (box.height * down));
     const [scaleX, scaleY] = [scale * right, scale * down];
     const [spareX, spareY] = [width / scaleX - box.width, height / scaleY - box.height];
     return { x, y, width, height, left: box.column - spareX / 2, top: box.row - spareY / 2, scaleX, scaleY };
   }
 
-  private paintOverlay(context: CanvasRenderingContext2D, frame: Frame, slice: number, overlay: Overlay): void {
+  private paintOverlay(context: CanvasRenderingContext2D, frame: Frame, cut: Cut, overlay: Overlay): void {
     const { result } = this.app;
     if (overlay.kind === "map" && overlay.patch) {
       place(context, frame, this.mapPicture(overlay.patch, overlay.ramp), overlay.patch.box);
     } else if (overlay.kind === "annotator") {
-      this.paintAnnotator(context, frame, overlay.annotator, 2, 0.25);
+      this.paintAnnotator(context, frame, cut, overlay.annotator, 2, 0.25);
     } else if (overlay.kind === "sample") {
-      this.paintSample(context, frame, slice, overlay.sample, { width: 2, alpha: 1, fill: overlay.filled ? 0.25 : 0 });
+      this.paintSample(context, frame, cut, overlay.sample, { width: 2, alpha: 1, fill: overlay.filled ? 0.25 : 0 });
     } else if (overlay.kind === "outlines" && result) {
       const number = result.request.num_samples;
       const alpha = Math.max(0.3, 0.85 - number / 120);
       for (let sample = 0; sample < number; sample++) {
-        this.paintSample(context, frame, slice, sample, { width: 1.2, alpha, fill: 0 });
+        this.paintSample(context, frame, cut, sample, { width: 1.2, alpha, fill: 0 });
       }
     }
   }
@@ -104,27 +105,25 @@ export class Painter {
   private paintSample(
     context: CanvasRenderingContext2D,
     frame: Frame,
-    slice: number,
+    cut: Cut,
     sample: number,
     style: { width: number; alpha: number; fill: number },
   ): void {
     const { result, model } = this.app;
-    const patch = result?.labelsAt(sample, slice);
+    const patch = result?.labelsAt(sample, cut);
     if (!result || !patch) return;
     for (let label = 1; label < model.classes.length; label++) {
-      const path = this.path(`${sample} ${slice} ${label}`, patch, label);
+      const path = this.path(`${sample} ${cut.plane.name} ${cut.at} ${label}`, patch, label);
       stroke(context, frame, path, classColour(label, style.alpha), style.width, style.fill ? classColour(label, style.fill) : null);
     }
   }
 
-  private paintAnnotator(context: CanvasRenderingContext2D, frame: Frame, annotator: number, width: number, fill = 0): void {
-    const { annotations, model, scan } = this.app;
-    if (!annotations || !scan) return;
-    const size = scan.height * scan.width;
-    const values = annotations.labels.subarray(annotator * size, (annotator + 1) * size);
-    const patch = { box: { row: 0, column: 0, height: scan.height, width: scan.width }, values };
+  private paintAnnotator(context: CanvasRenderingContext2D, frame: Frame, cut: Cut, annotator: number, width: number, fill = 0): void {
+    const { model, scan } = this.app;
+    const patch = this.app.annotationAt(annotator, cut);
+    if (!patch || !scan) return;
     for (let label = 1; label < model.classes.length; label++) {
-      const path = this.path(`${scan.id} annotator ${annotator} ${label}`, patch, label);
+      const path = this.path(`${scan.id} annotator ${annotator} ${cut.plane.name} ${cut.at} ${label}`, patch, label);
       stroke(context, frame, path, ANNOTATOR, width, fill ? `rgb(255 176 66 / ${fill})` : null);
     }
   }
@@ -236,8 +235,9 @@ function stroke(
 }
 
 /** Return the box around all samples and annotations; if they are empty, the box of the prediction. */
-function drawnBox({ scan, result, annotations }: App): Box {
-  const whole = { row: 0, column: 0, height: scan!.height, width: scan!.width };
+function drawnBox(app: App): Box {
+  const { scan, result, annotations } = app;
+  const whole = wholeCut(scan!, scan!.planes[0]!);
   let [top, left, bottom, right] = [Infinity, Infinity, -Infinity, -Infinity];
   const include = ({ box, values }: Patch): void => {
     values.forEach((value, n) => {
@@ -249,12 +249,13 @@ function drawnBox({ scan, result, annotations }: App): Box {
   };
   for (const slice of result?.slices ?? []) {
     for (let sample = 0; sample < result!.samples.length; sample++) {
-      const patch = result!.labelsAt(sample, slice);
+      const patch = result!.labelsAt(sample, app.cutAt(slice));
       if (patch) include(patch);
     }
   }
-  const size = whole.height * whole.width;
-  annotations?.annotators.forEach((_, n) => include({ box: whole, values: annotations.labels.subarray(n * size, (n + 1) * size) }));
+  annotations?.annotators.forEach((_, n) => {
+    for (let slice = 0; slice < scan!.num_slices; slice++) include(app.annotationAt(n, app.cutAt(slice))!);
+  });
   if (top === Infinity) return result?.sampleBox ?? whole;
   return { row: top, column: left, height: bottom - top, width: right - left };
 }

@@ -1,13 +1,8 @@
 /** The result of a click so far. S samples, K classes, L levels, N parts of the noise; masks cover a box of a slice. */
 
-import type { Box, CaseScores, StreamedMessage, Numbers, PredictionRequest } from "./api";
+import type { Box, CaseScores, Numbers, Point, PredictionRequest, ScanInfo, StreamedMessage } from "./api";
 import { unpack } from "./api";
-
-/** Values (h, w) in a box of a slice. */
-export interface Patch {
-  box: Box;
-  values: Uint8Array;
-}
+import { type Block, type Cut, type Patch, cutBlock } from "./planes";
 
 interface Summary {
   box: Box;
@@ -25,17 +20,21 @@ interface Summary {
 }
 
 interface Lesion {
-  first: number;
-  number: number;
-  box: Box;
+  start: Point;
+  /** Slices, h and w. */
+  size: Point;
   /** (S, slices, h, w). */
   labels: Uint8Array;
   /** (K-1, slices, h, w). */
   means: Uint8Array;
+  /** (slices, h, w), 255 for `gammaMax`. */
+  gamma: Uint8Array;
+  gammaMax: number;
 }
 
 export class Result {
   readonly request: PredictionRequest;
+  readonly scan: ScanInfo;
   /** Changes with every message. */
   version = 0;
   /** Samples of the clicked slice, (h, w) each. */
@@ -50,9 +49,11 @@ export class Result {
 
   private drawn: number[] = [];
   private drawnAt = -1;
+  private readonly cuts = new Map<string, Patch | null>();
 
-  constructor(request: PredictionRequest) {
+  constructor(request: PredictionRequest, scan: ScanInfo) {
     this.request = request;
+    this.scan = scan;
   }
 
   get slice(): number {
@@ -62,13 +63,14 @@ export class Result {
   /** The slices with a result. */
   get slices(): number[] {
     if (!this.lesion) return [this.slice];
-    return Array.from({ length: this.lesion.number }, (_, place) => this.lesion!.first + place);
+    const { start, size } = this.lesion;
+    return Array.from({ length: size[0] }, (_, place) => start[0] + place);
   }
 
   /** The slices in which a sample is not empty; the clicked slice if there is none. */
   drawnSlices(): number[] {
     if (this.drawnAt !== this.version) {
-      const isDrawn = (slice: number): boolean => this.samples.some((_, sample) => this.labelsAt(sample, slice)?.values.some(Boolean));
+      const isDrawn = (slice: number): boolean => this.samples.some((_, sample) => this.labelsAt(sample, this.cutAt(slice))?.values.some(Boolean));
       const drawn = this.slices.filter(isDrawn);
       [this.drawn, this.drawnAt] = [drawn.length ? drawn : [this.slice], this.version];
     }
@@ -98,11 +100,12 @@ export class Result {
       this.numbers = message;
     } else if (message.type === "volume") {
       this.lesion = {
-        first: message.first_slice,
-        number: message.num_slices,
-        box: message.box,
+        start: [message.first_slice, message.box.row, message.box.column],
+        size: [message.num_slices, message.box.height, message.box.width],
         labels: await unpack(message.labels),
         means: await unpack(message.mean_probs),
+        gamma: await unpack(message.gamma),
+        gammaMax: message.gamma_max,
       };
     } else if (message.type === "scores") {
       this.scores = message;
@@ -112,32 +115,34 @@ export class Result {
     this.version += 1;
   }
 
-  labelsAt(sample: number, slice: number): Patch | null {
-    if (slice === this.slice && this.sampleBox) {
+  /** A slice in the plane of the model. */
+  cutAt(slice: number): Cut {
+    return { plane: this.scan.planes[0]!, at: slice };
+  }
+
+  /** The largest value of the gamma map. */
+  get gammaMax(): number {
+    return (this.lesion ?? this.summary)?.gammaMax ?? 0;
+  }
+
+  labelsAt(sample: number, cut: Cut): Patch | null {
+    if (this.isClicked(cut) && this.sampleBox) {
       const values = this.samples[sample];
       return values ? { box: this.sampleBox, values } : null;
     }
-    const place = this.placeOf(slice);
-    if (place === null || !this.lesion) return null;
-    const { box, labels, number } = this.lesion;
-    const values = part(labels, sample * number + place, box.height * box.width);
-    return values.length ? { box, values } : null;
+    return this.lesionAt("labels", sample, cut);
   }
 
   /** Return the mean probability of a class; 1 is the first foreground class. */
-  meanAt(slice: number, label: number): Patch | null {
-    const place = this.placeOf(slice);
-    if (slice !== this.slice && place !== null && this.lesion) {
-      const { box, means, number } = this.lesion;
-      return { box, values: part(means, (label - 1) * number + place, box.height * box.width) };
-    }
-    if (slice !== this.slice || !this.summary) return null;
-    const { box, means } = this.summary;
-    return { box, values: part(means, label - 1, box.height * box.width) };
+  meanAt(cut: Cut, label: number): Patch | null {
+    if (this.isClicked(cut) && this.summary) return this.summaryPatch(this.summary.means, label - 1);
+    return this.lesionAt("means", label - 1, cut);
   }
 
-  gammaAt(slice: number): Patch | null {
-    return slice === this.slice && this.summary ? { box: this.summary.box, values: this.summary.gamma } : null;
+  /** Return the gamma map, 255 for `gammaMax`. */
+  gammaAt(cut: Cut): Patch | null {
+    if (this.lesion) return this.lesionAt("gamma", 0, cut);
+    return this.isClicked(cut) && this.summary ? this.summaryPatch(this.summary.gamma, 0) : null;
   }
 
   /** Return the probability of any foreground after a level of the first sample; null for other parts of the noise, which have no image. */
@@ -161,18 +166,21 @@ export class Result {
     return values.length ? { box, values } : null;
   }
 
-  private placeOf(slice: number): number | null {
-    const place = slice - (this.lesion?.first ?? 0);
-    return this.lesion && place >= 0 && place < this.lesion.number ? place : null;
+  private isClicked({ plane, at }: Cut): boolean {
+    return plane === this.scan.planes[0] && at === this.slice;
   }
-}
 
-/** Return the value at a pixel of the slice, or null outside the box. */
-export function valueAt(patch: Patch | null, row: number, column: number): number | null {
-  if (!patch) return null;
-  const [down, right] = [row - patch.box.row, column - patch.box.column];
-  if (down < 0 || right < 0 || down >= patch.box.height || right >= patch.box.width) return null;
-  return patch.values[down * patch.box.width + right] ?? null;
+  /** Return a cut through one of the arrays of the lesion. */
+  private lesionAt(what: "labels" | "means" | "gamma", number: number, cut: Cut): Patch | null {
+    if (!this.lesion) return null;
+    const { start, size } = this.lesion;
+    const key = [what, number, cut.plane.axes[0], cut.at].join(" ");
+    if (!this.cuts.has(key)) {
+      const block: Block = { start, size, values: part(this.lesion[what], number, size[0] * size[1] * size[2]) };
+      this.cuts.set(key, block.values.length ? cutBlock(this.scan, block, cut) : null);
+    }
+    return this.cuts.get(key)!;
+  }
 }
 
 function part(values: Uint8Array, number: number, size: number): Uint8Array {

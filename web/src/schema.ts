@@ -54,6 +54,9 @@ export interface LesionSlices {
   labels: string;
   /** uint8 (K-1, slices, h, w). */
   mean_probs: string;
+  /** uint8 (slices, h, w) gamma map; 255 is `gamma_max`. */
+  gamma: string;
+  gamma_max: number;
 }
 
 /** Settings of one part of the noise: a latent level, the presence, or the member of an ensemble. */
@@ -77,6 +80,8 @@ export interface ListedScan {
 /** The model of the viewer. */
 export interface ModelInfo {
   name: string;
+  /** 2 for a model of slices, 3 for a model of volumes. */
+  dims: number;
   /** Class names, background first. */
   classes: string[];
   /** Latent levels L; 0 for a model without a hierarchy. */
@@ -109,8 +114,17 @@ export interface Numbers {
 /** The annotations of a case. */
 export interface PackedAnnotations {
   annotators: string[];
-  /** uint8 (A, height, width) for the single slice of a case; null for a scan. */
+  /** uint8 (A, slices, height, width) of a case; null for a scan. */
   labels: string | null;
+}
+
+/** A plane through a scan, in radiological display convention. */
+export interface PlaneInfo {
+  name: string;
+  /** Axes of the scan (0 slices, 1 rows, 2 columns) across the plane, down and to the right. */
+  axes: [number, number, number];
+  /** Whether the axis down and the axis to the right are shown in reverse. */
+  flipped: [boolean, boolean];
 }
 
 /** Point and sampling settings of a prediction. */
@@ -156,7 +170,11 @@ export interface ScanInfo {
   split: string | null;
   /** Start of the names of exported files. */
   file_stem: string;
+  /** Whether the three channels are red, green and blue. Otherwise, the first channel is shown. */
+  has_colours: boolean;
   plane: string;
+  /** The plane of the model and the two others. */
+  planes: [PlaneInfo, PlaneInfo, PlaneInfo];
   value_range: [number, number];
   /** Initial intensity window. */
   window: [number, number];

@@ -23,6 +23,10 @@ export interface State {
   /** Row and column at the centre of the view; null for the centre of the slice. */
   centre: Pair | null;
   annotators: boolean;
+  /** Whether to show three planes of a scan with several slices. */
+  planes: boolean;
+  /** Row and column of the cursor that links the planes; null for the clicked point or the centre. */
+  cursor: Pair | null;
   /** The class whose measurements and mean are shown; 1 is the first foreground class. */
   label: number;
 }
@@ -41,6 +45,8 @@ export const INITIAL: State = {
   zoom: 1,
   centre: null,
   annotators: true,
+  planes: false,
+  cursor: null,
   label: 1,
 };
 
@@ -88,6 +94,8 @@ export function toHash(state: State): string {
   words.push(["window", state.window.map((value) => Number(value.toPrecision(6))).join(",")]);
   if (state.zoom !== 1) words.push(["zoom", state.zoom.toFixed(3)]);
   if (state.centre) words.push(["centre", state.centre.map((place) => place.toFixed(1)).join(",")]);
+  words.push(["planes", state.planes ? "1" : "0"]);
+  if (state.cursor) words.push(["cursor", state.cursor.join(",")]);
   if (state.label !== 1) words.push(["class", String(state.label)]);
   if (!state.annotators) words.push(["annotators", "0"]);
   return words.map(([key, value]) => `${key}=${encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3B", ";")}`).join("&");
@@ -128,6 +136,8 @@ export function fromHash(hash: string): Partial<State> {
   take("window", window && window[0] < window[1] ? window : undefined);
   take("zoom", zoom !== undefined && zoom >= 0.2 && zoom <= 64 ? zoom : undefined);
   take("centre", list("centre", 2) as Pair | undefined);
+  take("planes", words.has("planes") ? words.get("planes") !== "0" : undefined);
+  take("cursor", list("cursor", 2)?.every(Number.isInteger) ? (list("cursor", 2) as Pair) : undefined);
   take("annotators", words.has("annotators") ? words.get("annotators") !== "0" : undefined);
   return found;
 }

@@ -13,6 +13,9 @@ export function exposeForTests(app: App): void {
     get busy() {
       return app.busy;
     },
+    get cursor() {
+      return app.scan && [...app.cursor];
+    },
     get result() {
       const { result } = app;
       if (!result) return null;

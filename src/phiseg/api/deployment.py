@@ -49,7 +49,7 @@ def predict(
 
     Args:
         model: a run, a model, or the name of a bundled model.
-        scans: NIfTI, MetaImage, NRRD or PNG files, folders with a DICOM series, or folders of any of these.
+        scans: NIfTI, MetaImage, NRRD or picture files, folders with a DICOM series, or folders of any of these.
         out: the folder for the results: one subfolder per case, cases.csv and report.html.
         at: a point inside the lesion, or several: (x, y, z) in voxels, or text such as `mm:12.5,-3,40`.
         points: a CSV file with the points of many scans.

@@ -188,7 +188,7 @@ class Model:
         """Draw segmentations of one scan, on its own grid.
 
         Args:
-            scan: a NIfTI, MetaImage, NRRD or PNG file, a folder with a DICOM series, or a `Volume`.
+            scan: a NIfTI, MetaImage, NRRD or picture file, a folder with a DICOM series, or a `Volume`.
             point: (i, j, k), a voxel inside the lesion, counted from 0 along the axes of the file (DICOM: column,
                 row, slice). Lesion-crop models need it.
             slices: consecutive slices to predict, for a whole-slice model; by default all.

@@ -35,7 +35,7 @@ COMMANDS = {
     "example": ("example", "Write a synthetic scan to try `predict` and `view`."),
     "predict": (
         "predict",
-        "Segment NIfTI, DICOM, .mha, .nrrd or PNG images: samples, uncertainty maps, report.",
+        "Segment NIfTI, DICOM, .mha, .nrrd or picture files: samples, uncertainty maps, report.",
     ),
     "batch": ("batch", "Segment all scans of a folder tree as challenges require, and write .mha and JSON files."),
     "view": ("view", "Open the viewer: click a lesion in the browser and see plausible segmentations."),

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 class Predict:
     """Segment scans: draw plausible segmentations and write them on the grid of each scan.
 
-    INPUT is a NIfTI, MetaImage (.mha, .mhd), NRRD (.nrrd, .nhdr) or PNG file, a folder with a DICOM series, or a
-    folder of these. Spacing, window, size and plane of the training data are applied to the scan. The results are
-    on the grid of the scan. Run the same command again to resume after an interruption; finished cases are kept.
+    INPUT is a NIfTI, MetaImage (.mha, .mhd), NRRD (.nrrd, .nhdr) or picture file (PNG, JPEG, TIFF, BMP), a folder
+    with a DICOM series, or a folder of these. Label files of annotators in such a folder are skipped. Spacing,
+    window, size and plane of the training data are applied to the scan. The results are on the grid of the scan.
+    Run the same command again to resume after an interruption; finished cases are kept.
 
     OUT receives one folder per case with samples.nii.gz (4-D), mean.nii.gz (probabilities), labels.nii.gz,
     gamma.nii.gz (disagreement between samples), levels.nii.gz (variance of the foreground probability when the

@@ -32,7 +32,7 @@ class View:
     scans: Annotated[tuple[Path, ...], tyro.conf.Positional, optional("[SCAN...]", "a synthetic example")] = field(
         default=()
     )
-    """NIfTI, .mha, .nrrd and PNG files, folders with a DICOM series, folders of these, or a prepared dataset."""
+    """NIfTI, .mha, .nrrd and picture files, folders with a DICOM series or of these, or a prepared dataset."""
     port: Annotated[int | None, optional("N", "the first free port from 8760")] = None
     """Port of the server."""
     host: Annotated[str, tyro.conf.arg(metavar="H")] = "127.0.0.1"

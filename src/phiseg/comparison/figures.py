@@ -106,7 +106,7 @@ class _Row(NamedTuple):
         return float(vertical / horizontal)
 
     def show_image(self, axes: Axes, *, title: str, scale: bool = False) -> None:
-        image = self.picture("image")
+        image = self.examples.shown_image(self.at)
         show_image(axes, image, title=title)
         axes.set_aspect(self.aspect)
         if scale and self.examples.spacing_mm is not None:
@@ -150,7 +150,7 @@ def level_panel(evaluation: Evaluation, case: str, *, max_classes: int = 3) -> F
             number = num_levels - column
             title = f"level {number}" + (" (finest)" if number == 1 else " (coarsest)" if column == 0 else "")
             axes = grid.picture(0, column)
-            show_image(axes, examples.image[at], title=title)
+            show_image(axes, examples.shown_image(at), title=title)
             overlay(axes, level)
             outline(axes, level.argmax(0), num_classes)
         for row, (k, label) in enumerate(zip(classes, rows, strict=True), start=1):

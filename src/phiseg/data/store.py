@@ -149,6 +149,17 @@ class Dataset:
         return f"{low if low == high else f'{low} to {high}'} slices of {plane}"
 
     @property
+    def has_colours(self) -> bool:
+        """Whether the three channels are red, green and blue."""
+        info = self.info
+        return info.image_channels == 3 and info.source.get("kind") == "images" and info.intensity.kind == "window"
+
+    @property
+    def is_resized(self) -> bool:
+        """Whether pictures were resized to the size of the dataset, whatever their size was."""
+        return self.dims == 2 and any(float(case.get("scale") or 1) != 1 for case in self.cases)
+
+    @property
     def annotator_names(self) -> list[str]:
         """Names of the annotators in the source, or numbers."""
         names = self.info.source.get("raters")

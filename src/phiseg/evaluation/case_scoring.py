@@ -158,7 +158,7 @@ def example_arrays(dataset: Dataset, row: int, drawn: DrawnCase, image: Tensor) 
         dataset: dataset of the case.
         row: row of the dataset.
         drawn: samples of the case.
-        image: (*size), the network's input.
+        image: (*size), the first channel of the network's input.
     """
     labels, probs, log_probs = drawn
     votes = consensus(labels, "mean", num_classes=len(dataset.info.classes)).float() if probs is None else probs
@@ -169,6 +169,8 @@ def example_arrays(dataset: Dataset, row: int, drawn: DrawnCase, image: Tensor) 
         "samples": labels[:NUM_SHOWN],
         "mean_probs": votes,
     }
+    if dataset.has_colours:
+        arrays["colours"] = torch.from_numpy(dataset.image(row))
     if probs is not None and log_probs is not None:
         annotations = torch.from_numpy(dataset.annotations(row)).long()
         arrays["error"] = -log_probs.gather(0, annotations).mean(0)

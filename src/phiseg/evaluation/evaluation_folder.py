@@ -60,7 +60,7 @@ class Examples:
 
     cases: Annotated[np.ndarray, "E", "U"]
     image: Annotated[np.ndarray, "EHW", "f"]
-    """The network's input, in [-0.5, 0.5]."""
+    """The first channel of the network's input, in [-0.5, 0.5]."""
     annotations: Annotated[np.ndarray, "EAHW", "u"]
     valid: Annotated[np.ndarray, "EA", "b"]
     """False for missing annotations."""
@@ -80,6 +80,8 @@ class Examples:
     """Name of the plane of the pictures of volumes; absent for images."""
     heights: Annotated[np.ndarray | None, "E", "i"] = None
     """Number of rows of each picture; rows below are padding. Absent unless pictures differ in height."""
+    colours: Annotated[np.ndarray | None, "E3HW", "f"] = None
+    """Red, green and blue of pictures, in [-0.5, 0.5]; absent for other images."""
     other_planes: tuple["Examples", ...] = ()
     """The same volumes in the other planes."""
 
@@ -94,8 +96,12 @@ class Examples:
         array: NDArray[Any] = getattr(self, name)[index][..., :height, :]
         return array
 
+    def shown_image(self, index: int) -> NDArray[Any]:
+        """Return the image of an example without padding: (H, W), or (H, W, 3) with colours."""
+        return self.picture("image", index) if self.colours is None else np.moveaxis(self.colours[index], 0, 2)
+
     def __post_init__(self) -> None:
-        sizes = {"2": 2}
+        sizes = {"2": 2, "3": 3}
         for name, hint in get_type_hints(Examples, include_extras=True).items():
             if name == "other_planes":
                 continue

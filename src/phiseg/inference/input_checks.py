@@ -5,7 +5,10 @@ from pathlib import Path
 
 from phiseg.core.errors import ConfigError, DataError, nearest
 
-INPUTS = "give a NIfTI, .mha, .nrrd or PNG file, a DICOM folder or a folder of these, but no results of phiseg"
+INPUTS = (
+    "give a NIfTI, .mha, .nrrd or picture file (PNG, JPEG, TIFF, BMP), a DICOM folder or a folder of these, but no "
+    "results of phiseg"
+)
 
 MAPS = ("labels", "mean", "gamma", "samples")
 """Results of a case that `phiseg batch` can write."""

@@ -81,7 +81,7 @@ def write_predictions(
 
     Args:
         model: a model folder, the run folder around it, or the name of a bundled model.
-        inputs: NIfTI, MetaImage, NRRD or PNG files, folders with a DICOM series, or folders of any of these.
+        inputs: NIfTI, MetaImage, NRRD or picture files, folders with a DICOM series, or folders of any of these.
         out: the folder for the results.
         draw: draws the picture of a case, such as `phiseg.plotting.prediction_report.case_picture`.
         write_report: writes the tables and the page, such as `write_prediction_report` of the same module.

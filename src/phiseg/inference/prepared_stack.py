@@ -14,6 +14,7 @@ from phiseg.core.errors import DataError
 from phiseg.data.intensity import Intensity, normalise, zscored
 from phiseg.data.neighbours import with_neighbours
 from phiseg.imaging.frame import Frame, crop
+from phiseg.imaging.pictures import fitted, fitted_place
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import Scan, ScanFile, read_scan
@@ -90,7 +91,19 @@ class PreparedStack:
     @property
     def step(self) -> tuple[float, float]:
         """Pixels of a slice per pixel of the network's image (vertical, horizontal)."""
-        return _step(self.stack, self.preprocessing)
+        frame = self.fitted_frame
+        return frame.step if frame else _step(self.stack, self.preprocessing)
+
+    @property
+    def fitted_frame(self) -> Frame | None:
+        """The frame of whole pictures that are resized and padded as in training; None if they are not."""
+        if not self.preprocessing.is_resized:
+            return None
+        size = self.preprocessing.size
+        resized, margins = fitted_place(self.stack.grid[1:], size)
+        steps = [length / new for length, new in zip(self.stack.grid[1:], resized, strict=True)]
+        origin = [(step - 1) / 2 - step * margin for step, margin in zip(steps, margins, strict=True)]
+        return Frame((origin[0], origin[1]), (steps[0], steps[1]), size)
 
     @cached_property
     def _scale(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -134,6 +147,11 @@ class PreparedStack:
         frame.
         """
         intensity = self.preprocessing.intensity
+        if frame == self.fitted_frame and not self.is_prepared:
+            pictures = fitted(self._values(slices), frame.size)
+            if intensity.kind == "window":
+                return normalise(pictures, intensity)
+            return np.stack([zscored(picture) for picture in pictures])
         if intensity.kind == "zscore":
             return crop(self.normalised(slices), frame, fill=0, interpolation="linear")
         if intensity.kind == "image_zscore":

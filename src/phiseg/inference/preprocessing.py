@@ -61,6 +61,10 @@ class Preprocessing(StrictConfig):
     classes: tuple[str, ...] = Field(min_length=2)
     """Class names, background first."""
     image_channels: PositiveInt
+    has_colours: bool = False
+    """Whether the three channels are red, green and blue."""
+    is_resized: bool = False
+    """Whether the training images were resized to `size` from any size. Other images are resized alike."""
     size: tuple[PositiveInt, PositiveInt]
     """Height and width of the training images."""
     patch_size: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
@@ -94,6 +98,8 @@ class Preprocessing(StrictConfig):
         return cls(
             classes=info.classes,
             image_channels=info.image_channels,
+            has_colours=dataset.has_colours,
+            is_resized=dataset.is_resized and info.centred_on is None,
             size=info.size,
             patch_size=patch_size,
             spacing_mm=info.spacing_mm,

@@ -1,4 +1,4 @@
-"""Find and read scans: NIfTI, MetaImage, NRRD and PNG files, folders with a DICOM series, and folders of these."""
+"""Find and read scans: NIfTI, MetaImage, NRRD and pictures, folders with a DICOM series, and folders of these."""
 
 import hashlib
 import json
@@ -13,16 +13,16 @@ from typing import Any, Literal
 import nibabel
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 from pydicom.misc import is_dicom
 
 from phiseg.core.errors import DataError
 from phiseg.core.formats import is_from_phiseg
-from phiseg.imaging import itk_files, nifti_files
+from phiseg.imaging import itk_files, nifti_files, pictures
 from phiseg.imaging.dicom import read_folder
 from phiseg.imaging.series import DicomSeries, read_series
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.input_checks import INPUTS, check_inputs
+from phiseg.inference.label_files import is_label_file
 
 SUMMARY = "summary.json"
 """The file that identifies a folder with results."""
@@ -39,8 +39,8 @@ class ScanFile:
     name: str
     """Name of the results."""
     path: Path
-    kind: Literal["nifti", "itk", "dicom", "png"]
-    """Format; `itk` is MetaImage or NRRD."""
+    kind: Literal["nifti", "itk", "dicom", "picture"]
+    """Format; `itk` is MetaImage or NRRD, `picture` is PNG, JPEG, TIFF or BMP."""
     series_uid: str | None = None
     """Series of a DICOM folder; None if there is only one."""
 
@@ -83,15 +83,15 @@ def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> tuple[
     """Find the scans in files and folders.
 
     The DICOM files of a folder are one series. Other files in the folder and its subfolders are found too, except
-    results of phiseg. A scan that is reached several times counts once. Scans of the same name are prefixed with
-    the names of their folders, and those in the same folder keep their suffixes.
+    results of phiseg and the label files of a dataset. A scan that is reached several times counts once. Scans of
+    the same name are prefixed with the names of their folders, and those in the same folder keep their suffixes.
 
     Args:
         inputs: files and folders.
         results: folder for the results, which must not be an input.
 
     Returns:
-        The scans sorted by name, and a note for each DICOM folder without a scan.
+        The scans sorted by name, and notes on DICOM folders without a scan and on skipped label files.
 
     Raises:
         DataError: an input does not exist, is not a scan, or contains no scan.
@@ -101,7 +101,12 @@ def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> tuple[
     notes: list[str] = []
     for path in inputs:
         passed_over: list[str] = []
-        scans = list(_scans_in(path, set(), passed_over))
+        labels: set[Path] = set()
+        scans = list(_scans_in(path, set(), passed_over, labels))
+        if labels:
+            passed_over.append(
+                f"skipping {len(labels)} label file{'s' * (len(labels) > 1)} of annotators in {path}"
+            )
         if not scans and not passed_over:
             raise DataError(f"{path} {'contains no' if path.is_dir() else 'is not a'} scan; {INPUTS}")
         notes += passed_over
@@ -113,13 +118,13 @@ def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> tuple[
 
 
 def read_scan(
-    scan: ScanFile, *, channels: int, plane: Plane | None, spacing_mm: tuple[float, float] | None = None
+    scan: ScanFile, *, channels: int | None, plane: Plane | None, spacing_mm: tuple[float, float] | None = None
 ) -> Scan:
     """Read a scan.
 
     Args:
         scan: scan to read.
-        channels: number of channels of a colour image; 1 converts it to grey.
+        channels: number of channels that a picture must have: 1 for grey values, 3 for colours; None for any.
         plane: assumed plane of an image without geometry; axial by default.
         spacing_mm: assumed pixel spacing (vertical, horizontal) of such an image; 1 by default.
 
@@ -134,7 +139,7 @@ def read_scan(
         series = read_series(scan.path, series_uid=scan.series_uid)
         volume = Volume(series.volume.values[..., None], series.volume.affine)
         return Scan(volume, series, warnings=series.warnings)
-    pixels = _read_png(scan.path, channels)  # (H, W, C)
+    pixels = _read_picture(scan.path, channels)  # (H, W, C)
     towards = PLANES[plane or "axial"]
     values = pixels.swapaxes(0, 1)[:, :, None]  # columns, rows, one slice
     vertical, horizontal = spacing_mm or (1.0, 1.0)
@@ -143,7 +148,7 @@ def read_scan(
     return Scan(Volume(values, affine), has_spacing=False, warnings=(warning,))
 
 
-def _scans_in(path: Path, visited: set[Path], notes: list[str]) -> Iterator[ScanFile]:
+def _scans_in(path: Path, visited: set[Path], notes: list[str], labels: set[Path]) -> Iterator[ScanFile]:
     name = path.name.lower()
     if path.is_dir():
         if path.resolve() in visited or _is_ours(path):  # visited: a link to a parent folder
@@ -156,13 +161,17 @@ def _scans_in(path: Path, visited: set[Path], notes: list[str]) -> Iterator[Scan
         elif modality is not None:
             yield ScanFile(_absolute(path).name, path, "dicom")
         for entry in entries:
-            yield from _scans_in(entry, visited, notes)
+            found = list(_scans_in(entry, visited, notes, labels))
+            if entry.is_file() and found and is_label_file(entry):
+                labels.add(entry)
+            else:
+                yield from found
     elif name.endswith(nifti_files.SUFFIXES):
         yield ScanFile(path.name[: name.rindex(".nii")] or path.name, path, "nifti")
     elif name.endswith(itk_files.SUFFIXES):
         yield ScanFile(path.stem, path, "itk")
-    elif name.endswith(".png"):
-        yield ScanFile(path.stem, path, "png")
+    elif name.endswith(pictures.SUFFIXES):
+        yield ScanFile(path.stem, path, "picture")
 
 
 def _is_ours(folder: Path) -> bool:
@@ -236,11 +245,17 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.normpath(path.absolute()))
 
 
-def _read_png(path: Path, channels: int) -> NDArray[Any]:
-    try:
-        with Image.open(path, formats=["PNG"]) as image:
-            grey = image.mode in ("L", "I", "I;16", "I;16B")
-            pixels = np.asarray(image if grey else image.convert("L" if channels == 1 else "RGB"))
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as PNG ({error}); save it again") from None
-    return pixels.reshape(*pixels.shape[:2], -1)
+def _read_picture(path: Path, channels: int | None) -> NDArray[Any]:
+    """Read a picture (H, W, C). Colours that are all grey count as grey values.
+
+    Raises:
+        DataError: it cannot be read, or has colours and the model takes none, or the other way round.
+    """
+    pixels = np.moveaxis(pictures.read_picture(path), 0, 2)
+    if pixels.shape[2] == 3 and channels != 3 and (pixels == pixels[..., :1]).all():
+        pixels = pixels[..., :1]
+    if pixels.shape[2] == 3 and channels == 1:
+        raise DataError(f"{path} has colours, but the model takes grey images; convert the picture to grey values")
+    if pixels.shape[2] == 1 and channels == 3:
+        raise DataError(f"{path} has grey values, but the model takes RGB images; use a picture with colours")
+    return pixels

@@ -18,7 +18,12 @@ Box = tuple[slice, slice, slice]
 
 
 def tiles(stack: PreparedStack, stride: int) -> list[Frame]:
-    """Return the frames that cover a slice: a centred one if it is large enough, as in training, or else a grid."""
+    """Return the frames that cover a slice: a centred one if it is large enough, as in training, or else a grid.
+
+    Pictures that are resized as in training need only one.
+    """
+    if frame := stack.fitted_frame:
+        return [frame]
     axes = []
     sizes = stack.preprocessing.inference_patch_size[1:]
     for length, size, step in zip(stack.stack.grid[1:], sizes, stack.step, strict=True):

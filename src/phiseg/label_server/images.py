@@ -104,7 +104,7 @@ def write_download(scan: ScanFile, folder: Path) -> Path:
     """
     if _is_sent_unchanged(scan):
         return scan.path
-    volume = read_scan(scan, channels=1, plane=None).volume
+    volume = read_scan(scan, channels=None, plane=None).volume
     file = folder / "image.nii.gz"
     write_volume(file, Volume(volume.values[..., 0], volume.affine))
     return file

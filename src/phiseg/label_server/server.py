@@ -222,7 +222,7 @@ class LabelServer:
         Raises:
             DataError: the image cannot be read.
         """
-        volume = read_scan(scan, channels=1, plane=None).volume
+        volume = read_scan(scan, channels=None, plane=None).volume
         empty = Volume(np.zeros(volume.grid, np.uint8), volume.affine)
         outcome = Outcome(empty, class_numbers(self.info()["labels"]), (), InferParameters())
         description = describe(outcome, seconds=0, warnings=())

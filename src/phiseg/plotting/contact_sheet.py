@@ -127,8 +127,8 @@ def _one_row_a_view(dataset: Dataset, views: Sequence[PlaneView]) -> Figure:
 
 def _show(axes: Axes, dataset: Dataset, view: PlaneView, *, title: str) -> None:
     """Show a picture with its colours, otherwise the first channel, in the window of the dataset if it has one."""
-    if _has_colours(dataset):
-        show(axes, _thinned(np.moveaxis(dataset.image(view.row), 0, 2) + 0.5), "gray", 0, 1, title=title)
+    if dataset.has_colours:
+        show_image(axes, _thinned(np.moveaxis(dataset.image(view.row), 0, 2)), title=title)
         return
     image = _thinned(view.of(dataset.image(view.row)[0]))
     if dataset.info.intensity.kind == "window":
@@ -136,12 +136,6 @@ def _show(axes: Axes, dataset: Dataset, view: PlaneView, *, title: str) -> None:
     else:
         show_image(axes, image, title=title)
     axes.set_aspect(view.aspect(dataset))
-
-
-def _has_colours(dataset: Dataset) -> bool:
-    """Return whether the three channels are red, green and blue."""
-    info = dataset.info
-    return info.image_channels == 3 and info.source.get("kind") == "images" and info.intensity.kind == "window"
 
 
 def _thinned(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

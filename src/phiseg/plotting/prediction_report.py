@@ -212,13 +212,14 @@ def _number_of_samples(prediction: Prediction, index: int) -> str:
 
 
 def _image(prediction: Prediction, number: int) -> NDArray[np.float32]:
-    """Return the first channel of a slice inside the box, in the window of the model, (h, w)."""
-    rows, columns = prediction.box[1:]
-    return prediction.stack.normalised(np.array([number]))[0, 0, rows, columns]
+    """Return a slice inside the box, in the window of the model: (h, w, 3) with colours, or (h, w) of channel 0."""
+    channels = prediction.stack.normalised(np.array([number]))[(0, slice(None), *prediction.box[1:])]
+    colours: NDArray[np.float32] = np.moveaxis(channels, 0, 2)
+    return colours if prediction.stack.preprocessing.has_colours else channels[0]
 
 
 def _show(axes: Axes, prediction: Prediction, image: NDArray[np.float32], title: str) -> None:
-    if prediction.stack.preprocessing.intensity.kind == "window":
+    if prediction.stack.preprocessing.intensity.kind == "window" and image.ndim == 2:
         show(axes, image, "gray", -0.5, 0.5, title=title)
     else:
         show_image(axes, image, title=title)

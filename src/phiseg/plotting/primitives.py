@@ -194,7 +194,15 @@ def show(axes: Axes, values: np.ndarray, colours: str, low: float, high: float, 
 
 
 def show_image(axes: Axes, image: np.ndarray, *, title: str) -> AxesImage:
-    """Show a grey image (H, W): in the window -0.5 to 0.5, or clipped at the percentiles 0.5 and 99.5."""
+    """Show an image in the window -0.5 to 0.5, or clipped at the percentiles 0.5 and 99.5.
+
+    Args:
+        axes: axes of the picture.
+        image: grey (H, W), or with colours (H, W, 3), which always have the window -0.5 to 0.5.
+        title: text above the picture.
+    """
+    if image.ndim == 3:
+        return show(axes, np.clip(image + 0.5, 0, 1), "gray", 0, 1, title=title)
     low, high = (-0.5, 0.5) if np.abs(image).max() <= 0.5 else np.percentile(image, [0.5, 99.5])
     return show(axes, image, "gray", float(low), float(max(high, low + 1e-6)), title=title)
 

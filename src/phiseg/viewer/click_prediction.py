@@ -146,8 +146,8 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
     yield numbers
     yield _lesion(whole)
     scores = None
-    if scan.annotations is not None:
-        scores = scores_of(clicked, scan.annotations)
+    if scan.annotations is not None and (has_whole or depth == 1):
+        scores = scores_of(whole if depth > 1 else clicked, scan.annotations)
         yield scores
     return Drawn(scan, request, whole, numbers, scores)
 
@@ -244,25 +244,30 @@ def _numbers(measures: Measures, level_shares: dict[str, float] | None, unusual:
 
 
 def _lesion(prediction: Prediction) -> LesionSlices:
+    top = max(float(prediction.gamma.max()), 1e-3)
     return LesionSlices(
         first_slice=prediction.box[0].start,
         num_slices=prediction.labels.shape[1],
         box=box_of(prediction),
         labels=packed(prediction.labels),
         mean_probs=packed(as_bytes(prediction.mean_probs[1:])),
+        gamma=packed(as_bytes(prediction.gamma, top)),
+        gamma_max=top,
     )
 
 
 def scores_of(prediction: Prediction, annotations: NDArray[np.uint8]) -> CaseScores:
-    """Compare the samples of a case with its annotations (A, H, W); samples are background outside their box."""
-    rows, columns = prediction.box[1:]
-    labels = np.zeros((len(prediction.labels), *annotations.shape[1:]), np.uint8)
-    labels[:, rows, columns] = prediction.labels[:, 0]
-    mean = np.zeros((len(prediction.classes), *annotations.shape[1:]), np.float32)
+    """Compare the samples of a case with its annotations (A, N, H, W); samples are background outside their box."""
+    grid, box = annotations.shape[1:], prediction.box
+    labels = np.zeros((len(prediction.labels), *grid), np.uint8)
+    labels[:, *box] = prediction.labels
+    mean = np.zeros((len(prediction.classes), *grid), np.float32)
     mean[0] = 1
     logs = np.log(mean + EPSILON)
-    mean[:, rows, columns] = prediction.mean_probs[:, 0]
-    logs[:, rows, columns] = prediction.mean_log_probs[:, 0]
+    mean[:, *box] = prediction.mean_probs
+    logs[:, *box] = prediction.mean_log_probs
+    if grid[0] == 1:  # an image
+        labels, mean, logs, annotations = (array[:, 0] for array in (labels, mean, logs, annotations))
     arrays = (labels, mean, logs, annotations)
     scores = score_case(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
     return CaseScores(ged=scores["ged"], ged_floor=scores["ged_floor"], s_ncc=scores["s_ncc"], dice=scores["dice"])

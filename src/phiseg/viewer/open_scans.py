@@ -21,7 +21,7 @@ from phiseg.inference.example_scan import example_volume
 from phiseg.inference.prepared_stack import PreparedStack, open_scan
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import ScanFile, find_scans
-from phiseg.viewer.schema import ListedScan, ScanInfo
+from phiseg.viewer.schema import ListedScan, PlaneInfo, ScanInfo
 from phiseg.viewer.uploads import Upload, check_affordable, renamed
 
 EXAMPLE = "example"
@@ -45,7 +45,7 @@ class OpenScan:
     start: tuple[int, int, int] | None = None
     """Slice, row and column to show first; None is the centre."""
     annotations: NDArray[np.uint8] | None = None
-    """(A, H, W) annotations of a case of a dataset."""
+    """(A, N, H, W) annotations of a case of a dataset."""
     annotators: tuple[str, ...] = ()
     split: str | None = None
     """Split of a case of a dataset."""
@@ -58,7 +58,7 @@ class OpenScan:
     @property
     def file_stem(self) -> str:
         """The name of the scan as the start of a file name, without a suffix such as .nii.gz."""
-        stem = re.sub(r"\.(nii(\.gz)?|png|dcm)$", "", self.name, flags=re.IGNORECASE)
+        stem = re.sub(r"\.(nii(\.gz)?|png|jpe?g|tiff?|bmp|dcm)$", "", self.name, flags=re.IGNORECASE)
         return re.sub(r"[^A-Za-z0-9.-]+", "-", stem).strip(".-") or "scan"
 
     @cached_property
@@ -79,13 +79,28 @@ class OpenScan:
             is_dicom=self.series is not None,
             split=self.split,
             file_stem=self.file_stem,
+            has_colours=self.stack.preprocessing.has_colours,
             plane=self.stack.plane,
+            planes=planes_of(self.stack.plane),
             value_range=(float(values.min()), float(values.max())),
             window=window or _percentiles(values),
             annotators=list(self.annotators),
             start=self.start or (number // 2, height // 2, width // 2),
             warnings=[*self.warnings, *self.stack.warnings],
         )
+
+    def slice_values(self, number: int, plane: int = 0) -> NDArray[Any] | None:
+        """Return a slice (H, W) or (H, W, 3) in one of `info.planes`, as shown; None if it does not exist."""
+        info = self.info.planes[plane]
+        across, down, right = info.axes
+        values = self.stack.stack.values
+        if not 0 <= number < values.shape[across]:
+            return None
+        picture: NDArray[Any] = values.take(number, across)
+        picture = picture if down < right else picture.swapaxes(0, 1)
+        picture = picture[tuple(slice(None, None, -1 if flip else 1) for flip in info.flipped)]
+        shown: NDArray[Any] = picture if self.info.has_colours else picture[..., 0]
+        return shown
 
 
 class ScanCollection:
@@ -161,7 +176,7 @@ class ScanCollection:
             return self._in_memory(scan_id) or self._keep(self._read(scan_id))
 
     def drop(self, uploads: Sequence[Upload]) -> OpenScan:
-        """Add an uploaded scan: a NIfTI file, a PNG file, or the files of a DICOM series.
+        """Add an uploaded scan: a NIfTI file, a picture, or the files of a DICOM series.
 
         Args:
             uploads: the only files in their folder. Files of a series are kept with the scan, for DICOM SEG
@@ -171,7 +186,7 @@ class ScanCollection:
             DataError: the files are not a scan, are several scans, or exceed the memory limit.
         """
         if not uploads:
-            raise DataError("no files were dropped; drop a NIfTI file, a PNG file or the files of one DICOM series")
+            raise DataError("no files were dropped; drop a NIfTI file, a picture or the files of one DICOM series")
         folder = uploads[0].path.parent
         title = uploads[0].name if len(uploads) == 1 else f"{len(uploads)} DICOM files"
         try:
@@ -225,7 +240,7 @@ class ScanCollection:
         return OpenScan(scan_id, file.name, stack, scan.series, scan.has_spacing, scan.warnings)
 
     def _read_case(self, dataset: Dataset, row: int) -> OpenScan:
-        """Return a case of the dataset as a scan of one slice, or a volume as a scan without its annotations."""
+        """Return a case of the dataset as a scan of one slice, or a volume as a scan of its slices."""
         own = dataset.spacing_mm(row)
         vertical, horizontal = own or self.preprocessing.network_spacing_mm((1.0, 1.0))
         towards = PLANES[self._plane or "axial"]
@@ -238,16 +253,43 @@ class ScanCollection:
         )  # columns, rows, slices, channels
         name = dataset.cases[row]["case"]
         stack = PreparedStack.of(volume, self.preprocessing, name=name, is_prepared=True)
+        annotations = dataset.annotations(row).reshape(-1, *stack.stack.grid)
         looked = [who for who, valid in zip(dataset.annotator_names, dataset.valid[row], strict=True) if valid]
         return OpenScan(
             f"case-{row}",
             name,
             stack,
             has_spacing=own is not None,
-            annotations=dataset.annotations(row) if dataset.dims == 2 else None,
-            annotators=tuple(looked) if dataset.dims == 2 else (),
+            start=_start(annotations) if dataset.dims == 3 else None,
+            annotations=annotations,
+            annotators=tuple(looked),
             split=self._splits.get(dataset.cases[row]["patient"]),
         )
+
+
+def planes_of(plane: Plane) -> tuple[PlaneInfo, PlaneInfo, PlaneInfo]:
+    """Return how slices in a plane are shown, and cuts through them in the two other planes."""
+    own = PLANES[plane]
+    opposite = dict(zip("LRPAIS", "RLAPSI", strict=True))
+
+    def described(name: Plane) -> PlaneInfo:
+        directions = PLANES[name]
+        axes = [own.index(code if code in own else opposite[code]) for code in directions]
+        down, right = (code not in own for code in directions[1:])
+        return PlaneInfo(name=name, axes=(axes[0], axes[1], axes[2]), flipped=(down, right))
+
+    first, second = (other for other in PLANES if other != plane)
+    return described(plane), described(first), described(second)
+
+
+def _start(annotations: NDArray[np.uint8]) -> tuple[int, int, int] | None:
+    """Return the voxel in the middle of what the annotators (A, N, H, W) drew, or None if they drew nothing."""
+    drawn = np.argwhere((annotations > 0).any(0))
+    if not len(drawn):
+        return None
+    nearest = drawn[np.abs(drawn - drawn.mean(0)).sum(1).argmin()]
+    number, row, column = (int(place) for place in nearest)
+    return number, row, column
 
 
 def _hash_of(uploads: Sequence[Upload]) -> str:

@@ -28,6 +28,8 @@ class ModelInfo(Message):
     """The model of the viewer."""
 
     name: str
+    dims: int
+    """2 for a model of slices, 3 for a model of volumes."""
     classes: list[str]
     """Class names, background first."""
     num_levels: int
@@ -40,6 +42,16 @@ class ModelInfo(Message):
     size: tuple[int, int]
     window: tuple[float, float] | None
     """Darkest and brightest value of the intensity window; None if images are z-scored."""
+
+
+class PlaneInfo(Message):
+    """A plane through a scan, in radiological display convention."""
+
+    name: str
+    axes: tuple[int, int, int]
+    """Axes of the scan (0 slices, 1 rows, 2 columns) across the plane, down and to the right."""
+    flipped: tuple[bool, bool]
+    """Whether the axis down and the axis to the right are shown in reverse."""
 
 
 class ScanInfo(Message):
@@ -59,7 +71,11 @@ class ScanInfo(Message):
     """Split of a case of a prepared dataset; None for other scans."""
     file_stem: str
     """Start of the names of exported files."""
+    has_colours: bool
+    """Whether the three channels are red, green and blue. Otherwise, the first channel is shown."""
     plane: str
+    planes: tuple[PlaneInfo, PlaneInfo, PlaneInfo]
+    """The plane of the model and the two others."""
     value_range: tuple[float, float]
     window: tuple[float, float]
     """Initial intensity window."""
@@ -76,7 +92,7 @@ class PackedAnnotations(Message):
 
     annotators: list[str]
     labels: str | None
-    """uint8 (A, height, width) for the single slice of a case; None for a scan."""
+    """uint8 (A, slices, height, width) of a case; None for a scan."""
 
 
 class ListedScan(Message):
@@ -222,6 +238,9 @@ class LesionSlices(Message):
     """uint8 (S, slices, h, w)."""
     mean_probs: str
     """uint8 (K-1, slices, h, w)."""
+    gamma: str
+    """uint8 (slices, h, w) gamma map; 255 is `gamma_max`."""
+    gamma_max: float
 
 
 class CaseScores(Message):

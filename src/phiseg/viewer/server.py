@@ -108,6 +108,7 @@ class Viewer:
         rule = preprocessing.intensity
         return ModelInfo(
             name=self.name,
+            dims=self.model.config.dims,
             classes=list(preprocessing.classes),
             num_levels=self.model.num_levels,
             noise_names=list(noise_names(self.model)),
@@ -175,12 +176,15 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
         return viewer.scans.get(scan_id).info
 
     @app.get("/api/scans/{scan_id}/slices/{number}")
-    def slice_values(scan_id: str, number: int) -> Response:
-        """Return the first channel of a slice, float32 (height, width), little-endian."""
-        values = viewer.scans.get(scan_id).stack.stack.values[..., 0]
-        if not 0 <= number < len(values):
+    def slice_values(scan_id: str, number: int, plane: Annotated[int, Query(ge=0, le=2)] = 0) -> Response:
+        """Return a slice in one of `ScanInfo.planes`, as shown: float32, little-endian.
+
+        It has the shape (height, width, 3) if the scan has colours, otherwise (height, width) of the first channel.
+        """
+        values = viewer.scans.get(scan_id).slice_values(number, plane)
+        if values is None:
             raise HTTPException(404, f"slice {number} does not exist")
-        content = np.ascontiguousarray(values[number], dtype="<f4").tobytes()
+        content = np.ascontiguousarray(values, dtype="<f4").tobytes()
         return Response(content, media_type="application/octet-stream")
 
     @app.get("/api/scans/{scan_id}/annotations")

@@ -20,10 +20,11 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from phiseg.core.errors import DataError
+from phiseg.imaging import pictures
 from phiseg.imaging.itk_files import WRITABLE, stated_bytes
 from phiseg.imaging.nifti_files import read_nifti_header
 
-_SUFFIXES = (".nii.gz", ".nii", ".png", *WRITABLE)
+_SUFFIXES = (".nii.gz", ".nii", *pictures.SUFFIXES, *WRITABLE)
 _ADVICE = "pass the file to the command instead of uploading it"
 _CHUNK = 1 << 20
 _MAX_FIELDS = 1 << 16
@@ -174,8 +175,8 @@ def check_affordable(uploads: Sequence[Upload], *, max_bytes: int) -> None:
             total += read_nifti_header(upload.path, channels=True).values.nbytes
         elif upload.path.suffix in WRITABLE:
             total += stated_bytes(upload.path)
-        elif upload.path.suffix == ".png":
-            total += _png_bytes(upload.path)
+        elif upload.path.suffix in pictures.SUFFIXES:
+            total += _picture_bytes(upload.path)
         else:
             total += _dicom_bytes(upload)
         if total > max_bytes:
@@ -197,10 +198,10 @@ def _check_unpacked(upload: Upload, max_bytes: int) -> None:
         raise DataError(f"{upload.name} is damaged ({error}); copy it again") from None
 
 
-def _png_bytes(path: Path) -> int:
+def _picture_bytes(path: Path) -> int:
     try:
-        with Image.open(path, formats=["PNG"]) as image:
-            return math.prod(image.size) * len(image.getbands())
+        with Image.open(path, formats=pictures.FORMATS) as image:
+            return math.prod(image.size) * len(image.getbands()) * (4 if image.mode in "IF" else 1)
     except Exception:  # a damaged file raises almost anything: let the reader say what is wrong
         return 0
 
