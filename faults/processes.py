@@ -36,7 +36,7 @@ def import_all() -> None:
         "experiment.experiment_report",
         "plotting.prediction_report",
         "inference.prediction_folder",
-        "inference.writers",
+        "inference.sample_writer",
         "training.loop",
         "viewer.server",
     ):

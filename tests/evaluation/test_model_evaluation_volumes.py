@@ -19,8 +19,8 @@ from phiseg.evaluation.calibrate import fit_calibration
 from phiseg.evaluation.evaluation_folder import read_evaluation
 from phiseg.evaluation.model_evaluation import evaluate
 from phiseg.evaluation.score_samples import score
+from phiseg.inference.sample_writer import write_samples
 from phiseg.inference.sampling import sample_cases
-from phiseg.inference.writers import write_samples
 from phiseg.metrics.score_registry import SCORES
 from phiseg.models import load_model, save_model
 from phiseg.models.phiseg import PHiSegConfig

@@ -11,8 +11,8 @@ import torch
 from helpers.small_volumes import CHANNELS, DEPTHS, SIZE, write_volumes
 from helpers.tiny_models import tiny_phiseg
 from phiseg.data.store import Dataset
+from phiseg.inference.sample_writer import write_samples
 from phiseg.inference.sampling import sample_cases
-from phiseg.inference.writers import write_samples
 from phiseg.models.noise import seeded_generator
 
 SETTINGS = {"channels": (4, 5), "num_levels": 2, "image_channels": CHANNELS, "dims": 3}

@@ -20,8 +20,8 @@ from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.core.records import Records
 from phiseg.evaluation import model_evaluation
 from phiseg.evaluation.evaluation_folder import read_evaluation
+from phiseg.inference.sample_writer import MARKER, write_samples
 from phiseg.inference.sampling import CaseSamples, sample_split
-from phiseg.inference.writers import MARKER, write_samples
 from phiseg.training import loop
 from phiseg.training.recipe import Recipe, load_recipe
 

@@ -59,8 +59,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     check_model_and_data(command.model, command.data)
     from phiseg.core.files import check_replaceable
     from phiseg.inference.class_map import parse_class_map
+    from phiseg.inference.sample_writer import MARKER, write_samples
     from phiseg.inference.sampling import sample_split
-    from phiseg.inference.writers import MARKER, write_samples
 
     check_replaceable(command.out, overwrite=command.overwrite, marker=MARKER)
     drawn = sample_split(

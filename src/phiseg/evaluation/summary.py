@@ -17,7 +17,7 @@ from phiseg import __version__
 from phiseg.core.config import StrictConfig
 from phiseg.core.formats import EVALUATION
 from phiseg.data.store import Dataset
-from phiseg.metrics.correlation import correlated_excess
+from phiseg.metrics.annotator_correlation import correlated_excess
 from phiseg.metrics.score import PixelScore
 from phiseg.metrics.score_registry import summary_scores
 from phiseg.metrics.significance import patient_interval

@@ -1,10 +1,10 @@
 """Metrics that compare sampled segmentations with annotations: pure functions of tensors."""
 
+from phiseg.metrics.annotator_correlation import agreement_table, correlated_excess, residual_correlation
 from phiseg.metrics.area import AreaScores, area_scores, foreground_areas
 from phiseg.metrics.calibration import brier_score, expected_calibration_error, reliability
 from phiseg.metrics.case import score_case
 from phiseg.metrics.consensus import consensus
-from phiseg.metrics.correlation import agreement_table, correlated_excess, residual_correlation
 from phiseg.metrics.diversity import diversity
 from phiseg.metrics.ged import EnergyDistance, energy_distance, ged_floor
 from phiseg.metrics.matching import best_dice, matched_iou

@@ -24,7 +24,7 @@ class EnergyDistance(NamedTuple):
     """GED of the paper: 2 cross - within_samples - within_annotations."""
     ged_unbiased: float | None
     """U-statistic: distinct pairs only. Its expected value is 0 for samples from the annotators' distribution if
-    annotators are independent given the image, and above 0 if they correlate (`metrics.correlation`).
+    annotators are independent given the image, and above 0 if they correlate (`metrics.annotator_correlation`).
     None if S < 2 or A < 2."""
     ged_floor: float | None
     """Expected `ged` of samples from the annotators' distribution if annotators are independent given the image;
@@ -96,7 +96,7 @@ def ged_floor(annotations: Tensor, num_samples: int, *, num_classes: int, both_e
     """Return the expected GED of the paper for a sampler of the annotators' distribution.
 
     It assumes that annotators are independent given the image. Annotators who saw more than the image agree more,
-    and the floor cannot be reached (`metrics.correlation`).
+    and the floor cannot be reached (`metrics.annotator_correlation`).
 
     E[D²] = delta (1/A + 1/S), where delta is the mean distance between two distinct annotators: the pairs i = j
     with distance 0 make both within-terms too small. It is None for a single annotator. If `both_empty` is not 1,

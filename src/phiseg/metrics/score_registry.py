@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
+from phiseg.metrics.annotator_correlation import agreement_table, residual_correlation
 from phiseg.metrics.calibration import expected_calibration_error, reliability
-from phiseg.metrics.correlation import agreement_table, residual_correlation
 from phiseg.metrics.diversity import mean_distinct
 from phiseg.metrics.matching import best_mean, matched_mean
 from phiseg.metrics.overlap import pairwise_dice

@@ -10,8 +10,8 @@ import torch
 from phiseg.core.errors import OutputError
 from phiseg.data.npy import NpyStream
 from phiseg.data.store import Dataset
+from phiseg.inference.sample_writer import write_samples
 from phiseg.inference.sampling import sample_cases
-from phiseg.inference.writers import write_samples
 from phiseg.metrics import gamma_map
 from phiseg.models import load_model
 
