@@ -42,7 +42,7 @@ class Serve:
     )
     """Model folders, run folders that contain one, names of bundled models, or hf:owner/name@revision."""
     studies: Annotated[Path | None, optional("FOLDER", "only images that clients upload")] = None
-    """Folder with scans that clients can open: NIfTI, .mha, .nrrd and PNG files, and DICOM series. OHIF finds a
+    """Folder with scans that clients can open: NIfTI, .mha, .nrrd and picture files, and DICOM series. OHIF finds a
     series by its UID."""
     dicomweb: Annotated[str | None, optional("URL", "no PACS")] = None
     """Address of a DICOMweb service with the images, instead of --studies. Credentials come from the environment
