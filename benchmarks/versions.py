@@ -81,7 +81,7 @@ def predict(folder: Path) -> Action:
             raise RuntimeError(done.stderr)
         return done.stdout
 
-    (point,) = re.findall(r"--at (\S+)", phiseg("example", "--out", scan))
+    (point,) = re.findall(r"--at (\S+)", phiseg("example", scan))
 
     def run() -> float:
         out = folder / str(next(numbers))

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 
 import highdicom
 import numpy as np
@@ -96,7 +97,8 @@ def test_write_report_is_reproducible(series, segmentation, tmp_path):
 
 
 def test_write_report_rejects_incomplete_headers(series, segmentation, tmp_path):
-    del series.headers[0].StudyInstanceUID
+    incomplete = replace(series)
+    del incomplete.headers[0].StudyInstanceUID
     with pytest.raises(DataError, match="has no StudyInstanceUID"):
-        write_report(tmp_path / "report.dcm", FINDINGS, segmentation, series, description="none")
+        write_report(tmp_path / "report.dcm", FINDINGS, segmentation, incomplete, description="none")
     assert not (tmp_path / "report.dcm").exists()

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
-from matplotlib.contour import ContourSet
 from matplotlib.image import imread
 
 from helpers.small_volumes import make_volume, write_volumes
@@ -19,7 +19,7 @@ from phiseg.plotting.primitives import to_png
 
 
 def outlines(axes):
-    return [to_hex(drawn.get_edgecolor()[0]) for drawn in axes.collections if isinstance(drawn, ContourSet)]
+    return [to_hex(drawn.get_edgecolor()[0]) for drawn in axes.collections if isinstance(drawn, LineCollection)]
 
 
 def legend(figure):

@@ -102,7 +102,7 @@ def drawn(found, monkeypatch):
 def lines(axes):
     """How many closed outlines each panel has, by colour."""
     return [
-        Counter(to_hex(collection.get_edgecolor()[0]) for collection in panel.collections)
+        Counter(to_hex(drawn.get_edgecolor()[0]) for drawn in panel.collections for _ in drawn.get_paths())
         for panel in axes
         if panel.images
     ]

@@ -158,7 +158,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
 def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | None":
     """Predict the inputs; None in all processes but the first."""
-    from phiseg.compute.devices import DeviceConfig, make_fabric
+    from phiseg.compute.devices import DeviceConfig, is_one_cpu, make_fabric
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.prediction_folder import write_predictions
     from phiseg.inference.sampling_options import Sampling
@@ -188,6 +188,6 @@ def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | No
         ),
         calibrated=not command.uncalibrated,
         strict_spacing=command.strict_spacing,
-        make_fabric=partial(make_fabric, devices, timeout=timedelta(days=14)),
+        make_fabric=None if is_one_cpu(devices) else partial(make_fabric, devices, timeout=timedelta(days=14)),
         notify=lambda note: print(f"phiseg: {note}", file=sys.stderr),
     )

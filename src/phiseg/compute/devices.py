@@ -7,16 +7,16 @@ import sys
 from datetime import timedelta
 from functools import cache
 from textwrap import shorten
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies.ddp import DDPStrategy
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pydantic import Field
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 Accelerator = Literal["auto", "cpu", "gpu", "cuda", "mps"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
@@ -80,7 +80,14 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def make_fabric(settings: DeviceSettings, *, timeout: timedelta | None = None) -> Fabric:
+def is_one_cpu(settings: DeviceSettings) -> bool:
+    """Return whether these settings mean one process on the CPU, which does not need Lightning Fabric."""
+    has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    on_cpu = settings.accelerator == "cpu" or (settings.accelerator == "auto" and not has_gpu)
+    return on_cpu and settings.devices * settings.num_nodes == 1
+
+
+def make_fabric(settings: DeviceSettings, *, timeout: timedelta | None = None) -> "Fabric":
     """Return Lightning Fabric for these devices; its `launch` starts further processes.
 
     Args:
@@ -90,6 +97,10 @@ def make_fabric(settings: DeviceSettings, *, timeout: timedelta | None = None) -
     Raises:
         ConfigError: this machine has no such devices, or cannot compute in this precision.
     """
+    from lightning_fabric import Fabric  # slow to import, and needed for training and several processes only
+    from lightning_fabric.strategies.ddp import DDPStrategy
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
+
     several = settings.devices * settings.num_nodes > 1
     try:
         fabric = Fabric(

@@ -5,6 +5,7 @@ UIDs are derived from the content: two files with the same content differ only i
 
 import logging
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -22,6 +23,8 @@ from phiseg.imaging.series import DicomSeries
 NAME = "PHiSeg"
 VERSION = version("phiseg")
 INTENDED_USE = "Research only. Not a medical device."
+_last: list[Any] = []
+"""Reference to the last series, and its headers: a case has six results of the same series."""
 _REQUIRED = ("StudyInstanceUID", "FrameOfReferenceUID", "SOPClassUID")
 _MAY_BE_EMPTY = (
     "AccessionNumber",
@@ -36,11 +39,18 @@ _MAY_BE_EMPTY = (
 
 
 def source_images(series: DicomSeries) -> list[Any]:
-    """Return the headers of a series, with the attributes that highdicom requires.
+    """Return the headers of a series, with the attributes that highdicom requires; those of the last are kept.
 
     Raises:
         DataError: a header lacks an attribute that a result must refer to.
     """
+    if not _last or _last[0]() is not series:
+        _last[:] = [weakref.ref(series), _source_images(series)]
+    images: list[Any] = list(_last[1])
+    return images
+
+
+def _source_images(series: DicomSeries) -> list[Any]:
     images = []
     for path, header in zip(series.files, series.headers, strict=True):
         lacking = [name for name in _REQUIRED if not header.get(name)]

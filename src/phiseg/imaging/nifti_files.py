@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
 from phiseg.core.files import atomic_file
+from phiseg.imaging.sparse_gzip import GzipStream, PlainStream
 from phiseg.imaging.volume import Volume
 
 SUFFIXES = (".nii", ".nii.gz")
@@ -106,9 +107,8 @@ def read_nifti_header(path: Path, *, channels: bool = False) -> Volume:
 def write_nifti(path: Path, volume: Volume) -> None:
     """Write a volume with its dtype (bool as uint8) to a .nii or .nii.gz file, atomically."""
     values = volume.values.astype(np.uint8) if volume.values.dtype == np.bool_ else volume.values
-    image = _image(values, volume.affine)
-    with _written(path) as stream:
-        image.to_stream(stream)
+    volumes = np.moveaxis(values.reshape(*volume.grid, -1), -1, 0)  # (C, I, J, K)
+    _write_volumes(path, _image(values, volume.affine), volumes)
 
 
 def write_nifti_sequence(path: Path, volumes: Iterable[Volume], *, number: int) -> None:
@@ -122,13 +122,22 @@ def write_nifti_sequence(path: Path, volumes: Iterable[Volume], *, number: int) 
     rest = iter(volumes)
     first = next(rest)
     values = np.broadcast_to(np.zeros((), first.values.dtype), (*first.grid, number))
-    header = _image(values, first.affine).header
+    _write_volumes(path, _image(values, first.affine), (volume.values for volume in chain([first], rest)))
+
+
+def _write_volumes(path: Path, image: Any, volumes: Iterable[NDArray[Any]]) -> None:
+    """Write the header of an image and volumes (I, J, K), slice by slice; most slices of a prediction are zero."""
+    header = image.header
     header.set_data_offset(header.single_vox_offset)
     header.set_slope_inter(1, 0)
     with _written(path) as stream:
         header.write_to(stream)
-        for volume in chain([first], rest):
-            stream.write(volume.values.tobytes(order="F"))
+        for volume in volumes:
+            for plane in np.moveaxis(volume, 2, 0):
+                if plane.any():
+                    stream.write(plane.tobytes(order="F"))
+                else:
+                    stream.write_zeros(plane.nbytes)
 
 
 def _image(values: NDArray[Any], affine: NDArray[np.float64]) -> Any:
@@ -140,18 +149,13 @@ def _image(values: NDArray[Any], affine: NDArray[np.float64]) -> Any:
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[Any]:
-    """Open a new file for writing. Compressed files contain no name or time, so that their bytes are reproducible.
-
-    Compression level 1: probability maps are mostly zeros, and higher levels take twice as long for little gain.
-    """
+def _written(path: Path) -> Iterator[PlainStream]:
+    """Open a new file for writing."""
     assert path.name.endswith(SUFFIXES), path
     with atomic_file(path) as file:
-        if _is_compressed(path):
-            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=1) as stream:
-                yield stream
-        else:
-            yield file
+        stream = GzipStream(file) if _is_compressed(path) else PlainStream(file)
+        yield stream
+        stream.close()
 
 
 def _with_dimensions(shape: tuple[int, ...], path: Path, *, channels: bool) -> tuple[int, ...]:

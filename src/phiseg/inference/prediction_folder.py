@@ -6,10 +6,9 @@ PRED/  CASE/ ...  cases.csv  report.html  [failed.csv]
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from lightning_fabric import Fabric
 
 from phiseg.core.bundled import find_model
 from phiseg.imaging.volume_files import VolumeFormat
@@ -28,6 +27,9 @@ from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scans import find_scans
 from phiseg.models import Segmenter, load_model
 from phiseg.models.model_folder import weights_hash
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 class WriteReport(Protocol):
@@ -73,7 +75,7 @@ def write_predictions(
     calibrated: bool = True,
     strict_spacing: bool = False,
     device: torch.device | str = "cpu",
-    make_fabric: Callable[[], Fabric] | None = None,
+    make_fabric: "Callable[[], Fabric] | None" = None,
     progress: bool = True,
     notify: Callable[[str], None] = print,
 ) -> PredictionFolder | None:

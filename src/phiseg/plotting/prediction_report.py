@@ -26,6 +26,7 @@ from phiseg.plotting.html_page import embedded_png, render_page
 from phiseg.plotting.primitives import (
     class_colour,
     outline_mask,
+    outline_masks,
     overlay,
     plain,
     scale_bar,
@@ -273,9 +274,8 @@ def _outlying_samples(measures: Measures) -> list[tuple[int, str, str]]:
 
 def _outline_samples(axes: Axes, samples: NDArray[np.uint8], num_classes: int) -> None:
     """Draw the outlines of samples (S, h, w) of a slice."""
-    for labels in samples:
-        for k in range(1, num_classes):
-            outline_mask(axes, labels == k, class_colour(k), width=0.5)
+    for k in range(1, num_classes):
+        outline_masks(axes, samples == k, class_colour(k), width=0.5)
 
 
 def _histogram(axes: Axes, measures: Measures) -> None:

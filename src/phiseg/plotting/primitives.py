@@ -11,8 +11,10 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from contourpy import contour_generator
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -240,16 +242,24 @@ def outline(axes: Axes, labels: np.ndarray, num_classes: int) -> None:
 
 
 def outline_mask(axes: Axes, mask: np.ndarray, colour: str, *, width: float = 1.1, edge: bool = False) -> None:
-    """Draw the outline of a mask (H, W), closed at the border of the picture, unless the mask is empty.
+    """Draw the outline of a mask (H, W), see `outline_masks`."""
+    outline_masks(axes, mask[None], colour, width=width, edge=edge)
 
-    A dark `edge` on both sides keeps it visible on a bright picture.
+
+def outline_masks(axes: Axes, masks: np.ndarray, colour: str, *, width: float = 1.1, edge: bool = False) -> None:
+    """Draw the outlines of masks (N, H, W), closed at the border of the picture, except those of empty masks.
+
+    A dark `edge` on both sides keeps them visible on a bright picture.
     """
-    rows, columns = mask.shape
-    if mask.any():
-        x, y = np.arange(-1, columns + 1), np.arange(-1, rows + 1)
-        drawn = axes.contour(x, y, np.pad(mask, 1), levels=[0.5], colors=[colour], linewidths=width)
+    rows, columns = masks.shape[1:]
+    x, y = np.arange(-1, columns + 1), np.arange(-1, rows + 1)
+    padded = [np.pad(mask, 1).astype(float) for mask in masks if mask.any()]
+    lines = [line for mask in padded for line in contour_generator(x, y, mask).lines(0.5)]
+    if lines:
+        drawn = LineCollection(lines, colors=[colour], linewidths=width)
         if edge:
             drawn.set_path_effects([withStroke(linewidth=width + 0.9, foreground="#000000a0")])
+        axes.add_collection(drawn, autolim=False)
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
 
 
