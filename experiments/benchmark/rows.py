@@ -247,7 +247,7 @@ def _cell(line: dict[str, Any], name: str) -> str:
 
 def _plot(lines: list[dict[str, Any]]) -> Figure:
     """Draw the unbiased GED of each method with its interval, and against the sampling time if it is known."""
-    timed = [line for line in lines if line["seconds_per_100_samples"] is not None]
+    timed = [line for line in lines if None not in (line["seconds_per_100_samples"], line["ged_unbiased"])]
     figure = Figure(figsize=(8.5, 1.2 + 0.35 * max(4, len(lines))), layout="constrained")
     bars, scatter = figure.subplots(1, 2, width_ratios=(1.4, 1))
     for place, line in enumerate(lines):

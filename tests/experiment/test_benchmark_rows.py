@@ -103,6 +103,24 @@ def test_row_from_outside_reaches_table_and_plot(rows, folder, synthetic):
     assert (folder / "results" / "tiny.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_plot_shows_quality_against_sampling_time(rows, folder, synthetic):
+    """Only rows with a sampling time are in the right panel; seeds of a method are averaged."""
+    for name, noise, seconds in (("fast", 0.2, (1.0, 3.0)), ("slow", 0.0, (40.0,)), ("untimed", 0.1, (None,))):
+        for seed, time in enumerate(seconds):
+            path = synthetic(f"{name}-{seed}", noise=noise)
+            rows.add_row(path, VALUES | {"method": name, "seed": seed, "seconds_per_100_samples": time}, folder)
+    lines = {line["method"]: line for line in rows.make_tables(folder)["tiny"]}
+    _, scatter = rows._plot([*lines.values()]).axes
+    points = {(float(mark.get_xdata()[0]), float(mark.get_ydata()[0])) for mark in scatter.lines}
+    assert points == {(2.0, lines["fast"]["ged_unbiased"]), (40.0, lines["slow"]["ged_unbiased"])}
+    assert {text.get_text() for text in scatter.texts} == {"fast", "slow"}
+    assert (scatter.get_xscale(), scatter.get_xlabel()) == ("log", "seconds per 100 samples")
+    text = (folder / "results" / "table.md").read_text()
+    assert [row.split(" | ")[-1] for row in text.splitlines() if row.startswith("| untimed")] == ["- |"]
+    undefined = [line | {"ged_unbiased": None} for line in lines.values()]
+    assert not rows._plot(undefined).axes[1].lines
+
+
 def test_several_seeds_make_one_line(rows, folder, synthetic):
     paths = [synthetic(f"seed-{seed}", noise=0.1 * seed) for seed in (0, 1)]
     for seed, path in enumerate(paths):
