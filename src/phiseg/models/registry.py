@@ -16,6 +16,7 @@ from phiseg.models.mose import MoSE, MoSEConfig
 from phiseg.models.multihead import MultiHead, MultiHeadConfig
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
 from phiseg.models.phiseg_ensemble import PHiSegEnsemble, PHiSegEnsembleConfig
+from phiseg.models.phiseg_flow import PHiSegFlow, PHiSegFlowConfig
 from phiseg.models.probunet import ProbUNet, ProbUNetConfig
 from phiseg.models.segmenter import Segmenter, SegmenterConfig
 from phiseg.models.ssn import SSN, SSNConfig
@@ -32,6 +33,7 @@ MODELS: dict[str, type[Segmenter]] = {
     "multihead": MultiHead,
     "phiseg": PHiSeg,
     "phiseg-ensemble": PHiSegEnsemble,
+    "phiseg-flow": PHiSegFlow,
     "probunet": ProbUNet,
     "ssn": SSN,
     "unet": UNet,
@@ -48,6 +50,7 @@ ModelConfig = Annotated[
     | MultiHeadConfig
     | PHiSegConfig
     | PHiSegEnsembleConfig
+    | PHiSegFlowConfig
     | ProbUNetConfig
     | SSNConfig
     | UNetConfig,

@@ -131,6 +131,8 @@ class Segmenter(nn.Module, ABC):
     Config: ClassVar[type[SegmenterConfig]]
     takes_sets: ClassVar[bool] = False
     """Whether `forward` also accepts labels (B, A, H, W): a set of annotations per image."""
+    needs_initial_weights: ClassVar[bool] = False
+    """Whether a part of the model is not trained, so that training must start from the weights of another model."""
     config: SegmenterConfig
     preprocessing: dict[str, Any]
     """Preprocessing of images, as stored in the model folder; empty for a new model."""
@@ -234,6 +236,10 @@ class Segmenter(nn.Module, ABC):
             number = min(step, num_samples - start)
             noise = [level.to(image.device) for level in draw_noise(shapes, len(image), number, generators)]
             yield self.decode_samples(encoding, self.temper(noise), number) / self.calibration.logits
+
+    def weights_from(self, other: "Segmenter") -> dict[str, Tensor]:
+        """Return the weights to start training from, given another model: by default, all of its weights."""
+        return other.state_dict()
 
     def checkpoint_activations(self, enabled: bool) -> None:
         """Enable activation checkpointing: recompute most activations in the backward pass to save memory."""

@@ -39,10 +39,12 @@ def recalibrate(
 ) -> None:
     """Replace the running statistics by plain averages over `batches`; no effect without batch norm.
 
+    Layers that are not trained keep their statistics.
+
     All layers are first averaged on the training path. With `sampling_path`, layers that occur in the sampling path
     are then reset and averaged there. `progress` shows a progress bar.
     """
-    layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
+    layers = [module for module in model.modules() if isinstance(module, BatchNorm) and module.weight.requires_grad]
     if not layers:
         return
     batches = list(batches)

@@ -101,7 +101,7 @@ class _Training:
         self.initial = stored.initial if stored else {}
         if (start := self.settings.initial_weights) and not self.initial:  # a resumed run has a record of it
             first = load_model(Path(start))
-            load_weights(model, first.state_dict(), where=f"train.initial_weights {start}")
+            load_weights(model, model.weights_from(first), where=f"train.initial_weights {start}")
             self.initial = {**first.provenance, "sha256": weights_hash(Path(start))}
         self.training = TrainingStep(model, self.settings, self.fabric)
         self.step, self.skipped, self.skipped_in_a_row = 0, 0, 0
