@@ -1,4 +1,4 @@
-"""Conventions of other publications, against loops over pairs and permutations."""
+"""Conventions of other publications and challenges, against loops over pairs and permutations."""
 
 import math
 import re
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import naive_challenges
 from helpers import naive_metrics as naive
 from phiseg.cli.score import Score
 from phiseg.core.errors import ConfigError
@@ -63,6 +64,15 @@ def best_match(samples, annotations, num_classes):
     )
 
 
+def majority(samples, num_classes):
+    return naive_challenges.shares(samples, num_classes).argmax(0)
+
+
+def of_shares(score, **settings):
+    """A score of probabilities, of the share of samples with each label."""
+    return lambda s, y, k: score(naive_challenges.shares(s, k), np.array(y), **settings)
+
+
 ORACLES = {
     "ged-all-pairs": naive.ged,
     "ged-distinct-pairs": lambda s, y, k: naive.ged(s, y, k, distinct=True),
@@ -73,6 +83,12 @@ ORACLES = {
     "hm-iou-repeated": naive.matched_iou,
     "hm-iou-best": best_match,
     "hm-iou-empty-differ": lambda s, y, k: naive.matched_iou(s, y, k, both_empty=0),
+    "qubiq-soft-dice": of_shares(naive_challenges.soft_dice, thresholds=naive_challenges.QUBIQ),
+    "curvas-soft-dice": of_shares(naive_challenges.soft_dice, thresholds=naive_challenges.CURVAS),
+    "curvas-consensus-dice": lambda s, y, k: naive_challenges.consensus_dice(majority(s, k), np.array(y), k),
+    "curvas-crps": of_shares(naive_challenges.volume_crps),
+    "curvas-crps-limited": of_shares(naive_challenges.volume_crps, limit=3),
+    "curvas-ece": lambda s, y, k: None,  # needs probabilities
 }
 
 
@@ -84,13 +100,17 @@ def test_convention_matches_loops(name, num_classes, empty):
     annotations = masks(2, num_classes, 2, empty=empty[:1])
     found = CONVENTIONS[name].of(sampled(samples, annotations, num_classes))
     expected = ORACLES[name](samples, annotations, num_classes)
-    assert found == (expected if expected is None else pytest.approx(expected, abs=1e-12))
+    exact = 1e-3 if "crps" in name else 1e-12  # the oracle integrates
+    assert found == (expected if expected is None else pytest.approx(expected, abs=exact))
 
 
 def test_conventions_differ_where_they_should():
     case = sampled(masks(4, 2, 1, empty=[0]), masks(2, 2, 2, empty=[0]))
     values = {name: convention.of(case) for name, convention in CONVENTIONS.items()}
-    assert values.pop("ged-present-classes") is None
+    undefined = {name for name, value in values.items() if value is None}
+    assert undefined == {"ged-present-classes", "curvas-consensus-dice", "curvas-ece"}
+    values = {name: value for name, value in values.items() if value is not None}
+    assert values.pop("curvas-crps-limited") == values["curvas-crps"]  # an error within 3 standard deviations
     assert len({round(value, 9) for value in values.values()}) == len(values)
     assert values["hm-iou-best"] > values["hm-iou-repeated"] > values["hm-iou-empty-differ"]
 
@@ -99,6 +119,24 @@ def test_standard_conventions_are_the_scores_of_phiseg():
     case = sampled(masks(4, 3, 5), masks(3, 3, 6), 3)
     assert CONVENTIONS["ged-all-pairs"].of(case) == pytest.approx(case.energy_distance.ged)
     assert CONVENTIONS["ged-distinct-pairs"].of(case) == pytest.approx(case.energy_distance.ged_unbiased)
+
+
+def test_challenge_scores_use_probabilities():
+    probs = torch.tensor([[[0.95, 0.3]], [[0.05, 0.7]]], dtype=torch.float64)
+    annotations = torch.tensor([[[0, 1]], [[1, 1]]], dtype=torch.uint8)
+    case = SampledCase(annotations, probs, None, annotations)
+    given = probs.numpy(), annotations.numpy()
+    expected = naive_challenges.soft_dice(*given, naive_challenges.QUBIQ)
+    assert CONVENTIONS["qubiq-soft-dice"].of(case) == pytest.approx(expected)
+    assert CONVENTIONS["curvas-consensus-dice"].of(case) == 1
+    assert CONVENTIONS["curvas-crps"].of(case) == pytest.approx(naive_challenges.volume_crps(*given), abs=1e-3)
+    assert CONVENTIONS["curvas-ece"].of(case) == pytest.approx(naive_challenges.calibration_error(*given))
+
+
+def test_challenge_scores_of_one_annotation():
+    case = sampled(masks(4, 2, 1), masks(1, 2, 2))
+    values = {name: CONVENTIONS[name].of(case) for name in CONVENTIONS if name.startswith(("qubiq", "curvas"))}
+    assert {name for name, value in values.items() if value is None} == {"curvas-crps-limited", "curvas-ece"}
 
 
 def test_ged_needs_two_annotations():
@@ -119,4 +157,4 @@ def test_help_and_documentation_name_every_convention():
     page = Path(__file__).parents[2] / "docs" / "explanation" / "which-numbers-compare.md"
     listed = re.findall(r"^\| `([a-z-]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert listed[: len(CONVENTIONS)] == list(CONVENTIONS)
-    assert set(re.findall(r"(?:ged|hm-iou)-[a-z-]+", Score.__doc__)) >= set(CONVENTIONS)
+    assert set(re.findall(r"(?:ged|hm-iou|qubiq|curvas)-[a-z-]+", Score.__doc__)) >= set(CONVENTIONS)

@@ -40,7 +40,7 @@ def score(
         cases: the names of the cases in the order of the samples, or a file with them; by default `cases.csv` next
             to the arrays, or the order of the split.
         num_samples: the number of samples per case, the first ones; by default all.
-        conventions: further ways to compute GED and HM-IoU, by name, or `all`, for `out`/conventions.csv.
+        conventions: scores of other publications and challenges, by name, or `all`, for `out`/conventions.csv.
         method: the name in tables; by default that of the file or folder.
         dice_annotator: the annotator to compute Dice against: a number, `all` (averaged), or the consensus by
             `majority` or `staple`.

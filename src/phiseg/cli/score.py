@@ -39,8 +39,10 @@ class Score:
     OUT receives the files of `phiseg evaluate`, so `phiseg compare` can compare it with any evaluation. With
     several numbers of samples, OUT has one evaluation for each, such as OUT/samples-16, of the first samples.
 
-    Conventions compute GED and HM-IoU as other publications do: ged-all-pairs, ged-distinct-pairs, ged-root,
-    ged-root-empty-differ, ged-empty-differ, ged-present-classes, hm-iou-repeated, hm-iou-best, hm-iou-empty-differ.
+    Conventions compute scores as other publications do: ged-all-pairs, ged-distinct-pairs, ged-root,
+    ged-root-empty-differ, ged-empty-differ, ged-present-classes, hm-iou-repeated, hm-iou-best, hm-iou-empty-differ;
+    or as challenges do: qubiq-soft-dice, curvas-soft-dice, curvas-consensus-dice, curvas-crps, curvas-crps-limited,
+    curvas-ece.
 
     Examples:
         phiseg score theirs/labels.npy --data data --cases theirs/names.txt --out theirs-eval
@@ -133,4 +135,4 @@ def _print_table(scored: "Sequence[Scored]") -> None:
 
 
 def _number(value: float | None) -> str:
-    return f"{'-':>9}" if value is None else f"{value:9.4f}"
+    return f"{'-':>9}" if value is None else f" {value:8.4f}"

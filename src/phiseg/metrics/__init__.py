@@ -4,6 +4,7 @@ from phiseg.metrics.annotator_correlation import agreement_table, correlated_exc
 from phiseg.metrics.area import AreaScores, area_scores, foreground_areas
 from phiseg.metrics.calibration import brier_score, expected_calibration_error, reliability
 from phiseg.metrics.case import score_case
+from phiseg.metrics.challenges import consensus_dice, normal_volume_crps, soft_dice, top_label_calibration_error
 from phiseg.metrics.consensus import consensus
 from phiseg.metrics.diversity import diversity
 from phiseg.metrics.ged import EnergyDistance, energy_distance, ged_floor
@@ -38,6 +39,7 @@ __all__ = [
     "best_dice",
     "brier_score",
     "consensus",
+    "consensus_dice",
     "correlated_excess",
     "dice",
     "diversity",
@@ -53,6 +55,7 @@ __all__ = [
     "mean_log_probs",
     "most_probable",
     "ncc",
+    "normal_volume_crps",
     "paired_t_test",
     "pairwise_dice",
     "pairwise_iou",
@@ -62,4 +65,6 @@ __all__ = [
     "residual_correlation",
     "s_ncc",
     "score_case",
+    "soft_dice",
+    "top_label_calibration_error",
 ]

@@ -1,8 +1,9 @@
-"""GED and HM-IoU as other publications compute them, so that a published number can be recomputed.
+"""Scores as other publications and challenges compute them, so that a published number can be recomputed.
 
 phiseg reports `ged` and `hm_iou` with one convention (`metrics.ged`, `metrics.matching`). The conventions below
-differ in the pairs of masks, in the square root, in masks without a class and in repeated annotations. Values of
-different conventions are different quantities: never compare them with each other.
+differ in the pairs of masks, in the square root, in masks without a class and in repeated annotations. The scores
+of challenges are in `metrics.challenges`. Values of different conventions are different quantities: never compare
+them with each other.
 
 S samples, A annotators.
 """
@@ -16,6 +17,14 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from phiseg.core.errors import ConfigError, nearest
+from phiseg.metrics.challenges import (
+    CURVAS_THRESHOLDS,
+    consensus_dice,
+    normal_volume_crps,
+    soft_dice,
+    top_label_calibration_error,
+)
+from phiseg.metrics.consensus import consensus
 from phiseg.metrics.diversity import mean_distinct
 from phiseg.metrics.matching import matched_mean
 from phiseg.metrics.sampled_case import SampledCase
@@ -30,8 +39,8 @@ class Convention:
 
     name: str
     """Name on the command line and in `conventions.csv`."""
-    score: Literal["ged", "hm_iou"]
-    """The score of phiseg that it corresponds to."""
+    score: Literal["ged", "hm_iou", "dice", "volume_crps", "ece"]
+    """The score of phiseg that is most similar."""
     description: str
     """How it is computed, in one line."""
     of: Callable[[SampledCase], float | None]
@@ -95,6 +104,17 @@ def hm_iou(case: SampledCase, *, empty: EmptyRule = "equal", repeated: bool = Tr
         return matched_mean(similarity)
     matrix = similarity.cpu().numpy()
     return float(matrix[linear_sum_assignment(matrix, maximize=True)].mean())
+
+
+def _probs(case: SampledCase) -> Tensor:
+    """Return the mean probabilities (K, *size); without them, the share of samples with each label."""
+    if case.mean_probs is None:
+        return consensus(case.labels, "mean", num_classes=case.num_classes)
+    return case.mean_probs
+
+
+def _curvas_ece(case: SampledCase) -> float | None:
+    return None if case.mean_probs is None else top_label_calibration_error(case.mean_probs, case.annotations)
 
 
 def _iou(case: SampledCase, empty: EmptyRule) -> Tensor:
@@ -167,6 +187,52 @@ _ENTRIES = (
         score="hm_iou",
         description="repeated, two empty masks have IoU 0",
         of=lambda case: hm_iou(case, empty="different"),
+    ),
+    Convention(
+        name="qubiq-soft-dice",
+        score="dice",
+        description="Dice of the mean probability and the share of annotators, both thresholded at 0.1, 0.2, ..., "
+        "0.9; mean over the thresholds, two empty masks score 1",
+        used_by="QUBIQ",
+        of=lambda case: soft_dice(_probs(case), case.annotations),
+    ),
+    Convention(
+        name="curvas-soft-dice",
+        score="dice",
+        description="as qubiq-soft-dice, with the thresholds 0.1, 0.24, 0.38, 0.52, 0.66 and 0.8",
+        used_by="CURVAS 2025",
+        of=lambda case: soft_dice(_probs(case), case.annotations, thresholds=CURVAS_THRESHOLDS),
+    ),
+    Convention(
+        name="curvas-consensus-dice",
+        score="dice",
+        description="Dice of the mean prediction where all annotators agree; undefined if they agree on no "
+        "foreground",
+        used_by="CURVAS 2024",
+        of=lambda case: consensus_dice(case.prediction, case.annotations, num_classes=case.num_classes),
+    ),
+    Convention(
+        name="curvas-crps",
+        score="volume_crps",
+        description="CRPS of a normal distribution of the annotators' volumes at the sum of the mean "
+        "probabilities, in pixels or voxels",
+        of=lambda case: normal_volume_crps(_probs(case), case.annotations),
+    ),
+    Convention(
+        name="curvas-crps-limited",
+        score="volume_crps",
+        description="as curvas-crps, integrated over 3 standard deviations on either side of the mean; undefined "
+        "if all annotators drew the same volume",
+        used_by="CURVAS 2024 and 2025",
+        of=lambda case: normal_volume_crps(_probs(case), case.annotations, limit=3),
+    ),
+    Convention(
+        name="curvas-ece",
+        score="ece",
+        description="calibration error of the most probable class in 50 bins, for each annotator of a case, "
+        "averaged; undefined without probabilities",
+        used_by="CURVAS 2024 and 2025",
+        of=_curvas_ece,
     ),
 )
 
