@@ -274,7 +274,7 @@ BAD_SCANS = {
     "cut": "cut.nii.gz cannot be read as NIfTI",
     "channels": "channels has 2 channels, but the model takes 1",
     "five": "has 5 dimensions",
-    "damaged": "damaged.png cannot be read as PNG",
+    "damaged": "damaged.png cannot be read as a picture",
 }
 
 
