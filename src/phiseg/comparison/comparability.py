@@ -74,7 +74,7 @@ def comparability_notes(
     lengths = {name: length for name, own in rows if (length := training_length(own)) is not None}
     if len(set(lengths.values())) > 1:
         each = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
-        notes.append(f"Trained for different numbers of steps: {each}. Compare rows of equal training time only.")
+        notes.append(f"Trained for different numbers of steps: {each}. This is fair if the training time is equal.")
     early = [
         f"{name} ({step:,} of {lengths[name]:,})"
         for name, own in rows
