@@ -130,8 +130,8 @@ def test_batch_with_points(cli, model, source, tmp_path, kind):
     result = cli(*command, "--points", points)
     assert result.code == 0, result
     found = {case["case"]: tuple(case["point"]) for case in volumes(out)["cases"]}
-    expected = {"a-1": voxels[0], "a-2": voxels[1]}
-    assert found == (expected if kind == "csv" else expected | {"b-1": voxels[0], "b-2": voxels[1]})
+    expected = {"a": voxels[0], "a-2": voxels[1]}
+    assert found == (expected if kind == "csv" else expected | {"b": voxels[0], "b-2": voxels[1]})
 
 
 def test_batch_keeps_previous_results(cli, model, source, tmp_path):

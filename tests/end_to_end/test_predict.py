@@ -163,6 +163,20 @@ def test_predict_writes_regions_maps_and_report_for_series(predict, model, tmp_p
     assert regions.SeriesInstanceUID in referenced
 
 
+def test_second_nodule_is_added_to_the_same_folder(predict, model, tmp_path):
+    write_scan(tmp_path / "series", PatientID="Q/7")
+    folder = model(intensity={"kind": "window", "low": -1000.0, "high": 3000.0}, centred_on="lesion")
+    assert predict(folder, tmp_path / "series", "--at", "3,3,2").code == 0
+    assert predict(folder, tmp_path / "series", "--at", "2,2,1").code == 0
+    assert {row["case"] for row in table(tmp_path / "pred")} == {"Q_7", "Q_7-2"}
+    page = (tmp_path / "pred" / "report.html").read_text()
+    assert sorted(re.findall(r"<h2>(.*)</h2>", page)) == ["Q_7", "Q_7-2"]
+    descriptions = {
+        pydicom.dcmread(tmp_path / "pred" / case / "regions.seg.dcm").SeriesDescription for case in ("Q_7", "Q_7-2")
+    }
+    assert descriptions == {"PHiSeg regions at voxel 3, 3, 2", "PHiSeg regions at voxel 2, 2, 1"}
+
+
 def numbers(item):
     """Return the measured values of a report in their order."""
     values = [float(value.NumericValue) for value in item.get("MeasuredValueSequence", ())]
@@ -206,7 +220,7 @@ def test_every_point_is_a_case_and_scans_without_points_are_skipped(predict, mod
     source = nifti(tmp_path / "in" / "a.nii.gz").parent
     nifti(source / "b.nii.gz")
     assert predict(folder, source / "a.nii.gz", "--at", "6,5,1", "--at", "3,3,0").code == 0
-    assert {row["case"] for row in table(tmp_path / "pred")} == {"a-1", "a-2"}
+    assert {row["case"] for row in table(tmp_path / "pred")} == {"a", "a-2"}
     (tmp_path / "points.csv").write_text("case,x,y,z\nb,6,5,1\n")
     result = predict(folder, source, "--points", tmp_path / "points.csv", out=tmp_path / "pred2")
     assert (result.code, messages(result)[0]) == (0, "phiseg: skipping scans without a point: a")
@@ -218,7 +232,7 @@ def test_second_point_does_not_repeat_a_lesion(predict, model, tmp_path):
     predict(folder, scan, "--at", "6,5,1")
     assert [row["case"] for row in table(tmp_path / "pred")] == ["n"]
     assert predict(folder, scan, "--at", "6,5,1", "--at", "3,3,0").code == 0
-    assert sorted(row["case"] for row in table(tmp_path / "pred")) == ["n-1", "n-2"]
+    assert sorted(row["case"] for row in table(tmp_path / "pred")) == ["n", "n-2"]
     assert "<h2>n</h2>" not in (tmp_path / "pred" / "report.html").read_text()
     assert (tmp_path / "pred" / "n" / "summary.json").is_file()
 
@@ -412,7 +426,7 @@ def test_point_outside_the_scan_is_skipped(predict, model, tmp_path):
     line = messages(result)[-1]
     assert line.startswith("phiseg: skipped n-2: n-2: the point (6, 5, 3) is outside the 14 x 12 x 3")
     assert result.code == 2
-    assert [row["case"] for row in table(tmp_path / "pred")] == ["n-1"]
+    assert [row["case"] for row in table(tmp_path / "pred")] == ["n"]
 
 
 @pytest.mark.parametrize(

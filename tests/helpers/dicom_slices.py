@@ -23,7 +23,7 @@ def write_scan(folder, *, directions=AXIAL, distance=2.0, depths=None, skew=(0, 
     """Write slices at multiples `depths` of a distance; file names are not in slice order.
 
     Each slice is shifted by `skew` millimetres. A change is a value for all slices, or a function of the depth's
-    index; None omits the field. Returns the raw pixels (K, J, I).
+    index; None omits the field. The patient ID is the name of the folder. Returns the raw pixels (K, J, I).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,8 @@ def write_scan(folder, *, directions=AXIAL, distance=2.0, depths=None, skew=(0, 
         data.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
         data.SOPClassUID, data.SOPInstanceUID = CTImageStorage, f"{uid}.{number + 1}"
         data.SeriesInstanceUID, data.StudyInstanceUID, data.FrameOfReferenceUID = uid, "1.2.4", "1.2.5"
-        data.PatientID, data.PatientName, data.PatientBirthDate, data.PatientSex = "P1", "Doe^Jane", "19500101", "F"
+        data.PatientID, data.PatientName = folder.name, "Doe^Jane"
+        data.PatientBirthDate, data.PatientSex = "19500101", "F"
         data.StudyDate, data.StudyTime, data.StudyID, data.AccessionNumber = "20200101", "120000", "7", "8"
         data.Modality, data.InstanceNumber, data.SliceThickness = "CT", number + 1, 3.0
         position = ORIGIN + depth * (distance * normal + np.array(skew))

@@ -56,7 +56,7 @@ def test_write_report_contains_volumes_and_references(series, segmentation, tmp_
     data = pydicom.dcmread(path)
     assert (data.Modality, data.ContentTemplateSequence[0].TemplateIdentifier) == ("SR", "1500")
     assert (data.CompletionFlag, data.VerificationFlag) == ("COMPLETE", "UNVERIFIED")
-    assert (data.PatientID, data.StudyInstanceUID) == ("P1", series.headers[0].StudyInstanceUID)
+    assert (data.PatientID, data.StudyInstanceUID) == ("scan", series.headers[0].StudyInstanceUID)
     report = highdicom.sr.srread(path).content
     groups = report.get_volumetric_roi_measurement_groups()
     assert [group.tracking_identifier for group in groups] == ["nodule", "vessel"]

@@ -107,7 +107,7 @@ def test_write_seg_references_patient_frame_and_images(tmp_path):
     uids = [source.SOPInstanceUID for source in sources]
 
     assert data.FrameOfReferenceUID == sources[0].FrameOfReferenceUID
-    assert (data.StudyInstanceUID, data.PatientID) == (sources[0].StudyInstanceUID, "P1")
+    assert (data.StudyInstanceUID, data.PatientID) == (sources[0].StudyInstanceUID, "scan")
     assert (str(data.PatientName), data.StudyDate) == ("Müller^Jörg", "20200101")
     assert data.SeriesInstanceUID != series.uid
     (referenced,) = data.ReferencedSeriesSequence

@@ -14,15 +14,14 @@ from helpers.known_models import KnownModel, ball, brightest, noisy, place
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
-from phiseg.inference import batch_prediction
+from phiseg.inference import batch_prediction, prepared_stack
 from phiseg.inference.batch_prediction import (
-    list_prediction_jobs,
     predict_scans,
     read_summaries,
-    share_jobs,
     unfinished_predictions,
 )
 from phiseg.inference.points import Point
+from phiseg.inference.prediction_jobs import list_prediction_jobs, share_jobs
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scans import ScanFile, find_scans
 
@@ -49,7 +48,7 @@ def run(source, out, *, model=None, sampling=SAMPLING, identity=None, points=(),
             raise KeyboardInterrupt
         return b"picture of " + name.encode()
 
-    jobs = list_prediction_jobs(find_scans([source])[0], points, {})
+    jobs = list_prediction_jobs(find_scans([source])[0], points, {}, read_summaries(out))
     left = unfinished_predictions(jobs, out, model, sampling=sampling, identity=identity)
     failed = predict_scans(model, left, out, sampling=sampling, identity=identity, draw=draw, progress=False)
     return [job.name for job in left], failed
@@ -75,9 +74,9 @@ def test_jobs_are_one_per_scan_or_point():
     one, two, three = Point(1, 1, 1), Point(2, 2, 2), Point(3, 3, 3)
     assert job_names(["a", "b"]) == [("a", None), ("b", None)]
     assert job_names(["a", "b"], [one]) == [("a", one), ("b", one)]
-    assert job_names(["a", "b"], [one, two]) == [("a-1", one), ("a-2", two), ("b-1", one), ("b-2", two)]
+    assert job_names(["a", "b"], [one, two]) == [("a", one), ("a-2", two), ("b", one), ("b-2", two)]
     assert job_names(["a", "b"], by_case={"b": [three]}) == [("b", three)]
-    assert job_names(["a", "b"], [one], {"b": [three]}) == [("a", one), ("b-1", one), ("b-2", three)]
+    assert job_names(["a", "b"], [one], {"b": [three]}) == [("a", one), ("b", one), ("b-2", three)]
 
 
 def test_points_of_unknown_scans_are_rejected():
@@ -86,8 +85,58 @@ def test_points_of_unknown_scans_are_rejected():
 
 
 def test_duplicate_case_names_are_rejected():
-    with pytest.raises(ConfigError, match="would both be named a-1"):
-        job_names(["a", "a-1"], by_case={"a": [Point(1, 1, 1)] * 2, "a-1": [Point(1, 1, 1)]})
+    with pytest.raises(ConfigError, match="would both be named a-2"):
+        job_names(["a", "a-2"], by_case={"a": [Point(1, 1, 1)] * 2, "a-2": [Point(1, 1, 1)]})
+
+
+def test_case_names_stay_when_points_are_added(tmp_path):
+    for name in ("a", "b"):
+        write_nifti(tmp_path / "in" / f"{name}.nii.gz", ball((15, 15, 15), place()))
+    model = KnownModel(brightest, centred_on="nodule")
+    one, two, three = Point(7, 7, 7), Point(6, 7, 7), Point(7, 6, 7)
+
+    def add(*points):
+        return run(tmp_path / "in", tmp_path / "out", model=model, points=points)
+
+    assert add(one) == (["a", "b"], {})
+    before = snapshot(tmp_path / "out")
+    assert add(one) == ([], {})
+    assert add(one, two) == (["a-2", "b-2"], {})
+    assert add(three) == (["a-3", "b-3"], {})  # alone, and still a case of its own
+    assert add(three, two, one) == ([], {})
+    after = snapshot(tmp_path / "out")
+    assert before == {path: after[path] for path in before}
+    used = {path.name: read(path)["made_with"]["point"]["x"] for path in (tmp_path / "out").iterdir()}
+    assert used == {"a": 7, "b": 7, "a-2": 6, "b-2": 6, "a-3": 7, "b-3": 7}
+
+
+def test_series_of_one_patient_have_different_names(tmp_path):
+    for name, uid in (("first", "1.2.3"), ("second", "1.2.9")):
+        write_scan(tmp_path / name, uid=uid, PatientID="Q/7")
+    assert run(tmp_path / "first", tmp_path / "out") == (["Q_7"], {})
+    assert run(tmp_path / "second", tmp_path / "out") == (["Q_7-second"], {})
+    assert run(tmp_path / "second", tmp_path / "out") == ([], {})
+    assert run(tmp_path / "first", tmp_path / "out") == ([], {})
+    (tmp_path / "second").rename(tmp_path / "moved")
+    (tmp_path / "first").rename(tmp_path / "second")  # another series in a folder of the same name
+    with pytest.raises(OutputError, match="Q_7-second was made with another content"):
+        run(tmp_path / "second", tmp_path / "out")
+
+
+def test_cases_of_older_versions_keep_their_names(tmp_path):
+    write_scan(tmp_path / "folder", PatientID="Q7")
+    assert run(tmp_path / "folder", tmp_path / "out") == (["Q7"], {})
+    (tmp_path / "out" / "Q7").rename(tmp_path / "out" / "folder")
+    assert run(tmp_path / "folder", tmp_path / "out") == ([], {})
+
+
+def test_points_name_a_series_by_patient_or_folder(tmp_path):
+    write_scan(tmp_path / "folder", PatientID="Q7")
+    scans, _ = find_scans([tmp_path / "folder"])
+    one, two = Point(1, 1, 1), Point(2, 2, 2)
+    for name in ("Q7", "folder"):
+        jobs = list_prediction_jobs(scans, (), {name: [one, two]})
+        assert [(job.name, job.point) for job in jobs] == [("Q7", one), ("Q7-2", two)]
 
 
 # Cases
@@ -131,17 +180,17 @@ def test_classes_have_separate_maps(tmp_path):
 def test_points_of_a_scan_are_separate_cases(scans, tmp_path, monkeypatch):
     """And the scan is read once."""
     reads = []
-    read_scan = batch_prediction.read_scan
+    read_scan = prepared_stack.read_scan
     monkeypatch.setattr(
-        batch_prediction, "read_scan", lambda file, **rest: reads.append(file.name) or read_scan(file, **rest)
+        prepared_stack, "read_scan", lambda file, **rest: reads.append(file.name) or read_scan(file, **rest)
     )
     model = KnownModel(noisy, centred_on="nodule", size=(6, 6))
     points = [Point(4, 4, 3), Point(2, 2, 2)]
     left, failed = run(scans, tmp_path / "out", model=model, points=points)
-    assert left == ["s0-1", "s0-2", "s1-1", "s1-2", "s2-1", "s2-2"]
+    assert left == ["s0", "s0-2", "s1", "s1-2", "s2", "s2-2"]
     assert failed == {}
     assert reads == ["s0", "s1", "s2"]
-    summary = read(tmp_path / "out" / "s0-1")
+    summary = read(tmp_path / "out" / "s0")
     assert summary["made_with"]["point"] == {"x": 4, "y": 4, "z": 3, "unit": "voxel"}
 
 
@@ -216,13 +265,6 @@ def test_other_scan_of_the_same_name_is_rejected(scans, tmp_path):
     other.write_bytes((scans / "s1.nii.gz").read_bytes())
     with pytest.raises(OutputError, match="s0 was made with another content"):
         run(other, tmp_path / "out")
-
-
-def test_other_point_is_rejected(scans, tmp_path):
-    model = KnownModel(noisy, centred_on="nodule")
-    run(scans, tmp_path / "out", model=model, points=[Point(4, 4, 3)])
-    with pytest.raises(OutputError, match="s0 was made with another point"):
-        run(scans, tmp_path / "out", model=model, points=[Point(4, 4, 2)])
 
 
 def test_other_folders_are_not_changed(scans, tmp_path):
@@ -417,7 +459,7 @@ def test_processes_share_whole_scans():
     points = [Point(1, 1, 1), Point(2, 2, 2)]
     jobs = list_prediction_jobs(scans, points, {"b": points[:1]})
     shared = [[job.name for job in share_jobs(jobs, rank, 2)] for rank in (0, 1)]
-    assert shared == [["a-1", "a-2", "c-1", "c-2"], ["b-1", "b-2", "b-3"]]
+    assert shared == [["a", "a-2", "c", "c-2"], ["b", "b-2", "b-3"]]
     assert share_jobs(jobs, 0, 1) == jobs
     assert share_jobs(jobs, 3, 4) == []
 

@@ -161,6 +161,23 @@ def test_derived_dicom_next_to_slices_is_ignored(tmp_path):
 # Names
 
 
+def test_series_are_named_after_patients(tmp_path):
+    write_scan(tmp_path / "ct", PatientID="LIDC 7/b")
+    write_scan(tmp_path / "nobody", uid="1.2.8", PatientID="")
+    write_scan(tmp_path / "hidden", uid="1.2.9", PatientID="..")
+    assert set(names(tmp_path)) == {"LIDC_7_b", "nobody", "hidden"}
+    write_scan(tmp_path / "later", uid="1.2.10", PatientID="LIDC 7/b")
+    assert set(names(tmp_path)) == {"LIDC_7_b-ct", "LIDC_7_b-later", "nobody", "hidden"}
+
+
+def test_name_is_that_of_the_chosen_series(tmp_path):
+    write_scan(tmp_path / "both", PatientID="A")
+    write_scan(tmp_path / "both", uid="1.2.8", PatientID="B")
+    for uid, patient in (("1.2.3", "A"), ("1.2.8", "B")):
+        (scan,), _ = find_scans([tmp_path / "both"], series=uid)
+        assert (scan.name, scan.series_uid) == (patient, uid)
+
+
 def test_equal_names_are_prefixed_with_folders(tmp_path):
     for folder in ("a/x", "a/y", "b/x"):
         nifti(tmp_path / folder / "ct.nii.gz")
@@ -201,7 +218,7 @@ def test_indistinguishable_names_are_rejected(tmp_path):
 
 def test_links_are_followed_and_keep_names(tmp_path):
     nifti(tmp_path / "store" / "123.nii.gz")
-    write_scan(tmp_path / "store" / "456")
+    write_scan(tmp_path / "store" / "456", PatientID="")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "anna.nii.gz").symlink_to(tmp_path / "store" / "123.nii.gz")
     (tmp_path / "in" / "bert").symlink_to(tmp_path / "store" / "456")
@@ -379,9 +396,9 @@ def test_content_hash_depends_on_content_only(tmp_path):
     first = digest(nifti(tmp_path / "a" / "s.nii"))
     assert digest(nifti(tmp_path / "b" / "t.nii")) == first
     assert digest(nifti(tmp_path / "c" / "s.nii", seed=1)) != first
-    write_scan(tmp_path / "d")
+    write_scan(tmp_path / "d", PatientID="P")
     series = digest(tmp_path / "d")
-    write_scan(tmp_path / "e")
+    write_scan(tmp_path / "e", PatientID="P")
     assert digest(tmp_path / "e") == series
     (tmp_path / "e" / "notes.txt").write_text("text")
     assert digest(tmp_path / "e") == series

@@ -13,8 +13,9 @@ from phiseg.data.intensity import Intensity, normalise
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.series import read_series
 from phiseg.imaging.volume import Volume
-from phiseg.inference.batch_prediction import list_prediction_jobs, predict_scans
+from phiseg.inference.batch_prediction import predict_scans
 from phiseg.inference.points import Point
+from phiseg.inference.prediction_jobs import list_prediction_jobs
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_volume
@@ -182,7 +183,7 @@ def test_doubts_are_printed_and_stored(scan, tmp_path, capsys):
         draw=lambda *_: b"",
         progress=False,
     )
-    usual, unusual = (json.loads((tmp_path / "out" / name / "summary.json").read_text()) for name in ("a-1", "a-2"))
+    usual, unusual = (json.loads((tmp_path / "out" / name / "summary.json").read_text()) for name in ("a", "a-2"))
     assert (usual["unusual"], unusual["unusual"]) == (False, True)
     reason = "the image around the point does not look like the model's training images"
     assert not any(reason in line for line in usual["warnings"])

@@ -91,7 +91,8 @@ def predict(
     )
     assert written is not None  # there is one process
     table = (place / "cases.csv").read_text(encoding="utf-8")
-    rows = Records.from_csv(table, text_columns=["case", "class", "look"])
+    every = Records.from_csv(table, text_columns=["case", "class", "look"])
+    rows = Records([row for row in every if row["case"] in written.cases], columns=every.columns)
     return Predictions(rows, path=place, failed=written.failed)
 
 

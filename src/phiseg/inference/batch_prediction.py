@@ -6,10 +6,8 @@ PRED/  CASE/  samples.nii.gz  mean.nii.gz  labels.nii.gz  gamma.nii.gz  [levels.
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import groupby
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,8 @@ from phiseg.imaging.volume_files import VolumeFormat, write_volume, write_volume
 from phiseg.inference.dicom_results import write_dicom_results
 from phiseg.inference.input_checks import check_point
 from phiseg.inference.measures import Measures, measure, to_json
-from phiseg.inference.points import Point
 from phiseg.inference.prediction import Prediction
+from phiseg.inference.prediction_jobs import PredictionJob, point_to_json
 from phiseg.inference.prepared_stack import PreparedStack, open_scan
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling_options import Sampling
@@ -38,53 +36,6 @@ from phiseg.models import Segmenter
 
 DrawCase = Callable[[Prediction, Measures, str], bytes]
 """Function that draws the picture (PNG) of a case from its prediction, measurements and name."""
-
-
-@dataclass(frozen=True)
-class PredictionJob:
-    """One case: a scan, and optionally a point in it."""
-
-    name: str
-    scan: ScanFile
-    point: Point | None = None
-
-
-def list_prediction_jobs(
-    scans: Sequence[ScanFile], points: Sequence[Point], points_by_case: Mapping[str, Sequence[Point]]
-) -> list[PredictionJob]:
-    """Return one job per scan, or one per point.
-
-    Args:
-        scans: scans to predict.
-        points: points to use in every scan.
-        points_by_case: points by the name of the scan.
-
-    Raises:
-        ConfigError: there are points of an unknown scan, or two cases have the same name.
-    """
-    unknown = sorted(set(points_by_case) - {scan.name for scan in scans})
-    if unknown:
-        known = ", ".join(scan.name for scan in scans[:5])
-        raise ConfigError(
-            f"there are points of '{unknown[0]}', which is not one of the scans ({known}); check the names"
-        )
-    jobs = []
-    for scan in scans:
-        here = [*points, *points_by_case.get(scan.name, ())]
-        if not (points or points_by_case):
-            jobs.append(PredictionJob(scan.name, scan))
-        for number, point in enumerate(here, start=1):
-            jobs.append(PredictionJob(scan.name if len(here) == 1 else f"{scan.name}-{number}", scan, point))
-    for name, count in Counter(job.name for job in jobs).items():
-        if count > 1:
-            raise ConfigError(f"a scan and a point of another scan would both be named {name}; rename the scan")
-    return jobs
-
-
-def share_jobs(jobs: Sequence[PredictionJob], rank: int, num_processes: int) -> list[PredictionJob]:
-    """Return the jobs of one of several processes: whole scans, so that each is read once."""
-    by_scan = [list(group) for _, group in groupby(jobs, key=lambda job: job.scan)]
-    return [job for group in by_scan[rank::num_processes] for job in group]
 
 
 def unfinished_predictions(
@@ -250,8 +201,7 @@ def _warn(name: str, warning: str) -> None:
 
 def _made_with(job: PredictionJob, sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything that the result of a case depends on, as read back from JSON."""
-    point = asdict(job.point) if job.point else None
-    scan = {"input": job.scan.path.name, "content": job.scan.content_hash, "point": point}
+    scan = {"input": job.scan.path.name, "content": job.scan.content_hash, "point": point_to_json(job.point)}
     return {**scan, **_settings(sampling, identity)}
 
 

@@ -4,7 +4,7 @@ PRED/  CASE/ ...  cases.csv  report.html  [failed.csv]
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,12 +16,12 @@ from phiseg.inference.batch_prediction import (
     DrawCase,
     find_vanished,
     gather_failures,
-    list_prediction_jobs,
     predict_scans,
-    share_jobs,
+    read_summaries,
     unfinished_predictions,
 )
 from phiseg.inference.points import Point
+from phiseg.inference.prediction_jobs import list_prediction_jobs, share_jobs
 from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scans import find_scans
@@ -109,9 +109,8 @@ def write_predictions(
             single scan that cannot be predicted is one of `failed` instead.
     """
     sampling = sampling or Sampling()
-    found, notes = find_scans(inputs, results=out)
-    scans = [replace(scan, series_uid=series) for scan in found]
-    jobs = list_prediction_jobs(scans, points, points_by_case or {})
+    scans, notes = find_scans(inputs, results=out, series=series)
+    jobs = list_prediction_jobs(scans, points, points_by_case or {}, read_summaries(out))
     folder = find_model(model)
     network = load_model(folder, calibrated=calibrated)
     identity = {
@@ -151,7 +150,8 @@ def write_predictions(
         return None
     failed |= find_vanished(jobs, out, failed)
     done = [job.name for job in jobs if job.name not in failed]
-    page = write_report(out, done, failed, model=str(model), volume_check=_volume_check(network, sampling))
+    every = [name for name in read_summaries(out) if name not in failed]  # of this command and of earlier ones
+    page = write_report(out, every, failed, model=str(model), volume_check=_volume_check(network, sampling))
     return PredictionFolder(out, page, tuple(done), failed)
 
 

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydicom.misc import is_dicom
 from phiseg.core.errors import DataError
 from phiseg.core.formats import is_from_phiseg
 from phiseg.imaging import itk_files, nifti_files, pictures
-from phiseg.imaging.dicom import read_folder
+from phiseg.imaging.dicom import Series, read_folder
 from phiseg.imaging.series import DicomSeries, read_series
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.input_checks import INPUTS, check_inputs
@@ -43,6 +44,24 @@ class ScanFile:
     """Format; `itk` is MetaImage or NRRD, `picture` is PNG, JPEG, TIFF or BMP."""
     series_uid: str | None = None
     """Series of a DICOM folder; None if there is only one."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names under which a table of points may list the scan: its name and, for a DICOM series, its folder."""
+        return frozenset({self.name, self.path.name} if self.kind == "dicom" else {self.name})
+
+    def is_input_of(self, made_with: Mapping[str, Any]) -> bool:
+        """Return whether a finished case was predicted from this scan; a scan that cannot be read counts as equal.
+
+        Args:
+            made_with: what the case depends on, from its summary.
+        """
+        if made_with.get("input") != self.path.name:
+            return False
+        try:
+            return bool(made_with.get("content") == self.content_hash)
+        except DataError:
+            return True
 
     @cached_property
     def content_hash(self) -> str:
@@ -79,16 +98,21 @@ class Scan:
     warnings: tuple[str, ...] = ()
 
 
-def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> tuple[list[ScanFile], list[str]]:
+def find_scans(
+    inputs: Sequence[Path], *, results: Path | None = None, series: str | None = None
+) -> tuple[list[ScanFile], list[str]]:
     """Find the scans in files and folders.
 
-    The DICOM files of a folder are one series. Other files in the folder and its subfolders are found too, except
-    results of phiseg and the label files of a dataset. A scan that is reached several times counts once. Scans of
-    the same name are prefixed with the names of their folders, and those in the same folder keep their suffixes.
+    The DICOM files of a folder are one series, named after the patient ID or, without one, after the folder. Other
+    files in the folder and its subfolders are found too, except results of phiseg and label files of annotators. A
+    scan that is reached several times counts once. Several series of a patient are told apart by their folders.
+    Other scans of the same name are prefixed with the names of their folders, and those in the same folder keep
+    their suffixes.
 
     Args:
         inputs: files and folders.
         results: folder for the results, which must not be an input.
+        series: UID of the series in DICOM folders with several.
 
     Returns:
         The scans sorted by name, and notes on DICOM folders without a scan and on skipped label files.
@@ -102,7 +126,7 @@ def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> tuple[
     for path in inputs:
         passed_over: list[str] = []
         labels: set[Path] = set()
-        scans = list(_scans_in(path, set(), passed_over, labels))
+        scans = list(_scans_in(path, set(), passed_over, labels, series))
         if labels:
             passed_over.append(
                 f"skipping {len(labels)} label file{'s' * (len(labels) > 1)} of annotators in {path}"
@@ -114,7 +138,8 @@ def find_scans(inputs: Sequence[Path], *, results: Path | None = None) -> tuple[
             found.setdefault(scan.path.resolve(), scan)
     if not found:
         raise DataError(f"no scans found: {notes[0]}; {INPUTS}")
-    return sorted(_named_apart(list(found.values())), key=lambda scan: scan.name), list(dict.fromkeys(notes))
+    scans = _name_apart(_name_after_folders([replace(scan, series_uid=series) for scan in found.values()]))
+    return sorted(scans, key=lambda scan: scan.name), list(dict.fromkeys(notes))
 
 
 def read_scan(
@@ -148,20 +173,22 @@ def read_scan(
     return Scan(Volume(values, affine), has_spacing=False, warnings=(warning,))
 
 
-def _scans_in(path: Path, visited: set[Path], notes: list[str], labels: set[Path]) -> Iterator[ScanFile]:
+def _scans_in(
+    path: Path, visited: set[Path], notes: list[str], labels: set[Path], series: str | None
+) -> Iterator[ScanFile]:
     name = path.name.lower()
     if path.is_dir():
         if path.resolve() in visited or _is_ours(path):  # visited: a link to a parent folder
             return
         visited.add(path.resolve())
         entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-        modality = _modality(entries)
+        modality, patient = _modality_and_patient(entries, series)
         if modality in NO_SCAN:
             notes.append(f"skipping {path}: its DICOM files are not slices of a scan ({modality})")
         elif modality is not None:
-            yield ScanFile(_absolute(path).name, path, "dicom")
+            yield ScanFile(_file_name(patient) or _absolute(path).name, path, "dicom")
         for entry in entries:
-            found = list(_scans_in(entry, visited, notes, labels))
+            found = list(_scans_in(entry, visited, notes, labels, series))
             if entry.is_file() and found and is_label_file(entry):
                 labels.add(entry)
             else:
@@ -183,16 +210,29 @@ def _is_ours(folder: Path) -> bool:
     return is_from_phiseg(summary)
 
 
-def _modality(files: Sequence[Path]) -> str | None:
-    """Return the modality of the DICOM files, preferably that of a scan; None if there are no DICOM files."""
-    modality = None
+def _modality_and_patient(files: Sequence[Path], series_uid: str | None) -> tuple[str | None, str]:
+    """Return modality and patient ID of DICOM files, preferably of the series or, without a UID, of any scan.
+
+    The modality is None if there are no DICOM files.
+    """
+    modality, patient = None, ""
     for path in files:
         if _looks_like_dicom(path):
-            series = read_folder([path]).series
-            modality = series[0].modality if series else ""
-            if modality not in NO_SCAN:
+            (series,) = read_folder([path]).series or (Series("", "", "", ()),)
+            if modality is None or modality in NO_SCAN or series.uid == series_uid:
+                modality, patient = series.modality, series.patient
+            if modality not in NO_SCAN and series_uid in (None, series.uid):
                 break
-    return modality
+    return modality, patient
+
+
+def _file_name(text: str) -> str:
+    """Return a text without characters that file systems reject.
+
+    >>> _file_name("A/B 12^C"), _file_name("LIDC-IDRI-0003"), _file_name("..")
+    ('A_B_12_C', 'LIDC-IDRI-0003', '')
+    """
+    return re.sub(r"[^\w.-]+", "_", text).strip("._-")[:64]
 
 
 def _looks_like_dicom(path: Path) -> bool:
@@ -217,7 +257,18 @@ def _itk_warnings(path: Path) -> tuple[str, ...]:
     return (f"{path} does not state its orientation; assuming the axes left, posterior and superior",)
 
 
-def _named_apart(scans: list[ScanFile]) -> list[ScanFile]:
+def _name_after_folders(scans: list[ScanFile]) -> list[ScanFile]:
+    """Add the names of their folders to DICOM series of the same patient."""
+    number = Counter(scan.name for scan in scans if scan.kind == "dicom")
+    return [
+        replace(scan, name=f"{scan.name}-{_absolute(scan.path).name}")
+        if scan.kind == "dicom" and number[scan.name] > 1
+        else scan
+        for scan in scans
+    ]
+
+
+def _name_apart(scans: list[ScanFile]) -> list[ScanFile]:
     """Prefix the names of folders to equal names of scans until all names differ."""
     folders = [_absolute(scan.path).parent for scan in scans]
     shared = Counter(zip(folders, (scan.name for scan in scans), strict=True))

@@ -1,0 +1,96 @@
+"""The cases of a prediction: a scan, or a point in a scan, each with the name of its folder."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count, groupby
+from typing import Any
+
+from phiseg.core.errors import ConfigError
+from phiseg.inference.points import Point
+from phiseg.inference.scans import ScanFile
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """One case: a scan, and optionally a point in it."""
+
+    name: str
+    scan: ScanFile
+    point: Point | None = None
+
+
+def list_prediction_jobs(
+    scans: Sequence[ScanFile],
+    points: Sequence[Point],
+    points_by_case: Mapping[str, Sequence[Point]],
+    finished: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[PredictionJob]:
+    """Return one job per scan, or one per point.
+
+    A case has the name of its scan. Further points of the scan are numbered: a, a-2, a-3 and so on. Names are
+    stable: a finished case keeps its name, and a point that is added later takes the next free number.
+
+    Args:
+        scans: scans to predict.
+        points: points to use in every scan.
+        points_by_case: points by the name of the scan, or of its folder for a DICOM series.
+        finished: summaries of the cases that the output folder contains, by name.
+
+    Raises:
+        ConfigError: there are points of an unknown scan, or two cases have the same name.
+    """
+    finished = finished or {}
+    unknown = sorted(set(points_by_case) - {name for scan in scans for name in scan.names})
+    if unknown:
+        known = ", ".join(scan.name for scan in scans[:5])
+        raise ConfigError(
+            f"there are points of '{unknown[0]}', which is not one of the scans ({known}); check the names"
+        )
+    jobs = []
+    for scan in scans:
+        here: list[Point | None] = [*points]
+        here += [point for name in sorted(scan.names) for point in points_by_case.get(name, ())]
+        if not (points or points_by_case):
+            here = [None]
+        names = _name_cases(scan, here, finished)
+        jobs += [PredictionJob(name, scan, point) for name, point in zip(names, here, strict=True)]
+    for name, number in Counter(job.name for job in jobs).items():
+        if number > 1:
+            raise ConfigError(f"a scan and a point of another scan would both be named {name}; rename the scan")
+    return jobs
+
+
+def share_jobs(jobs: Sequence[PredictionJob], rank: int, num_processes: int) -> list[PredictionJob]:
+    """Return the jobs of one of several processes: whole scans, so that each is read once."""
+    by_scan = [list(group) for _, group in groupby(jobs, key=lambda job: job.scan)]
+    return [job for group in by_scan[rank::num_processes] for job in group]
+
+
+def point_to_json(point: Point | None) -> dict[str, Any] | None:
+    """Return a point as in summary.json."""
+    return asdict(point) if point else None
+
+
+def _name_cases(
+    scan: ScanFile, points: Sequence[Point | None], finished: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Return the names of the cases of a scan at some points: those of finished cases, or new ones."""
+    ours = {
+        name: case["made_with"]["point"] for name, case in finished.items() if scan.is_input_of(case["made_with"])
+    }
+    base = scan.name
+    if base in finished and base not in ours and scan.kind == "dicom":  # another series of the same patient
+        base = f"{scan.name}-{scan.path.name}"
+    free = (name for name in _numbered(base) if name not in finished or (name == base and name not in ours))
+    names: list[str] = []
+    for point in points:
+        same = [name for name, place in ours.items() if place == point_to_json(point) and name not in names]
+        names.append(same[0] if same else next(free))
+    return names
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """Yield a, a-2, a-3 and so on."""
+    yield name
+    yield from (f"{name}-{number}" for number in count(2))
