@@ -76,11 +76,12 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Evaluate, arguments, prog=prog)
     check_model_and_data(command.model, command.data)
-    from phiseg.compute.devices import DeviceConfig, make_fabric
+    from phiseg.compute.devices import DeviceConfig, keep_freed_memory, make_fabric
     from phiseg.evaluation.model_evaluation import evaluate
     from phiseg.inference.class_map import parse_class_map
     from phiseg.metrics.score_registry import summary_scores
 
+    keep_freed_memory()
     device, first = command.device, True
     if (command.devices, command.num_nodes) != (1, 1):
         if ":" in command.device:

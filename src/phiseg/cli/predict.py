@@ -158,7 +158,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
 def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | None":
     """Predict the inputs; None in all processes but the first."""
-    from phiseg.compute.devices import DeviceConfig, is_one_cpu, make_fabric
+    from phiseg.compute.devices import DeviceConfig, is_one_cpu, keep_freed_memory, make_fabric
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.prediction_folder import write_predictions
     from phiseg.inference.sampling_options import Sampling
@@ -166,6 +166,7 @@ def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | No
 
     machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}
     devices = DeviceConfig.parse(machine, where="phiseg predict")
+    keep_freed_memory()
     return write_predictions(
         Path(command.model),
         inputs,

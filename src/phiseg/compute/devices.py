@@ -143,9 +143,10 @@ def bf16_failure() -> str | None:
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator of this process keep freed memory for the next step instead of returning it to Linux.
+    """Let the allocator of this process keep freed memory instead of returning it to Linux.
 
-    Otherwise, each training step on a CPU requests its pages again. Blocks of 32 MB and more are still returned.
+    Otherwise, each training step and each chunk of samples on a CPU requests its pages again. Blocks of 32 MB and
+    more are still returned.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # glibc
