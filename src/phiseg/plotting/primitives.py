@@ -254,7 +254,7 @@ def outline_masks(axes: Axes, masks: np.ndarray, colour: str, *, width: float = 
     rows, columns = masks.shape[1:]
     x, y = np.arange(-1, columns + 1), np.arange(-1, rows + 1)
     padded = [np.pad(mask, 1).astype(float) for mask in masks if mask.any()]
-    lines = [line for mask in padded for line in contour_generator(x, y, mask).lines(0.5)]
+    lines = [np.asarray(line) for mask in padded for line in contour_generator(x, y, mask).lines(0.5)]
     if lines:
         drawn = LineCollection(lines, colors=[colour], linewidths=width)
         if edge:
