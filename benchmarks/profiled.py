@@ -20,7 +20,7 @@ PARTS = {
         ("models/phiseg.py", "sample_latents"),
         ("models/phiseg.py", "decode"),
     ),
-    "write the case": (("inference/batch_prediction.py", "_write_case"),),
+    "write the case": (("inference/case_folders.py", "_write_case"),),
     "report": (("plotting/prediction_report.py", "write_prediction_report"),),
 }
 """Parts of a prediction by file and function."""

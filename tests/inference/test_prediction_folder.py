@@ -13,7 +13,7 @@ from phiseg.core.errors import ConfigError, OutputError
 from phiseg.imaging.itk_files import read_itk, write_itk
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
-from phiseg.inference.batch_prediction import read_summary
+from phiseg.inference.case_folders import read_summary
 from phiseg.inference.points import Point
 from phiseg.inference.prediction_folder import write_predictions
 from phiseg.inference.sampling_options import Sampling

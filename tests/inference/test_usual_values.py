@@ -13,7 +13,7 @@ from phiseg.data.intensity import Intensity, normalise
 from phiseg.data.writer import Case, write_dataset
 from phiseg.imaging.series import read_series
 from phiseg.imaging.volume import Volume
-from phiseg.inference.batch_prediction import predict_scans
+from phiseg.inference.case_folders import predict_scans
 from phiseg.inference.points import Point
 from phiseg.inference.prediction_jobs import list_prediction_jobs
 from phiseg.inference.preprocessing import Preprocessing

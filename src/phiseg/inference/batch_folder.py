@@ -14,7 +14,7 @@ import torch
 from phiseg.core.errors import OutputError
 from phiseg.core.files import check_new_file, write_json
 from phiseg.core.formats import BATCH
-from phiseg.inference.batch_prediction import read_summary
+from phiseg.inference.case_folders import read_summary
 from phiseg.inference.points import Point
 from phiseg.inference.prediction_folder import PredictionFolder, write_predictions
 from phiseg.inference.sampling_options import Sampling

@@ -12,7 +12,7 @@ import torch
 
 from phiseg.core.bundled import find_model
 from phiseg.imaging.volume_files import VolumeFormat
-from phiseg.inference.batch_prediction import (
+from phiseg.inference.case_folders import (
     DrawCase,
     find_vanished,
     gather_failures,

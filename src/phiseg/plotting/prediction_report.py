@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from phiseg.core.files import write_text
-from phiseg.inference.batch_prediction import read_summary
+from phiseg.inference.case_folders import read_summary
 from phiseg.inference.measures import Measures
 from phiseg.inference.prediction import Prediction
 from phiseg.inference.preprocessing import VolumeCheck

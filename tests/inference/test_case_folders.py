@@ -14,8 +14,8 @@ from helpers.known_models import KnownModel, ball, brightest, noisy, place
 from phiseg.core.errors import ConfigError, DataError, OutputError
 from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
-from phiseg.inference import batch_prediction, prepared_stack
-from phiseg.inference.batch_prediction import (
+from phiseg.inference import case_folders, prepared_stack
+from phiseg.inference.case_folders import (
     predict_scans,
     read_summaries,
     unfinished_predictions,
@@ -339,14 +339,14 @@ def fail_with(error):
     ],
 )
 def test_disk_and_memory_errors_skip_only_their_case(scans, tmp_path, monkeypatch, fail):
-    predict_prepared = batch_prediction.predict_prepared
+    predict_prepared = case_folders.predict_prepared
 
     def predict(model, stack, **rest):
         if stack.name == "s1":
             fail()
         return predict_prepared(model, stack, **rest)
 
-    monkeypatch.setattr(batch_prediction, "predict_prepared", predict)
+    monkeypatch.setattr(case_folders, "predict_prepared", predict)
     _, failed = run(scans, tmp_path / "out")
     assert list(failed) == ["s1"]
     assert re.search("Input/output error; check|smaller --chunk-size or --batch-size", failed["s1"])
@@ -354,9 +354,7 @@ def test_disk_and_memory_errors_skip_only_their_case(scans, tmp_path, monkeypatc
 
 
 def test_bug_is_not_reported_as_memory_error(scans, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        batch_prediction, "predict_prepared", lambda *_, **__: fail_with(RuntimeError("shapes differ"))
-    )
+    monkeypatch.setattr(case_folders, "predict_prepared", lambda *_, **__: fail_with(RuntimeError("shapes differ")))
     with pytest.raises(RuntimeError, match="shapes differ"):
         run(scans, tmp_path / "out")
 
