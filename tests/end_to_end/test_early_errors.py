@@ -46,6 +46,8 @@ ERRORS = {
     "example new.nii.gz --model none": "no model folder none",
     "view none": "no model folder none",
     "view lidc-nodule none.nii.gz": "none.nii.gz does not exist",
+    "serve none": "no model folder none",
+    "serve --studies none": "none does not exist",
     "export none --onnx out.onnx": "no model folder none",
     "export lidc-nodule": "give --onnx FILE",
     "push none owner/name": "no model folder none",

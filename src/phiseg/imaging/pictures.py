@@ -64,7 +64,7 @@ def opened(path: Path, formats: tuple[str, ...] = FORMATS, *, what: str = "a pic
                 yield image
     except _DAMAGE as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{path} cannot be read as {what} ({reason})") from None
+        raise DataError(f"{path} cannot be read as {what} ({reason}); copy or convert it again") from None
 
 
 def read_picture_header(path: Path) -> PictureHeader:
