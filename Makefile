@@ -77,7 +77,7 @@ $(VENV)/.installed-dev: $(VENV)/bin/python $(SOURCES)
 
 # The client of MONAI Label for the tests, in a folder of its own: its pins conflict with ours. Without it they are skipped.
 $(VENV)/.installed-monailabel: tests/label_server/requirements.txt $(VENV)/.installed-dev
-	@if $(PIP) install --no-deps --upgrade --target $(VENV)/monailabel -r $<; then touch $@; \
+	@if $(PIP) install --no-deps --ignore-installed --prefix $(VENV)/monailabel -r $<; then touch $@; \
 		else echo "the client of MONAI Label could not be installed: its tests will be skipped"; fi
 
 $(VENV)/.installed-docs: $(VENV)/bin/python $(SOURCES)

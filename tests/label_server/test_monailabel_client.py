@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import sysconfig
 from pathlib import Path
 
 import nibabel
@@ -13,7 +14,7 @@ from helpers.small_viewer import random_volume
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_volume
 
-FOLDER = Path(sys.prefix) / "monailabel"
+FOLDER = Path(sysconfig.get_path("purelib", vars={"base": str(Path(sys.prefix) / "monailabel")}))
 INSTALL = "make .venv/.installed-monailabel"
 
 
