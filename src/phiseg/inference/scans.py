@@ -105,7 +105,7 @@ def find_scans(
 
     The DICOM files of a folder are one series, named after the patient ID or, without one, after the folder. Other
     files in the folder and its subfolders are found too, except results of phiseg and label files of annotators. A
-    scan that is reached several times counts once. Several series of a patient are told apart by their folders.
+    scan that is reached several times counts once. Several series of a patient are distinguished by their folders.
     Other scans of the same name are prefixed with the names of their folders, and those in the same folder keep
     their suffixes.
 
