@@ -701,6 +701,7 @@ def test_lidc_predict_and_deploy_commands_run(tmp_path, shared_data, run_small):
     (tmp_path / "scans").mkdir()
     shutil.copyfile("scan.nii.gz", "scans/scan.nii.gz")
     (tmp_path / "nodules.csv").write_text("case,x,y,z\nscan,60,50,20\n")
+    (tmp_path / "names.csv").write_text("scan,case\nscan.nii.gz,first\n")
     for page in ("predict", "deploy"):
         for words in phiseg_lines(f"docs/how-to/{page}.md"):
             run_small(words)

@@ -177,6 +177,21 @@ def test_second_nodule_is_added_to_the_same_folder(predict, model, tmp_path):
     assert descriptions == {"PHiSeg regions at voxel 3, 3, 2", "PHiSeg regions at voxel 2, 2, 1"}
 
 
+def test_cases_are_named_by_a_table(predict, model, tmp_path):
+    write_scan(tmp_path / "in" / "series", uid="1.2.77", PatientID="Q/7")
+    nifti(tmp_path / "in" / "n.nii.gz")
+    names = tmp_path / "names.csv"
+    folder = model(intensity={"kind": "window", "low": -1000.0, "high": 3000.0}, centred_on="lesion")
+    names.write_text("scan,case\n1.2.77,first\n")
+    result = predict(folder, tmp_path / "in", "--at", "3,3,2", "--names", names)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"the table of names does not list {tmp_path / 'in' / 'n.nii.gz'}; add a line" in result.err
+    names.write_text("scan,case\n1.2.77,first\nn.nii.gz,second\n")
+    assert predict(folder, tmp_path / "in", "--at", "3,3,2", "--names", names).code == 0
+    assert predict(folder, tmp_path / "in", "--at", "2,2,1").code == 0
+    assert {row["case"] for row in table(tmp_path / "pred")} == {"first", "first-2", "second", "second-2"}
+
+
 def numbers(item):
     """Return the measured values of a report in their order."""
     values = [float(value.NumericValue) for value in item.get("MeasuredValueSequence", ())]
@@ -438,6 +453,7 @@ def test_point_outside_the_scan_is_skipped(predict, model, tmp_path):
         (("IN/n.nii.gz", "--at", "1,2,3"), "the model segments whole slices and takes no point"),
         (("IN/n.nii.gz", "--at", "1,2"), "'1,2' is not a point"),
         (("IN/n.nii.gz", "--points", "IN/none.csv"), "none.csv does not exist; give a CSV file"),
+        (("IN/n.nii.gz", "--names", "IN/none.csv"), "none.csv does not exist; give a CSV file"),
         (("IN/n.nii.gz", "--num-samples", "0"), "num_samples is 0; it must be at least 1"),
         (("IN/n.nii.gz", "--reach", "-1"), "reach_mm is -1.0"),
         (("IN/n.nii.gz", "--devices", "0"), "'devices' = 0"),

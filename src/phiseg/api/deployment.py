@@ -18,6 +18,7 @@ from phiseg.core.files import AnyPath
 from phiseg.core.records import Records
 from phiseg.imaging.volume_files import VolumeFormat
 from phiseg.inference import export, monai_bundle
+from phiseg.inference.case_names import read_case_names
 from phiseg.inference.points import Point, read_points
 from phiseg.inference.prediction_folder import write_predictions
 from phiseg.inference.sampling_options import Sampling
@@ -34,6 +35,7 @@ def predict(
     *,
     at: Points = (),
     points: AnyPath | None = None,
+    names: AnyPath | None = None,
     series: str | None = None,
     file_format: VolumeFormat = "nii.gz",
     sampling: Sampling | None = None,
@@ -53,6 +55,8 @@ def predict(
         out: the folder for the results: one subfolder per case, cases.csv and report.html.
         at: a point inside the lesion, or several: (x, y, z) in voxels, or text such as `mm:12.5,-3,40`.
         points: a CSV file with the points of many scans.
+        names: a CSV file with the names of the cases, with the columns scan and case. A scan is a path, a file or
+            folder name, a series UID or a patient ID.
         series: the UID of the series, for a DICOM folder with several.
         file_format: the format of the volumes: `nii.gz`, `mha` or `nrrd`.
         sampling: the sampling settings.
@@ -80,6 +84,7 @@ def predict(
         write_report=write_prediction_report,
         points=_points(at),
         points_by_case=read_points(Path(points)) if points is not None else None,
+        names=read_case_names(Path(names)) if names is not None else None,
         series=series,
         file_format=file_format,
         sampling=_sampling(sampling, more),

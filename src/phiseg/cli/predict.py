@@ -67,6 +67,9 @@ class Predict:
     patient coordinates."""
     points: Annotated[Path | None, optional("CSV", "no table")] = None
     """Table of points for many scans, with the columns case,x,y,z and, unless in voxels, unit (mm or lps)."""
+    names: Annotated[Path | None, optional("CSV", "file names, or patient IDs of DICOM series")] = None
+    """Table of names for the cases, with the columns scan,case. A scan is a path, a file or folder name, a series
+    UID or a patient ID."""
     series: Annotated[str | None, optional("UID", "the only series of the folder")] = None
     """Series to segment in a DICOM folder with several series, or series to fetch with --dicomweb."""
     dicomweb: Annotated[str | None, optional("URL", "no PACS")] = None
@@ -131,6 +134,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         check_inputs(command.inputs, results=command.out)
     if command.points:
         check_exists(command.points, advice="give a CSV file with the columns case,x,y,z")
+    if command.names:
+        check_exists(command.names, advice="give a CSV file with the columns scan,case")
     find_model(Path(command.model))
     if not (command.at or command.points):
         check_needs_no_point(command.model, command.inputs or [Path(command.series or "")])
@@ -159,6 +164,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | None":
     """Predict the inputs; None in all processes but the first."""
     from phiseg.compute.devices import DeviceConfig, is_one_cpu, keep_freed_memory, make_fabric
+    from phiseg.inference.case_names import read_case_names
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.prediction_folder import write_predictions
     from phiseg.inference.sampling_options import Sampling
@@ -175,6 +181,7 @@ def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | No
         write_report=write_prediction_report,
         points=[Point.parse(text) for text in command.at],
         points_by_case=read_points(command.points) if command.points else None,
+        names=read_case_names(command.names) if command.names else None,
         series=command.series,
         file_format=command.format,
         sampling=Sampling(

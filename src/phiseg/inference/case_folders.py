@@ -150,7 +150,7 @@ def predict_scans(
             prediction = predict_prepared(
                 model, stack, point=point, sampling=sampling, name=job.name, progress=progress
             )
-            _write_case(out / job.name, prediction, scan, made_with, draw, job.name, file_format)
+            _write_case(out / job.name, prediction, scan, made_with, draw, job, file_format)
         except (DataError, ConfigError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not _out_of_memory(error):
                 raise
@@ -233,7 +233,7 @@ def _write_case(
     scan: Scan,
     made_with: Mapping[str, Any],
     draw: DrawCase,
-    name: str,
+    job: PredictionJob,
     file_format: VolumeFormat,
 ) -> None:
     measures = measure(prediction)
@@ -256,12 +256,13 @@ def _write_case(
             except DataError as error:  # the headers are not sufficient
                 warnings.append(f"no DICOM results: {error}")
         with atomic_file(new / PICTURE) as file:
-            file.write(draw(prediction, measures, name))
+            file.write(draw(prediction, measures, job.name))
         write_json(
             new / SUMMARY,
             {
                 **PREDICTION.marker,
-                "case": name,
+                "case": job.name,
+                "scan": job.scan.name,
                 **to_json(measures),
                 "plane": prediction.stack.plane,
                 "box": _box_in_file(prediction),
@@ -273,7 +274,7 @@ def _write_case(
             },
         )
     for warning in warnings:
-        _warn(name, warning)
+        _warn(job.name, warning)
 
 
 def _box_in_file(prediction: Prediction) -> list[list[int]]:

@@ -2,9 +2,10 @@
 
 import csv
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
@@ -66,39 +67,53 @@ def read_points(path: Path) -> dict[str, list[Point]]:
         DataError: the file cannot be read, or a line is invalid.
     """
     points: dict[str, list[Point]] = {}
+    for line, row in read_rows(path, COLUMNS, needs="case,x,y,z and optionally unit"):
+        unit = (row.get("unit") or "").strip() or "voxel"
+        try:
+            x, y, z = (float(row[axis]) for axis in "xyz")
+            case = row["case"]
+            if case is None or unit not in get_args(Unit) or None in row or not np.isfinite([x, y, z]).all():
+                raise ValueError  # None in row: more fields than columns, as with a decimal comma
+        except (TypeError, ValueError):
+            raise DataError(
+                f"{path}, line {line} is not a point; give a case, three numbers and the unit (voxel, mm or lps)"
+            ) from None
+        points.setdefault(case.strip(), []).append(Point(x, y, z, unit))  # type: ignore[arg-type]
+    if not points:
+        raise DataError(f"{path} has no points; give one point per line")
+    return points
+
+
+def read_rows(
+    path: Path, columns: Sequence[str], *, needs: str, others: bool = True
+) -> Iterator[tuple[int, dict[str | Any, Any]]]:
+    """Yield the line number and the fields of each row of a CSV file.
+
+    Args:
+        path: file in UTF-8 with a header.
+        columns: columns that the file must have.
+        needs: these columns, for error messages.
+        others: accept further columns.
+
+    Raises:
+        DataError: the file cannot be read, or has other columns.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
-            missing = [column for column in COLUMNS if column not in (table.fieldnames or ())]
+            found = table.fieldnames or ()
+            missing = [column for column in columns if column not in found]
+            unknown = [column for column in found if column not in columns and not others]
             if missing:
-                raise DataError(
-                    f"{path} has no column {', '.join(missing)}; it needs case,x,y,z and optionally unit"
-                )
+                raise DataError(f"{path} has no column {', '.join(missing)}; it needs {needs}")
+            if unknown:
+                raise DataError(f"{path} has the unknown column {', '.join(unknown)}; it needs {needs}")
             for row in table:
-                unit = (row.get("unit") or "").strip() or "voxel"
-                try:
-                    x, y, z = (float(row[axis]) for axis in "xyz")
-                    case = row["case"]
-                    if (
-                        case is None
-                        or unit not in get_args(Unit)
-                        or None in row
-                        or not np.isfinite([x, y, z]).all()
-                    ):
-                        raise ValueError  # None in row: more fields than columns, as with a decimal comma
-                except (TypeError, ValueError):
-                    raise DataError(
-                        f"{path}, line {table.line_num} is not a point; give a case, three numbers and the unit "
-                        "(voxel, mm or lps)"
-                    ) from None
-                points.setdefault(case.strip(), []).append(Point(x, y, z, unit))  # type: ignore[arg-type]
+                yield table.line_num, row
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; check the name") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a CSV file in UTF-8 ({error}); save it again") from None
-    if not points:
-        raise DataError(f"{path} has no points; give one point per line")
-    return points
 
 
 def read_point_annotations(path: Path) -> list[Point]:

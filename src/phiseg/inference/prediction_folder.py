@@ -20,6 +20,7 @@ from phiseg.inference.case_folders import (
     read_summaries,
     unfinished_predictions,
 )
+from phiseg.inference.case_names import name_scans
 from phiseg.inference.points import Point
 from phiseg.inference.prediction_jobs import list_prediction_jobs, share_jobs
 from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
@@ -69,6 +70,7 @@ def write_predictions(
     write_report: WriteReport,
     points: Sequence[Point] = (),
     points_by_case: Mapping[str, Sequence[Point]] | None = None,
+    names: Mapping[str, str] | None = None,
     series: str | None = None,
     file_format: VolumeFormat = "nii.gz",
     sampling: Sampling | None = None,
@@ -89,6 +91,7 @@ def write_predictions(
         write_report: writes the tables and the page, such as `write_prediction_report` of the same module.
         points: points that are used in every scan.
         points_by_case: points of the scans of that name.
+        names: names of the cases by path, file or folder name, series UID or patient ID of the scan.
         series: the UID of the series, for a DICOM folder with several.
         file_format: the format of the volumes.
         sampling: the sampling settings; by default those of `Sampling`.
@@ -110,6 +113,7 @@ def write_predictions(
     """
     sampling = sampling or Sampling()
     scans, notes = find_scans(inputs, results=out, series=series)
+    scans = name_scans(scans, names) if names else scans
     jobs = list_prediction_jobs(scans, points, points_by_case or {}, read_summaries(out))
     folder = find_model(model)
     network = load_model(folder, calibrated=calibrated)

@@ -29,7 +29,8 @@ def list_prediction_jobs(
     """Return one job per scan, or one per point.
 
     A case has the name of its scan. Further points of the scan are numbered: a, a-2, a-3 and so on. Names are
-    stable: a finished case keeps its name, and a point that is added later takes the next free number.
+    stable: a finished case keeps its name, and a point that is added later takes the next free number after the
+    name that the scan had before.
 
     Args:
         scans: scans to predict.
@@ -38,7 +39,8 @@ def list_prediction_jobs(
         finished: summaries of the cases that the output folder contains, by name.
 
     Raises:
-        ConfigError: there are points of an unknown scan, or two cases have the same name.
+        ConfigError: there are points of an unknown scan, two cases have the same name, or the user chose another
+            name for a scan than before.
     """
     finished = finished or {}
     unknown = sorted(set(points_by_case) - {name for scan in scans for name in scan.names})
@@ -76,16 +78,20 @@ def _name_cases(
     scan: ScanFile, points: Sequence[Point | None], finished: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
     """Return the names of the cases of a scan at some points: those of finished cases, or new ones."""
-    ours = {
-        name: case["made_with"]["point"] for name, case in finished.items() if scan.is_input_of(case["made_with"])
-    }
-    base = scan.name
-    if base in finished and base not in ours and scan.kind == "dicom":  # another series of the same patient
+    ours = {name: case for name, case in finished.items() if scan.is_input_of(case["made_with"])}
+    base = next((case["scan"] for case in ours.values() if "scan" in case), scan.name)
+    if scan.is_named and base != scan.name:
+        raise ConfigError(
+            f"{scan.path} was predicted with the name {base}, now {scan.name}; use the same name or another --out"
+        )
+    is_other = base in finished and base not in ours
+    if is_other and scan.kind == "dicom" and not scan.is_named:  # another series of the same patient
         base = f"{scan.name}-{scan.path.name}"
     free = (name for name in _numbered(base) if name not in finished or (name == base and name not in ours))
     names: list[str] = []
     for point in points:
-        same = [name for name, place in ours.items() if place == point_to_json(point) and name not in names]
+        place = point_to_json(point)
+        same = [name for name, case in ours.items() if case["made_with"]["point"] == place and name not in names]
         names.append(same[0] if same else next(free))
     return names
 

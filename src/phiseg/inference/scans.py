@@ -44,11 +44,20 @@ class ScanFile:
     """Format; `itk` is MetaImage or NRRD, `picture` is PNG, JPEG, TIFF or BMP."""
     series_uid: str | None = None
     """Series of a DICOM folder; None if there is only one."""
+    identifiers: frozenset[str] = frozenset()
+    """Series UID and patient ID of a DICOM series."""
+    is_named: bool = False
+    """Whether the user chose the name."""
 
     @property
     def names(self) -> frozenset[str]:
         """Names under which a table of points may list the scan: its name and, for a DICOM series, its folder."""
         return frozenset({self.name, self.path.name} if self.kind == "dicom" else {self.name})
+
+    def is_called(self, text: str) -> bool:
+        """Return whether a text is the path, a name, the series UID or the patient ID of the scan."""
+        called = text in {*self.names, self.path.name, *self.identifiers}
+        return called or _absolute(Path(text)) == _absolute(self.path)
 
     def is_input_of(self, made_with: Mapping[str, Any]) -> bool:
         """Return whether a finished case was predicted from this scan; a scan that cannot be read counts as equal.
@@ -182,11 +191,12 @@ def _scans_in(
             return
         visited.add(path.resolve())
         entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-        modality, patient = _modality_and_patient(entries, series)
-        if modality in NO_SCAN:
-            notes.append(f"skipping {path}: its DICOM files are not slices of a scan ({modality})")
-        elif modality is not None:
-            yield ScanFile(_file_name(patient) or _absolute(path).name, path, "dicom")
+        first = _series_of(entries, series)
+        if first is not None and first.modality in NO_SCAN:
+            notes.append(f"skipping {path}: its DICOM files are not slices of a scan ({first.modality})")
+        elif first is not None:
+            identifiers = frozenset({first.uid, first.patient} - {""})
+            yield ScanFile(file_name(first.patient) or _absolute(path).name, path, "dicom", identifiers=identifiers)
         for entry in entries:
             found = list(_scans_in(entry, visited, notes, labels, series))
             if entry.is_file() and found and is_label_file(entry):
@@ -210,26 +220,26 @@ def _is_ours(folder: Path) -> bool:
     return is_from_phiseg(summary)
 
 
-def _modality_and_patient(files: Sequence[Path], series_uid: str | None) -> tuple[str | None, str]:
-    """Return modality and patient ID of DICOM files, preferably of the series or, without a UID, of any scan.
+def _series_of(files: Sequence[Path], series_uid: str | None) -> Series | None:
+    """Return the series of DICOM files, preferably the one with the UID or, without a UID, any scan.
 
-    The modality is None if there are no DICOM files.
+    None if there are no DICOM files.
     """
-    modality, patient = None, ""
+    found = None
     for path in files:
         if _looks_like_dicom(path):
             (series,) = read_folder([path]).series or (Series("", "", "", ()),)
-            if modality is None or modality in NO_SCAN or series.uid == series_uid:
-                modality, patient = series.modality, series.patient
-            if modality not in NO_SCAN and series_uid in (None, series.uid):
+            if found is None or found.modality in NO_SCAN or series.uid == series_uid:
+                found = series
+            if found.modality not in NO_SCAN and series_uid in (None, series.uid):
                 break
-    return modality, patient
+    return found
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
     """Return a text without characters that file systems reject.
 
-    >>> _file_name("A/B 12^C"), _file_name("LIDC-IDRI-0003"), _file_name("..")
+    >>> file_name("A/B 12^C"), file_name("LIDC-IDRI-0003"), file_name("..")
     ('A_B_12_C', 'LIDC-IDRI-0003', '')
     """
     return re.sub(r"[^\w.-]+", "_", text).strip("._-")[:64]
