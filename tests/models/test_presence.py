@@ -1,13 +1,14 @@
 """The classifier that decides whether a sample is empty, and what it changes in the loss."""
 
 import math
+from itertools import permutations
 
 import pytest
 import torch
 
 from helpers.tiny_models import batch, tiny_phiseg
 from phiseg.models.noise import seeded_generator
-from phiseg.models.presence import erase_absent, is_present
+from phiseg.models.presence import choose_present, erase_absent
 
 
 @pytest.mark.parametrize("probability", [0.05, 0.3, 0.9])
@@ -33,10 +34,27 @@ def test_erase_absent_keeps_more_samples_where_presence_is_more_likely():
     assert (likely | ~unlikely).all()
 
 
-def test_is_present_is_zero_for_background_only():
-    labels = torch.zeros(3, 4, 5, dtype=torch.long)
-    labels[1, 2, 3] = 2
-    assert is_present(labels).tolist() == [0, 1, 0]
+def test_choose_present_takes_the_first_annotation_with_foreground():
+    labels = torch.zeros(3, 4, 2, 2, dtype=torch.long)
+    labels[1, 2, 0, 1] = 2
+    labels[2, 1:, 1, 1] = torch.tensor([1, 2, 1])
+    chosen, share = choose_present(labels)
+    assert share.tolist() == [0, 0.25, 0.75]
+    assert not chosen[0].any()
+    assert torch.equal(chosen[1], labels[1, 2])
+    assert torch.equal(chosen[2], labels[2, 1])
+
+
+def test_loss_of_a_set_is_the_mean_loss_of_its_annotations():
+    """Over all orders of the set, with the same noise."""
+    model = tiny_phiseg(presence=True).eval()
+    image, labels = batch(model.config, number=3)
+    labels[0] = 0
+    image = image[:1]
+    single = [model(image, one[None], generator=seeded_generator(1)).total for one in labels]
+    orders = [labels[list(order)][None] for order in permutations(range(3))]
+    sets = [model(image, order, generator=seeded_generator(1)).total for order in orders]
+    assert torch.stack(sets).mean().item() == pytest.approx(torch.stack(single).mean().item(), rel=1e-5)
 
 
 def test_loss_of_empty_annotations_is_that_of_the_classifier():

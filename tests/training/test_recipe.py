@@ -29,7 +29,7 @@ def test_small_recipes_differ_in_model_and_learning_rate_only(name):
     assert name.startswith(recipe.model.name)
     own = ("learning_rate", "annotations_per_image")
     assert recipe.train.model_copy(update={key: getattr(phiseg.train, key) for key in own}) == phiseg.train
-    assert (recipe.train.annotations_per_image > 1) == MODELS[recipe.model.name].takes_sets
+    assert (recipe.train.annotations_per_image > 1) == recipe.model.takes_sets
     assert recipe.augment == phiseg.augment
     assert recipe.model.channels == phiseg.model.channels
     assert recipe.model.blocks_per_level == phiseg.model.blocks_per_level

@@ -68,6 +68,11 @@ class MoSEConfig(SegmenterConfig):
     kl_weight: float = Field(default=1.0, ge=0)
     """Weight of the KL between the annotations that the experts receive and the gate."""
 
+    @property
+    def takes_sets(self) -> bool:
+        """True: the loss compares sets of samples and annotations."""
+        return True
+
     @model_validator(mode="after")
     def _check_share(self) -> Self:
         if self.max_share * self.experts * self.training_samples < 1:
@@ -83,7 +88,6 @@ class MoSE(Segmenter):
 
     Config = MoSEConfig
     config: MoSEConfig
-    takes_sets = True
 
     def __init__(self, config: MoSEConfig):
         super().__init__(config)

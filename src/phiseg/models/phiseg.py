@@ -15,7 +15,7 @@ from phiseg.models.hierarchy import LatentHierarchy
 from phiseg.models.likelihood import Likelihood, Upsampling
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import KLWeights, Loss, kl_weights, negative_elbo
-from phiseg.models.presence import PresenceNetwork, erase_absent, is_present, presence_loss
+from phiseg.models.presence import PresenceNetwork, choose_present, erase_absent, presence_loss
 from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import (
     Encoding,
@@ -48,7 +48,8 @@ class PHiSegConfig(LatentConfig):
     free_nats: float = Field(default=0.0, ge=0)
     """KL of a level, averaged over the batch, that is not penalised."""
     presence: bool = False
-    """Use a classifier to decide whether a sample is empty, so that the latents only describe the others."""
+    """Use a classifier to decide whether a sample is empty, so that the latents only describe the others. It learns
+    best from all annotators of an image at once: set `train.annotations_per_image` to their number."""
     shared_encoder: bool = False
     """Reuse the image features of the prior in the posterior and add label features from a small encoder with one
     block per level. By default, the posterior has a full encoder for image and labels, as in the paper."""
@@ -57,6 +58,11 @@ class PHiSegConfig(LatentConfig):
     upsampling: Upsampling = "nearest"
     """Upsampling of the logits of coarse levels: `nearest` (the authors' code) or `bilinear` (in volumes, along all
     three axes)."""
+
+    @property
+    def takes_sets(self) -> bool:
+        """Whether the loss uses several annotations of an image: only the classifier for presence does."""
+        return self.presence
 
     @model_validator(mode="after")
     def _check_levels(self) -> Self:
@@ -125,9 +131,13 @@ class PHiSeg(Segmenter):
         """Return the negative of eq. 2 with deep supervision; see `Segmenter.forward`.
 
         With `presence`, log p(s|x) is log p(v|x) for an empty annotation and log p(v|x) + log p(s|v,x) for any
-        other. Eq. 2 then bounds the second term.
+        other. Eq. 2 then bounds the second term. For a set of annotations, the result is the mean over the set,
+        where eq. 2 is estimated by the first annotation that is not empty.
         """
         self.check_image(image)
+        present = None
+        if self.presence is not None:
+            labels, present = choose_present(labels if labels.ndim == image.ndim else labels[:, None])
         size = image_size(image)
         noise = [fold_samples(level) for level in draw_noise(self._latent_shapes(size), len(image), 1, generator)]
         x = self.pad(with_labels(image, labels, self.config.num_classes))
@@ -135,7 +145,6 @@ class PHiSeg(Segmenter):
         image_features = self.prior.encode(padded_image)
         posteriors, latents = self.posterior.draw(self._encode_labels(x, image_features), noise)
         priors, _ = self.prior.draw(image_features, None, given=dict(enumerate(latents)))
-        present = None if self.presence is None else is_present(labels)
         loss = negative_elbo(
             self.likelihood(latents),
             labels,

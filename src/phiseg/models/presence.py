@@ -35,13 +35,18 @@ class PresenceNetwork(nn.Module):
         return logits.flatten()
 
 
-def is_present(labels: Tensor) -> Tensor:
-    """Return v of each segmentation (B, H, W), as float (B,): 1 where any pixel is not background."""
-    return (labels > 0).flatten(1).any(1).float()
+def choose_present(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first annotation (B, H, W) of each set (B, A, H, W) that is not empty, and the share of those (B,).
+
+    An empty annotation is returned if all are empty. In a set in random order, share * f(annotation) has the mean
+    of v f(s) over the annotations as its expectation, so no computation is spent on empty ones.
+    """
+    present = (labels > 0).flatten(2).any(2).float()  # (B, A)
+    return labels[torch.arange(len(labels), device=labels.device), present.argmax(1)], present.mean(1)
 
 
 def presence_loss(logits: Tensor, present: Tensor) -> Tensor:
-    """Return -log p(v | x), averaged over the batch, for logits (B,) and v (B,)."""
+    """Return -log p(v | x), averaged over the batch, for logits (B,) and v (B,), or the mean of v in each set."""
     return F.binary_cross_entropy_with_logits(logits, present)
 
 

@@ -55,6 +55,11 @@ class SegmenterConfig(StrictConfig):
     Default: 3. Training on volumes sets it from their spacing."""
 
     @property
+    def takes_sets(self) -> bool:
+        """Whether `forward` also accepts labels (B, A, H, W): a set of annotations per image."""
+        return False
+
+    @property
     def pyramid(self) -> Pyramid:
         """Strides and kernels of the resolution levels."""
         regular = Pyramid.regular(self.dims, len(self.channels))
@@ -129,8 +134,6 @@ class Segmenter(nn.Module, ABC):
     """
 
     Config: ClassVar[type[SegmenterConfig]]
-    takes_sets: ClassVar[bool] = False
-    """Whether `forward` also accepts labels (B, A, H, W): a set of annotations per image."""
     needs_initial_weights: ClassVar[bool] = False
     """Whether a part of the model is not trained, so that training must start from the weights of another model."""
     config: SegmenterConfig
@@ -154,7 +157,8 @@ class Segmenter(nn.Module, ABC):
 
         Args:
             image: (B, C, H, W).
-            labels: (B, H, W) class indices of one annotator per image, or (B, A, H, W) if `takes_sets` is true.
+            labels: (B, H, W) class indices of one annotator per image, or a set (B, A, H, W) if
+                `config.takes_sets` is true.
             generator: one generator for the noise, or one per image.
         """
 

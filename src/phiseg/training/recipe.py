@@ -20,7 +20,7 @@ from phiseg.data.augment import AugmentConfig
 from phiseg.data.patches import patch_size_for
 from phiseg.data.store import Dataset
 from phiseg.metrics.score_registry import selectable_scores
-from phiseg.models import MODELS, ModelConfig
+from phiseg.models import ModelConfig
 from phiseg.models.pyramid import plan_pyramid
 
 
@@ -68,8 +68,8 @@ class TrainConfig(StrictConfig):
     """Annotator used for training: `random` draws one per image and step, a number always uses that annotator (the
     single-expert experiment of the paper)."""
     annotations_per_image: int = Field(default=1, ge=1, le=2**10)
-    """Annotations of each image in a step. Only models that compare sets of samples and annotations take more than
-    one, such as mose. Images with fewer annotators repeat some. No effect with a fixed `annotator`."""
+    """Annotations of each image in a step. Only mose and models with `model.presence` take more than one. Images
+    with fewer annotators repeat some. No effect with a fixed `annotator`."""
     validate_every: int = Field(default=1000, ge=1)
     """Steps between validations on the whole validation split."""
     validation_samples: int = Field(default=16, ge=2, le=2**20)
@@ -131,10 +131,11 @@ class Recipe(StrictConfig):
 
     @model_validator(mode="after")
     def _check_annotations(self) -> Self:
-        if self.train.annotations_per_image > 1 and not MODELS[self.model.name].takes_sets:
+        if self.train.annotations_per_image > 1 and not self.model.takes_sets:
+            unless = " unless model.presence is true" if "presence" in type(self.model).model_fields else ""
             raise ValueError(
                 f"train.annotations_per_image {self.train.annotations_per_image} is not possible with model "
-                f"{self.model.name}, which takes one annotation per image; use 1"
+                f"{self.model.name}, which takes one annotation per image{unless}; use 1"
             )
         return self
 
