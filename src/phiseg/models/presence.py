@@ -36,7 +36,7 @@ class PresenceNetwork(nn.Module):
 
 
 def choose_present(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first annotation (B, H, W) of each set (B, A, H, W) that is not empty, and the share of those (B,).
+    """Return the first annotation (B, H, W) of each set (B, A, H, W) that is not empty, and their share (B,).
 
     An empty annotation is returned if all are empty. In a set in random order, share * f(annotation) has the mean
     of v f(s) over the annotations as its expectation, so no computation is spent on empty ones.
