@@ -239,6 +239,12 @@ def test_help_is_wrapped_to_the_terminal(cli, monkeypatch):
         assert max(map(len, description.splitlines())) <= min(columns, 100)
 
 
+def test_help_of_an_option_is_one_paragraph(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    shown = cli("prepare", "lidc", "--help").out
+    assert "with empty masks, so that a model can learn where nodules end." in shown  # two lines in the source
+
+
 @pytest.mark.slow
 def test_second_demo_reuses_results(phiseg, tmp_path):
     words = ("demo", "--out", tmp_path / "demo", "--steps", 2, "--size", 16, "--num-cases", 10, "--num-samples", 4)

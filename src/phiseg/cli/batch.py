@@ -22,8 +22,8 @@ class Batch:
     images/SOCKET/CASE.mha with the grid and geometry of each scan, and volumes.json with the volume and diameter of
     each class in every sample, their median and 90 % interval, warnings, and the scans that failed.
 
-    A model trained on crops around lesions needs points: use --points. With several points in a scan, the cases are
-    named SCAN-1, SCAN-2 and so on.
+    A model trained on crops around lesions needs points: use --points. The first point of a scan has the name of
+    the scan, and the next ones are named SCAN-2, SCAN-3 and so on.
 
     Examples:
         phiseg batch /input /output --model runs/prostate

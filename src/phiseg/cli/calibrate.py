@@ -15,12 +15,12 @@ from phiseg.cli.parsing import optional, parse
 class Calibrate:
     """Calibrate the spread and the confidence of a model's samples on validation data.
 
-    The command fits one factor on the noise of each latent level (by the unbiased GED) and one temperature of the
-    logits (by the Brier score of the mean prediction), and stores them in the model folder. Factors are stored only
-    if 5-fold cross-validation over patients shows a gain beyond chance; this needs at least 5 patients.
+    The command fits temperatures and stores them in the model folder: a factor on the noise of each latent level
+    (by the unbiased GED) and a divisor of the logits (by the Brier score of the mean prediction). They are stored
+    only if 5-fold cross-validation over patients shows a gain beyond chance; this needs at least 5 patients.
 
-    `predict`, `sample`, `evaluate`, `export` and `phiseg.load` use the factors unless `--uncalibrated` is given.
-    Fit on the split that the model was selected on, never on the split that you report.
+    `predict`, `sample`, `evaluate`, `export` and `phiseg.load` use the temperatures unless `--uncalibrated` is
+    given. Fit on the split that the model was selected on, never on the split that you report.
 
     Examples:
         phiseg calibrate runs/phiseg --data data

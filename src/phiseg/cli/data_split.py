@@ -49,7 +49,7 @@ class DataSplit:
     """Split file to write. The dataset is not changed."""
     name: Annotated[str | None, optional("NAME", "none; required with --write")] = None
     """Name of the split in the file, without spaces."""
-    source: str = ""
+    source: Annotated[str, optional("TEXT", "none")] = ""
     """Origin of the split for the file: a citation, an address, or how it was drawn."""
     overwrite: Flag = False
     """Replace the split file if it exists."""

@@ -62,7 +62,7 @@ class Evaluate:
     num_nodes: int = 1
     """Number of machines among which the cases are divided."""
     uncalibrated: Flag = False
-    """Ignore the factors fitted by `phiseg calibrate`."""
+    """Ignore the temperatures fitted by `phiseg calibrate`."""
     hide_neighbours: Flag = False
     """Hide the neighbouring slices from a model that uses them as context."""
     class_map: Annotated[tuple[str, ...], optional("DATA:MODEL ...", "compare classes by number")] = ()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
+
 from phiseg.cli.early_checks import check_is_dataset
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.cli.train import split_overrides
@@ -39,11 +41,11 @@ class Experiment:
     """Folder of the experiment."""
     methods: Annotated[tuple[str, ...] | None, optional("RECIPE ...", "the small recipes of all methods")] = None
     """Recipe names or .yaml files."""
-    regimes: tuple[Literal["all", "one"], ...] = ("all", "one")
+    regimes: Annotated[tuple[Literal["all", "one"], ...], tyro.conf.arg(metavar="{all,one} ...")] = ("all", "one")
     """Training with all annotators, with one annotator, or both."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="INT ...")] = (0,)
     """Seeds to train each row with. With several seeds the table shows their spread."""
-    rows: tuple[str, ...] = ("*",)
+    rows: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN ...")] = ("*",)
     """Patterns of the row names to run, such as 'one/*' or 'all/phiseg-small/seed-0'."""
     steps: Annotated[int | None, optional("N", "use --minutes")] = None
     """Training budget per row in steps."""

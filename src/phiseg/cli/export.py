@@ -40,7 +40,7 @@ class Export:
     size: Annotated[tuple[int, ...] | None, optional("[D] H W", "size of the training images")] = None
     """Height and width of the input images of the ONNX file; for a 3-D model, slices, height and width."""
     uncalibrated: Flag = False
-    """Omit the factors fitted by `phiseg calibrate`."""
+    """Omit the temperatures fitted by `phiseg calibrate`."""
     overwrite: Flag = False
     """Replace the file or bundle if it exists."""
 

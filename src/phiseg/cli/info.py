@@ -55,10 +55,10 @@ def _installation() -> str:
     return "\n".join(
         [
             f"phiseg {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
-            f"devices: {', '.join(devices)}; {torch.get_num_threads()} CPU threads",
-            f"models:  {', '.join(MODELS)}",
+            f"devices: {', '.join(devices)}; CPU threads: {torch.get_num_threads()}",
+            f"networks: {', '.join(MODELS)}",
             f"recipes: {', '.join(recipe_names())}",
-            f"weights: {', '.join(bundled_models())}",
+            f"bundled models: {', '.join(bundled_models())}",
             "Run `phiseg info RECIPE` to see all keys of a recipe.",
         ]
     )

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -48,6 +48,7 @@ def parse(command: type[Command], arguments: Sequence[str], *, prog: str, more_u
     if not {"-h", "--help"}.intersection(arguments):
         return tyro.cli(command, prog=prog, args=arguments, config=config)
     captured = _Captured()
+    _join_help_lines(command)
     try:
         with redirect_stdout(captured):
             return tyro.cli(command, prog=prog, description="", args=arguments, config=config)
@@ -57,6 +58,18 @@ def parse(command: type[Command], arguments: Sequence[str], *, prog: str, more_u
             description, examples = _documentation(command)
             usage += f"\n    {more_usage}" if more_usage else ""
             print("\n\n".join(part.strip("\n") for part in (usage, description, options, examples)))
+
+
+def _join_help_lines(command: type) -> None:
+    """Make the help of each option one paragraph; tyro would break it where the source does."""
+    from docstring_parser import parse_from_object  # a dependency of tyro
+
+    documented = [option for base in reversed(command.__mro__[:-1]) for option in parse_from_object(base).params]
+    texts = {option.arg_name: " ".join((option.description or "").split()) for option in documented}
+    command.__annotations__ = {
+        name: Annotated[hint, tyro.conf.arg(help=texts.get(name))]
+        for name, hint in get_type_hints(command, include_extras=True).items()
+    }
 
 
 class _Captured(io.TextIOWrapper):

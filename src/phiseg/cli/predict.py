@@ -80,7 +80,7 @@ class Predict:
     """JSON file with `user` and `password`, or with `token`, for the DICOMweb service."""
     ca_file: Annotated[Path | None, optional("PEM", "the certificates of the system")] = None
     """Certificates to verify the DICOMweb service with."""
-    timeout: float = 60.0
+    timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 60.0
     """Longest time in seconds without an answer of the DICOMweb service."""
     format: Literal["nii.gz", "mha", "nrrd"] = "nii.gz"
     """Format of the volumes in OUT. All keep the grid and the geometry of the scan."""
@@ -105,7 +105,7 @@ class Predict:
     level_draws: int = 8
     """Number of redraws per latent level to attribute the uncertainty to levels; 0 skips this and is faster."""
     uncalibrated: Flag = False
-    """Ignore the factors fitted by `phiseg calibrate`."""
+    """Ignore the temperatures fitted by `phiseg calibrate`."""
     batch_size: int = 4
     """Number of slices encoded at once (for a 3-D model, at least a patch). Affects memory use only, not
     results."""

@@ -53,7 +53,7 @@ class PrepareLidc:
     readers: Literal["pylidc", "sessions"] = "pylidc"
     """Handling of a second annotation of a nodule by the same reader: stored in the slot of a reader who did not
     annotate it, as in datasets made with pylidc, or (`sessions`) merged with the first one."""
-    window: tuple[float, float] = (-1000, 400)
+    window: Annotated[tuple[float, float], tyro.conf.arg(metavar="LOW HIGH")] = (-1000, 400)
     """Hounsfield units that are mapped to the darkest and brightest value; values outside are clipped."""
     seed: int = 0
     """Random seed of the split by patient."""

@@ -45,7 +45,7 @@ class Sample:
     device: str = "auto"
     """Device such as cpu or cuda:1; auto uses a GPU if available."""
     uncalibrated: Flag = False
-    """Ignore the factors fitted by `phiseg calibrate`."""
+    """Ignore the temperatures fitted by `phiseg calibrate`."""
     class_map: Annotated[tuple[str, ...], optional("DATA:MODEL ...", "compare classes by number")] = ()
     """Class of the model for classes of the dataset, by name, such as 'class 1:nodule'. Without it, a warning is
     printed if names differ."""

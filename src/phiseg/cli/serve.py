@@ -58,7 +58,7 @@ class Serve:
     which contains a token."""
     allow_origin: Annotated[tuple[str, ...], optional("URL...", "none")] = ()
     """Web pages that may use the server, such as the address of OHIF."""
-    time_limit: float = 600.0
+    time_limit: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 600.0
     """Maximum duration of a request in seconds."""
     device: str = "auto"
     """Device such as cpu or cuda:1; auto uses a GPU if available."""
