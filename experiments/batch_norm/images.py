@@ -1,4 +1,4 @@
-"""Batch norm's statistics of augmented images against those of images as they are, on the same weights.
+"""Batch-norm statistics of augmented and of unaugmented images, on the same weights.
 
 images.py RUN DATA [BATCHES [SEED]]   print both scores of the validation split, 16 samples a case
 """

@@ -1,4 +1,4 @@
-"""What a perfect sampler scores on a phantom: 100 further annotators of every test case against the dataset's.
+"""Score a perfect sampler on a phantom: 100 further annotators of every test case, against those of the dataset.
 
 Usage: perfect.py KIND DATA
 """

@@ -1,4 +1,4 @@
-"""The commands as functions, typed as a new user would."""
+"""The commands as Python functions."""
 
 import json
 import shutil
@@ -276,7 +276,7 @@ def test_predict_accepts_points_of_numpy(at, expected):
     assert _points(at) == [Point.parse(text) for text in expected]
 
 
-def test_predict_reads_names_as_text_and_warns_at_the_line_of_the_caller(scans, trained):
+def test_predict_reads_names_as_text_and_warns_at_the_caller(scans, trained):
     (scans / "a.nii.gz").rename(scans / "7.nii.gz")
     (scans / "b.nii.gz").unlink()
     settings = {"num_samples": 2, "level_draws": 0, "progress": False}

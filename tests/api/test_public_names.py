@@ -1,4 +1,4 @@
-"""`import phiseg`: what it offers, and that it stays fast."""
+"""`import phiseg`: the public names, and the import time."""
 
 import ast
 import subprocess

@@ -52,7 +52,7 @@ def test_the_same_weights_are_tested_with_and_without_temperatures():
     assert marked(table) == ["tempered"]
 
 
-def test_a_row_that_is_set_aside_is_shown_with_a_mark_and_not_tested():
+def test_set_aside_row_is_marked_and_not_tested():
     rows = [row("good", 0.1), row("broken", 0.1), row("worse", 0.0)]
     assert marked(comparison_table(rows)) == []
     table = comparison_table(rows, set_aside=["broken"])

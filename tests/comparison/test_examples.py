@@ -1,4 +1,4 @@
-"""Choosing the cases that are shown: best, median and worst of a method, and the most disputed one."""
+"""Cases shown in figures: best, median and worst of a method, and the most disputed one."""
 
 from pathlib import Path
 

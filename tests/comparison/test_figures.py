@@ -1,4 +1,4 @@
-"""Panels of pictures: everything is there, on shared scales, and can be read."""
+"""Panels of pictures: complete, on shared scales, and readable."""
 
 from dataclasses import replace
 

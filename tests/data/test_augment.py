@@ -1,4 +1,4 @@
-"""Augmentation: images and labels move alike, and as they should."""
+"""Augmentation: images and labels are transformed alike, by the documented amounts."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Checking a dataset: every problem is found and named, and the figures are those of the definitions."""
+"""Check of a dataset: every problem is reported, and the statistics match their definitions."""
 
 import json
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""The training stream: a batch is a function of seed and step, however and wherever it is asked for."""
+"""Training batches depend only on the seed and the step."""
 
 import threading
 from collections import Counter

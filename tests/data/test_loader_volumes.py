@@ -1,4 +1,4 @@
-"""Training batches of volumes: patches at random places, padding that tells nothing, and augmentation in 3-D."""
+"""Training batches of volumes: patches at random places, padding, and augmentation in 3-D."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Neighbouring slices: found by the columns of cases.csv, complete or hidden, the same in every batch."""
+"""Neighbouring slices: found by the columns of cases.csv, shown or hidden together, equal in every batch."""
 
 import numpy as np
 import pytest

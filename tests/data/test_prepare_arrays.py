@@ -1,4 +1,4 @@
-"""`phiseg prepare arrays`: what goes in comes out, row by row, and damaged files end in one line."""
+"""`phiseg prepare arrays`: exact values, row by row, and errors for damaged files."""
 
 import io
 import tracemalloc

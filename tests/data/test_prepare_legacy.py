@@ -1,4 +1,4 @@
-"""`phiseg prepare legacy`: files that others made, read without running or following anything that is in them."""
+"""`phiseg prepare legacy`: published files are read without executing code or following links."""
 
 import io
 import os

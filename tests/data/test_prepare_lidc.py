@@ -1,4 +1,4 @@
-"""LIDC-IDRI from DICOM and XML: the archive's own files against an independent reading, and made-up ones."""
+"""`phiseg prepare lidc`: files of the archive, compared with an independent reader, and synthetic series."""
 
 import json
 import os

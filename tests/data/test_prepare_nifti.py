@@ -1,4 +1,4 @@
-"""`phiseg prepare nifti`: from volumes with several raters to slices, and back to where they are in the world."""
+"""`phiseg prepare nifti`: from volumes with several annotators to slices, and back to world coordinates."""
 
 import csv
 import json

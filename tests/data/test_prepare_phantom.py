@@ -1,4 +1,4 @@
-"""The phantoms: reproducible, the same at every size, and with the disagreement they state."""
+"""Phantoms: reproducible, equal at every size, and with the documented disagreement."""
 
 import numpy as np
 import pytest

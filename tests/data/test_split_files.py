@@ -1,4 +1,4 @@
-"""Split files: written, read, applied to another dataset, and refused where they do not match."""
+"""Split files: writing, reading, use with another dataset, and errors."""
 
 import json
 

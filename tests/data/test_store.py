@@ -1,4 +1,4 @@
-"""The prepared dataset: what is written is read back, and damage is found before it is trained on."""
+"""Prepared datasets: exact round trips, and detection of damage."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""A dataset larger than memory: a process that may not hold it reads it at random and trains on it."""
+"""Datasets larger than memory: random access and training with limited memory."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Datasets of volumes: what is written is read back, whatever its depth, and damage is found."""
+"""Datasets of volumes of different depth: exact round trips, and detection of damage."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What a user can do wrong: one line that names the cure, exit code 2, no traceback, nothing half-written."""
+"""User errors: one line with advice, exit code 2, no traceback, and no partial results."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""The models that come with phiseg: found by name, small, safe, documented, and as good as their cards say."""
+"""Bundled models: found by name, small, safe, documented, and with the scores of their cards."""
 
 import json
 

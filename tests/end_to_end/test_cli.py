@@ -1,4 +1,4 @@
-"""The command line as a user meets it: from nothing to a report, in processes of its own."""
+"""The command line in separate processes, from an empty folder to a report."""
 
 import csv
 import json

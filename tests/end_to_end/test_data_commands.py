@@ -1,4 +1,4 @@
-"""`phiseg data check`, `data show` and `data split` as a user meets them."""
+"""`phiseg data check`, `data show` and `data split`."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What is handed to others: the wheel, the container, and the hooks before a commit."""
+"""The wheel, the container and the pre-commit hooks."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The path of a 3-D model on the command line: phantom, training, samples, evaluations, comparison."""
+"""All commands with a 3-D model: phantom, training, samples, evaluation, comparison."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Temperatures: found where a known spread is wrong, left alone where it is right, stored and used."""
+"""Temperatures: fitted if the spread is wrong, unchanged if it is right, stored and used."""
 
 import json
 from pathlib import Path
@@ -163,7 +163,7 @@ def test_logit_temperature_is_independent_of_number_of_samples(bars, model):
     assert few == pytest.approx(many, rel=0.16)  # one step of the search
 
 
-def test_logit_temperature_of_the_bundled_phantom_model_is_flat_in_the_number_of_samples(tmp_path):
+def test_logit_temperature_of_bundled_model_ignores_number_of_samples(tmp_path):
     """The Brier curve over temperatures stays where it is; the cross entropy of few samples asks for T > 2."""
     dataset = prepare_phantom("lesion", tmp_path / "data", num_cases=24, size=64, seed=3, progress=False)
     model, rows = load_model(Path("lesion-phantom"), calibrated=False), dataset.rows("train").tolist()

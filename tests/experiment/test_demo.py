@@ -1,4 +1,4 @@
-"""The demo: from nothing to a report, and what is there is used again."""
+"""The demo: from an empty folder to a report, and reuse of finished parts."""
 
 import csv
 import json

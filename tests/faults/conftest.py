@@ -1,4 +1,4 @@
-"""The specimens of the fault campaign."""
+"""Inputs of the fault tests."""
 
 import pytest
 

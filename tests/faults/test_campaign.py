@@ -1,4 +1,4 @@
-"""A short version of every part of the fault campaign. `make faults` runs the long one."""
+"""A short version of every part of the fault tests. `make faults` runs the long one."""
 
 import math
 

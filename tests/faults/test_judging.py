@@ -1,4 +1,4 @@
-"""The campaign can fail: what it must not overlook, it sees."""
+"""The fault tests detect failures."""
 
 import gzip
 import io

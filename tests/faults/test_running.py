@@ -1,4 +1,4 @@
-"""The campaign itself: what breaks in it, and who gets how much of the time."""
+"""The program of the fault tests: its own errors, and the division of time."""
 
 import sys
 import tempfile

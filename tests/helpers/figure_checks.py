@@ -1,4 +1,4 @@
-"""What tests of figures share: small evaluations, and whether everything in a figure can be read."""
+"""Helpers of figure tests: small evaluations, and checks that figures are readable."""
 
 from itertools import combinations
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models whose answer is known, and volumes that lie anywhere in the world."""
+"""Models with known output, and volumes with any geometry."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Cases become folders, whole or not at all; what is finished is known again, and nothing else is touched."""
+"""Case folders: complete or absent, reused if finished, and no other file is changed."""
 
 import json
 import re

@@ -126,7 +126,7 @@ def test_wrong_mappings_are_reported(words, says, organs):
         match_classes(model("background", "lesion"), dataset, parse_class_map(words))
 
 
-def test_a_label_that_is_not_a_class_is_still_found_after_a_mapping(copy, lesions, replace_arrays):
+def test_relabelled_dataset_rejects_unknown_labels(copy, lesions, replace_arrays):
     folder = copy(lesions)
     labels = np.load(folder / "labels.npy")
     labels[3, 0, 0, 0] = 2

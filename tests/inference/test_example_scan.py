@@ -1,4 +1,4 @@
-"""The example looks as the model expects it, and has a lesion where it says so."""
+"""The example scan has the values that the model expects, and a lesion at the stated place."""
 
 import numpy as np
 import pytest

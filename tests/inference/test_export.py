@@ -1,4 +1,4 @@
-"""Export: what onnxruntime and torch.export compute is what `Segmenter.sample` draws from the same noise."""
+"""ONNX export: onnxruntime and torch.export give the samples of `Segmenter.sample` from the same noise."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The MONAI bundle: MONAI's own tools accept it and run it, and what it writes is what phiseg computes."""
+"""MONAI bundles: MONAI's own tools accept and run them, with the results of phiseg."""
 
 import json
 import os
@@ -166,7 +166,7 @@ def test_bundle_input_matches_predict(save, images, tmp_path):
     assert np.abs(clipped_first - expected)[inside].max() > 0.1
 
 
-def test_stack_neighbours_shows_a_model_with_context_what_predict_shows_it(save, images, tmp_path):
+def test_stack_neighbours_matches_the_context_of_predict(save, images, tmp_path):
     folder = save(plane="axial", channels=2, context=2)
     affine = np.diag([-1.0, -1, 2, 1])
     volume = random_volume((8, 10, 6, 2), affine)

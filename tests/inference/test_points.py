@@ -1,4 +1,4 @@
-"""Points: the same place written in three ways, and lines of a table that are none."""
+"""Points in three coordinate systems, and invalid tables."""
 
 import json
 

@@ -60,7 +60,7 @@ def predict(model, scans, report, out, **options):
     return written, notes
 
 
-def test_write_predictions_returns_the_folder_with_finished_and_failed_cases(trained, scans, report, tmp_path):
+def test_write_predictions_returns_finished_and_failed_cases(trained, scans, report, tmp_path):
     out = tmp_path / "out"
     written, notes = predict(trained(), scans, report, out)
     assert (written.path, written.report, written.cases) == (out, out / "page.html", ("a", "b"))
@@ -150,7 +150,7 @@ def test_write_predictions_rejects_another_format_in_the_same_folder(trained, tu
         predict(trained(), tmp_path / "in", report, tmp_path / "out", file_format="mha")
 
 
-def test_the_report_states_a_coverage_only_for_the_measured_coupling_of_slices(trained, scans, report, tmp_path):
+def test_report_states_coverage_only_for_the_measured_coupling(trained, scans, report, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(find_model(trained()), folder)
     values = json.loads((folder / "preprocessing.json").read_text())

@@ -1,4 +1,4 @@
-"""Scans as a model's training images were: the same values, or refused where modality or values say otherwise."""
+"""Scans are prepared as the training images were, or rejected if modality or values do not match."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The summary of samples: the same as from all their probabilities at once, whatever the chunks."""
+"""Summaries of samples do not depend on the chunk size."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Samples as files: shapes, types and row order as documented, complete or not there at all."""
+"""Samples as files: documented shapes, types and order, complete or absent."""
 
 import csv
 import errno

@@ -1,4 +1,4 @@
-"""Samples of a dataset: a case's samples are its own, however it is batched, chunked, ordered or accompanied."""
+"""Samples of a case do not depend on batches, chunks, order or other cases."""
 
 import pytest
 import torch

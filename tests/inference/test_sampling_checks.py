@@ -1,4 +1,4 @@
-"""What is checked before anything is drawn: that model and dataset belong together."""
+"""Checks before sampling: model and dataset must match."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Noise along the slices: standard normal everywhere, the same at equal depths, as smooth as asked."""
+"""Noise along the slices: standard normal, equal at equal depths, and as smooth as requested."""
 
 from itertools import product
 from math import cos, inf, pi, sin

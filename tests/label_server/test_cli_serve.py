@@ -1,4 +1,4 @@
-"""`phiseg serve`: arguments, the printed address, and the end."""
+"""`phiseg serve`: arguments, the printed address, and shutdown."""
 
 import json
 import re

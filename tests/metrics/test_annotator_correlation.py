@@ -68,7 +68,7 @@ def test_agreement_tables_are_additive_and_need_two_annotators():
         agreement_table(probs, one[:, :2])
 
 
-def test_the_excess_is_accounted_for_if_annotators_share_a_shift_instead_of_a_mask():
+def test_correlated_excess_of_annotators_with_a_shared_shift():
     rng, correlation, num_cases = np.random.default_rng(2), 0.5, 400
     table, distances, spreads = torch.zeros(()), [], []
     for _ in range(num_cases):

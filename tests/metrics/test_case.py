@@ -80,7 +80,7 @@ def test_score_case_without_voxel_size_has_no_crps_in_ml():
     assert known["volume_crps"] is not None
 
 
-def test_score_case_of_volumes_without_annotated_voxels_has_no_relative_width():
+def test_score_case_of_empty_volumes_has_no_relative_width():
     probs, annotations = make_case(2, size=(3, 2, 5))
     assert score(probs, torch.zeros_like(annotations))["volume_width"] is None
 

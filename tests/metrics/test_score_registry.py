@@ -1,4 +1,4 @@
-"""The table of scores: one entry is all that a new metric needs to be stored, compared and selected by."""
+"""Registry of scores: one entry is enough to store, compare and select by a new metric."""
 
 import csv
 import json
@@ -129,7 +129,7 @@ def test_a_new_score_selects_the_model(register, make_recipe, lesions, tmp_path)
     assert load_model(tmp_path / "run").provenance["step"] == max(found, key=found.get)
 
 
-def test_a_score_outside_the_main_table_is_validated_only_if_it_selects(make_recipe, lesions, tmp_path):
+def test_further_score_is_validated_only_if_it_selects(make_recipe, lesions, tmp_path):
     for name, select_by in (("plain", "loss"), ("chosen", "hm_iou")):
         train(make_recipe("unet", select_by=select_by, steps=1), lesions, tmp_path / name, progress=False)
     plain, chosen = (read_metrics(tmp_path / name / "metrics.jsonl")[-1] for name in ("plain", "chosen"))

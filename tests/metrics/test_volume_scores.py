@@ -1,4 +1,4 @@
-"""Scores of volumes on a phantom whose distribution of volumes is known: the truth scores best, as theory says."""
+"""Scores of volumes on a phantom with a known distribution of volumes: the true distribution scores best."""
 
 import numpy as np
 import pytest

@@ -92,7 +92,7 @@ def test_training_changes_the_flow_only(model):
     assert {name for name in before if name.startswith("flow")} == changed
 
 
-def test_weights_come_from_a_phiseg_or_from_a_phiseg_with_a_flow(model, phiseg):
+def test_weights_from_phiseg_or_phiseg_flow(model, phiseg):
     flow = {name: tensor.clone() for name, tensor in model.state_dict().items() if name.startswith("flow")}
     weights = model.weights_from(phiseg)
     assert all(torch.equal(weights[name], tensor) for name, tensor in {**flow, **phiseg.state_dict()}.items())

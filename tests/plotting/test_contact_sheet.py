@@ -1,4 +1,4 @@
-"""The contact sheet: the cases that were asked for, everybody's outline, and nothing of those who did not look."""
+"""The contact sheet: the requested cases, with the outlines of all annotators who are not missing."""
 
 import json
 

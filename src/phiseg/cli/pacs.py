@@ -52,7 +52,7 @@ def check_pacs_options(
     if has_inputs:
         raise ConfigError("give either INPUT or --dicomweb, not both")
     if processes > 1:
-        raise ConfigError("--dicomweb predicts one series in one process; leave out --devices and --num-nodes")
+        raise ConfigError("--dicomweb predicts one series in one process; omit --devices and --num-nodes")
 
 
 def _results(written: "PredictionFolder") -> list[Path]:

@@ -77,7 +77,7 @@ def create_app(server: LabelServer, *, token: str | None, origins: Collection[st
 
     @app.get("/")
     def welcome() -> PlainTextResponse:
-        """Tell people what this address is for."""
+        """Show a text that explains the address."""
         return PlainTextResponse(WELCOME)
 
     @app.get("/info/")
