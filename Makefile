@@ -38,7 +38,7 @@ test-cpus: $(VENV)/.installed-dev
 	exit $$status
 
 # All tests but the fault campaign's, whose forks hang when they are traced, or those of TESTS="tests/metrics ...", with the
-# lines and branches that they reach; CONTRIBUTING.md says what is left out.
+# lines and branches that they reach; CONTRIBUTING.md lists what they cannot reach.
 coverage: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow or not slow" --cov --cov-report=term --cov-report=html --ignore=tests/faults $(TESTS)
 

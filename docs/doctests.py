@@ -1,4 +1,4 @@
-"""Docstrings hold plain doctests: show them as code. Loaded by mkdocstrings."""
+"""Show the doctests in docstrings as code. Loaded by mkdocstrings."""
 
 import re
 from typing import Any

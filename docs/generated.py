@@ -21,7 +21,7 @@ from phiseg.core.config import OneOf
 
 
 def command_reference() -> str:
-    """Return what `phiseg COMMAND --help` says, for each command."""
+    """Return the output of `phiseg COMMAND --help` for each command."""
     from phiseg.cli.main import COMMANDS
 
     return "\n\n".join(f"## phiseg {name}\n\n{_help(name)}" for name in COMMANDS)
@@ -33,29 +33,29 @@ def config_reference() -> str:
     from phiseg.models import MODELS
     from phiseg.training.recipe import TrainConfig
 
-    parts = ["## `train`: how to train", _key_table(TrainConfig.model_fields)]
-    parts += ["## `augment`: what images go through", _key_table(AugmentConfig.model_fields)]
-    parts.append("## `model`: what to build\n\n`model.name` says which model; its other keys depend on it.")
-    told: set[str] = set()
+    parts = ["## `train`: training", _key_table(TrainConfig.model_fields)]
+    parts += ["## `augment`: augmentation", _key_table(AugmentConfig.model_fields)]
+    parts.append("## `model`: network\n\n`model.name` selects the network; the other keys depend on it.")
+    listed_keys: set[str] = set()
     for base in _config_bases():
         names = [name for name, model in MODELS.items() if issubclass(model.Config, base)]
         listed = ", ".join(f"`{name}`" for name in names)
-        own = {key: field for key, field in base.model_fields.items() if key not in told and key != "name"}
+        own = {key: field for key, field in base.model_fields.items() if key not in listed_keys and key != "name"}
         everywhere = "every model" if len(names) == len(MODELS) else listed
         parts.append(f"### Keys of {everywhere}\n\n{_key_table(own)}")
-        told |= own.keys()
+        listed_keys |= own.keys()
     for name, model in MODELS.items():
         parents = [other for other in MODELS if other != name and issubclass(model.Config, MODELS[other].Config)]
-        known = told.union(*(MODELS[parent].Config.model_fields for parent in parents))
+        known = listed_keys.union(*(MODELS[parent].Config.model_fields for parent in parents))
         own = {
             key: field
             for key, field in model.Config.model_fields.items()
             if key != "name" and (key not in known or key in vars(model.Config).get("__annotations__", {}))
         }
         first = (model.Config.__doc__ or "").strip().splitlines()[0]
-        shared = "".join(f" All keys of [`{parent}`](#{parent}), and:" for parent in parents)
-        table = _key_table(own) if own else "No keys of its own."
-        parts.append(f"### `{name}`\n\n{first}{shared}\n\n{table}")
+        shared = " and ".join(f"[`{parent}`](#{parent})" for parent in parents)
+        also = f" All keys of {shared}{', and:' if own else '.'}" if shared else "" if own else " No further keys."
+        parts.append(f"### `{name}`\n\n{first}{also}" + (f"\n\n{_key_table(own)}" if own else ""))
     return "\n\n".join(parts)
 
 
@@ -102,7 +102,7 @@ def _key_table(fields: dict[str, FieldInfo]) -> str:
         f"| `{key}` | {_cell(_values(field))} | {_default(field)} | {_cell(field.description or '')} |"
         for key, field in fields.items()
     ]
-    return "\n".join(["| key | value | default | what it does |", "|---|---|---|---|", *rows])
+    return "\n".join(["| key | value | default | effect |", "|---|---|---|---|", *rows])
 
 
 def _default(field: FieldInfo) -> str:
@@ -118,7 +118,7 @@ def _values(field: FieldInfo) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """Say in words what values a key takes."""
+    """Describe a type in words."""
     names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -128,7 +128,8 @@ def _type(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(map(_type, arguments))
     if origin is tuple:
-        return f"list of {_type(arguments[0])}s"
+        item = _type(arguments[0])
+        return f"list of {item.replace('list', 'lists', 1) if item.startswith('list') else f'{item}s'}"
     return names.get(annotation, str(annotation))
 
 

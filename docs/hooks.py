@@ -1,4 +1,4 @@
-"""What the documentation takes from the repository when it is built, so that it cannot go stale.
+"""Parts of the documentation that are taken from the repository when it is built, so that they stay current.
 
 `reference/cli.md` shows what each command's --help prints, `reference/config.md` every key of a recipe, and
 `reference/api/` the docstrings. Pages link to files of the repository as they lie there; on the site a link into
@@ -79,6 +79,13 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return match[0] if found is None else f"]({posixpath.relpath(found, posixpath.dirname(place) or '.')})"
 
     return LINK.sub(follow, markdown).replace("\\<", "&lt;")  # an escape that Python's Markdown does not know
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Keep an arrow or a percent sign on the line of the word before it, except in code."""
+    return re.sub(
+        r"(<pre.*?</pre>|<code.*?</code>)| (?=[↑↓%])", lambda match: match[1] or "\u00a0", html, flags=re.DOTALL
+    )
 
 
 def site_link(target: str, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The notebook of the documentation: run it, and show it as a page.
+"""Run the notebook of the documentation, and convert it to a page.
 
 `python docs/notebooks.py` runs docs/tutorial.ipynb in a temporary folder and stores its output in the file.
 """

@@ -234,9 +234,10 @@ def test_reference_lists_all_recipe_keys():
         for key in model.Config.model_fields.keys() - {"name"}:
             assert f"| `{key}` |" in text.split("## `model`")[1]
     assert "|  |" not in text, "a key without a docstring"
-    assert text.count("| `free_nats` |") == 1, "what an ensemble has from PHiSeg is told once"
+    assert text.count("| `free_nats` |") == 1, "the ensemble repeats a key of PHiSeg"
     assert "| `batch_size` | whole number | `12` | Images per step, in total over all processes. |" in text
     assert "| `kl_weights` | `paper`, `reference`, `unit` or list of numbers | `reference` |" in text
+    assert "| `strides` | list of lists of whole numbers or null |" in text
 
 
 def test_reference_lists_selection_criteria():
