@@ -107,8 +107,8 @@ def test_report_states_how_it_was_made(evaluations):
 def test_report_omits_missing_pictures(evaluations):
     page = Page(render(evaluations, **{"scores.png": PNG}))
     assert len(page.all("img")) == 1
-    assert "How a sample is made" not in page.text
-    assert "Scores case by case" in page.text
+    assert "A sample, level by level" not in page.text
+    assert "Scores of all cases" in page.text
 
 
 @pytest.fixture

@@ -79,12 +79,12 @@ def ged_terms(evaluations: Sequence[Evaluation]) -> Figure:
         key.set_xlim(0, 1)
         key.set_axis_off()
         parts = [
-            Patch(color="#777777", label="GED: what remains"),
+            Patch(color="#777777", label="GED: the remainder"),
             Patch(color=_paler("#777777"), label=f"{_MINUS} E d(s, s'), between samples"),
             Patch(color="#dddddd", label=f"{_MINUS} E d(y, y'), between annotations"),
             Line2D([], [], label=" ".join(["floor of the GED", *(f"{floor:.3f}" for floor in different)]), **mark),
         ]
-        title = "A whole bar is 2 E d(s, y), between samples and annotations:"
+        title = "Length of a bar: 2 E d(s, y), between samples and annotations"
         figure.legend(handles=parts, loc="outside upper center", ncols=4, title=title, title_fontsize=8)
     return figure
 

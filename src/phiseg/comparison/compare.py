@@ -55,15 +55,20 @@ def compare(
 ) -> Table:
     """Compare the evaluations in `folders` and write tables, figures and `report.html` to `out`.
 
-    `test` says what the significance test takes as independent. Methods in `set_aside` are not at a working
-    setting: they are shown, but not tested.
+    Args:
+        folders: evaluations of the same cases, with the same number of samples.
+        out: the folder to write.
+        overwrite: whether to replace a comparison in `out`.
+        title: title of the report.
+        test: the independent units of the significance test.
+        set_aside: methods with unsuitable settings; they are shown, but not tested.
 
     Raises:
-        ConfigError: a method to set aside is not there.
-        DataError: a folder is no evaluation, or two of them cannot be compared.
-        OutputError: `out` holds a comparison and `overwrite` is not set, or it cannot be written.
+        ConfigError: a method in `set_aside` is unknown.
+        DataError: a folder is not an evaluation, or two evaluations cannot be compared.
+        OutputError: `out` contains a comparison and `overwrite` is not set, or it cannot be written.
     """
-    _check_former(out, overwrite=overwrite)
+    _check_previous(out, overwrite=overwrite)
     evaluations = [read_evaluation(folder) for folder in folders]
     section = Section("", "", evaluations, set_aside=set_aside)
     (table,) = write_comparison([section], out, overwrite=overwrite, title=title, test=test)
@@ -84,7 +89,7 @@ def write_comparison(
         DataError: two evaluations of a section cannot be compared.
         OutputError: `out` contains a comparison and `overwrite` is false, or it cannot be written.
     """
-    former = _check_former(out, overwrite=overwrite)
+    previous = _check_previous(out, overwrite=overwrite)
     tables = [
         replace(table, notes=(*table.notes, *section.notes))
         for section, table in (
@@ -116,18 +121,18 @@ def write_comparison(
     for name, data in files.items():
         with atomic_file(out / name) as file:
             file.write(data)
-    for path in former:  # remove pictures of the previous comparison
+    for path in previous:  # remove pictures of the previous comparison
         if path.name not in files:
             _remove(path)
     return tables
 
 
-def _check_former(out: Path, *, overwrite: bool) -> list[Path]:
+def _check_previous(out: Path, *, overwrite: bool) -> list[Path]:
     """Return the files of a previous comparison, if they may be replaced."""
-    former = _former(out)
-    if former and not overwrite:
-        raise OutputError(f"{former[0]} already exists; choose another folder or pass --overwrite")
-    return former
+    previous = _previous(out)
+    if previous and not overwrite:
+        raise OutputError(f"{previous[0]} already exists; choose another folder or pass --overwrite")
+    return previous
 
 
 def _scores_by_case(sections: Sequence[Section]) -> str:
@@ -180,7 +185,7 @@ def _annotated_area(evaluation: Evaluation, case: str) -> int:
     return int((examples.annotations[at][examples.valid[at]] > 0).sum())
 
 
-def _former(out: Path) -> list[Path]:
+def _previous(out: Path) -> list[Path]:
     """List the files of a previous comparison in `out`, the report first."""
     try:
         own = [path for path in out.iterdir() if _OWN.fullmatch(path.name)] if out.is_dir() else []
