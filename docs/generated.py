@@ -94,7 +94,7 @@ def _config_bases() -> list[type[BaseModel]]:
 
     configs = {model.Config for model in MODELS.values()}
     bases = {base for config in configs for base in config.__mro__ if issubclass(base, SegmenterConfig)} - configs
-    return sorted(bases, key=lambda base: len(base.__mro__))
+    return sorted(bases, key=lambda base: (len(base.__mro__), base.__name__))
 
 
 def _key_table(fields: dict[str, FieldInfo]) -> str:

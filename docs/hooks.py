@@ -71,6 +71,10 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         if name in markdown:
             markdown = markdown.replace(name, make())
     place = page.file.src_uri
+    if "/results/" in place and not markdown.startswith("# "):  # a table that phiseg wrote, without a title
+        experiment, _, file = place.removeprefix("project/experiments/").partition("/")
+        about = "../" * file.count("/") + "README.md"
+        markdown = f"# Results of {experiment}\n\n[About this experiment]({about})\n\n{markdown}"
     source = place.removeprefix("project/") if place.startswith("project/") else f"docs/{place}"
 
     def follow(match: re.Match[str]) -> str:

@@ -135,7 +135,7 @@ def test_slices_are_resampled_to_training_spacing(save, images, tmp_path):
     voxels = np.stack(np.meshgrid(*map(np.arange, shown.shape[1:]), indexing="ij"), axis=-1)
     world = voxels @ shown.affine[:3, :3].numpy().T + shown.affine[:3, 3].numpy()
     expected = normalise(world @ [3.0, 2.0, 20.0], Intensity(**WINDOW))
-    inside = (slice(None), slice(1, -1), slice(1, -1))  # beyond the border, the last value goes on
+    inside = (slice(None), slice(1, -1), slice(1, -1))  # beyond the border, the last value is repeated
     np.testing.assert_allclose(shown[0].numpy()[inside], expected[inside], atol=1e-4)
     assert np.ptp(expected[inside]) > 0.1
 
@@ -160,7 +160,7 @@ def test_bundle_input_matches_predict(save, images, tmp_path):
     np.testing.assert_allclose(np.diag(to_slice)[1:3], stack.step, atol=1e-6)
     frame = Frame(tuple(to_slice[1:3, 3]), stack.step, shown.shape[2:])
     expected = stack.images(np.arange(3), frame)[:, 0]
-    inside = (slice(None), slice(1, -1), slice(1, -1))  # beyond the border, the last value goes on
+    inside = (slice(None), slice(1, -1), slice(1, -1))  # beyond the border, the last value is repeated
     np.testing.assert_allclose(shown[0].numpy()[inside], expected[inside], atol=1e-4)
     clipped_first = crop(normalise(stack.stack.values[..., 0], Intensity(**WINDOW)), frame, interpolation="linear")
     assert np.abs(clipped_first - expected)[inside].max() > 0.1
