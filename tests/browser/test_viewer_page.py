@@ -276,7 +276,7 @@ def test_warnings_and_numbers_if_present_are_shown(browser, tmp_path):
         found = click(page, 0, 0)["numbers"]["classes"]["lesion"]
         assert 0 < found["present"] < 1
         assert "does not look like the model's training images" in page.locator("#numbers .warning").inner_text()
-        volume = f"{found['volume_ml_if_present']['median']:.3f} ml"
+        volume = f"{found['size_if_present']['median']:.3f} ml"
         assert f"Among samples with lesion: volume {volume}" in page.locator("#numbers").inner_text()
         page.close()
 
@@ -372,7 +372,7 @@ def test_saved_sample_is_the_shown_one(page, address, model, scan, tmp_path):
     np.testing.assert_allclose(saved.affine, scan.affine, atol=1e-5)
     png = save("PNG")
     assert (png.name, png.read_bytes()[:4]) == ("noise_seed-0_sample.png", b"\x89PNG")
-    shown = result["numbers"]["classes"]["lesion"]["volume_ml"]
+    shown = result["numbers"]["classes"]["lesion"]["size"]
     numbers = json.loads(save("JSON").read_text())
     assert numbers["classes"]["lesion"]["volume_ml"] == shown
     page.locator("#what").select_option(label="All samples")

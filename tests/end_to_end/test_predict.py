@@ -82,7 +82,10 @@ def test_predict_folder_of_all_scan_types(predict, model, tmp_path):
     result = predict(model(intensity=window), source)
     assert result.code == 0, result
     assert result.out == f"written to {out}; look at {out / 'report.html'}\n"
-    assert messages(result) == [f"phiseg: p: {source / 'p.png'} does not state its pixel size; assuming 1 x 1 mm"]
+    (message,) = messages(result)
+    assert message.startswith(
+        f"phiseg: p: {source / 'p.png'} does not state its pixel size; measurements are in pixels"
+    )
     assert sorted(path.name for path in out.iterdir()) == ["cases.csv", "d", "n", "p", "report.html"]
 
     given = nibabel.load(source / "n.nii.gz")
@@ -106,10 +109,16 @@ def test_predict_folder_of_all_scan_types(predict, model, tmp_path):
     for row in rows:
         summary = json.loads((out / row["case"] / "summary.json").read_text())
         samples = maps(out / row["case"])["samples"]
-        ml = abs(np.linalg.det(samples.affine[:3, :3])) / 1000 * (samples.get_fdata() > 0).sum((0, 1, 2))
-        assert summary["classes"]["lesion"]["volume_ml"]["samples"] == pytest.approx(ml, rel=1e-4)
-        assert float(row["volume_ml_median"]) == pytest.approx(np.median(ml), rel=1e-4)
-        assert float(row["present"]) == pytest.approx((ml > 0).mean())
+        sizes = (samples.get_fdata() > 0).sum((0, 1, 2)).astype(float)
+        key, other = "area_px", "volume_ml"  # of the picture, which has no pixel size
+        if row["case"] != "p":
+            sizes *= abs(np.linalg.det(samples.affine[:3, :3])) / 1000
+            key, other = other, key
+        assert summary["classes"]["lesion"][key]["samples"] == pytest.approx(sizes, rel=1e-4)
+        assert other not in summary["classes"]["lesion"]
+        assert float(row[f"{key}_median"]) == pytest.approx(np.median(sizes), rel=1e-4)
+        assert row[f"{other}_median"] == ""
+        assert float(row["present"]) == pytest.approx((sizes > 0).mean())
         assert sum(summary["level_shares"].values()) == pytest.approx(1)
         assert Image.open(out / row["case"] / "picture.png").size[0] > 1000
 

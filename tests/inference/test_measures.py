@@ -1,4 +1,4 @@
-"""Measures of samples: millilitres and millimetres of known shapes, whatever the geometry of the scan."""
+"""Measures of samples: ml and mm of known shapes in any geometry, and pixels if the pixel size is unknown."""
 
 import json
 from itertools import combinations_with_replacement
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from helpers.known_models import KnownModel, brightest, depth_in_ball, place
+from phiseg.core.errors import DataError
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import longest_diameter, measure, to_json
 from phiseg.inference.prediction import Prediction
@@ -18,7 +19,16 @@ from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
 
 
-def prediction(labels, *, affine=None, plane="axial", classes=("background", "lesion"), gamma=None, variance=None):
+def prediction(
+    labels,
+    *,
+    affine=None,
+    plane="axial",
+    classes=("background", "lesion"),
+    gamma=None,
+    variance=None,
+    has_spacing=True,
+):
     """A prediction of labels (S, I, J, K), on the volume's own axes."""
     labels = np.asarray(labels, dtype=np.uint8)
     affine = place() if affine is None else affine
@@ -27,7 +37,7 @@ def prediction(labels, *, affine=None, plane="axial", classes=("background", "le
 
     def stacked(values):
         volume = Volume(values.astype(np.float64) + np.indices(grid)[0] * 1e-9, affine)  # never constant
-        return PreparedStack.of(volume, preprocessing, name="scan")
+        return PreparedStack.of(volume, preprocessing, name="scan", has_spacing=has_spacing)
 
     sliced = np.stack([np.rint(stacked(sample).stack.values[..., 0]).astype(np.uint8) for sample in labels])
     box = tuple(slice(0, number) for number in sliced.shape[1:])
@@ -139,10 +149,27 @@ def test_measures_if_present_use_only_those_samples():
     found = measure(prediction(labels, affine=place(spacing=(10, 10, 10)))).classes["lesion"]
     assert found.volume_ml.samples == pytest.approx((1, 2, 3, 0, 0))
     assert found.volume_ml.median == pytest.approx(1)
-    assert found.volume_ml_if_present.samples == pytest.approx((1, 2, 3))
-    assert found.volume_ml_if_present.median == pytest.approx(2)
-    assert (found.volume_ml_if_present.low, found.volume_ml_if_present.high) == pytest.approx((1, 3))
-    assert found.diameter_mm_if_present.samples == pytest.approx((10, 20, 30))
+    assert found.size_if_present.samples == pytest.approx((1, 2, 3))
+    assert found.size_if_present.median == pytest.approx(2)
+    assert (found.size_if_present.low, found.size_if_present.high) == pytest.approx((1, 3))
+    assert found.diameter_if_present.samples == pytest.approx((10, 20, 30))
+
+
+@pytest.mark.parametrize(("depth", "key"), [(1, "area_px"), (2, "volume_voxels")])
+def test_sizes_are_counts_if_the_pixel_size_is_unknown(depth, key):
+    labels = np.zeros((3, 8, 6, depth))
+    labels[0, 1:6, 2, 0] = 1  # 5 pixels in a row
+    labels[1, 1:4, 1:5, :] = 1  # 3 x 4 pixels in every slice
+    found = measure(prediction(labels, affine=place(spacing=(0.5, 0.7, 2)), has_spacing=False))
+    lesion = to_json(found)["classes"]["lesion"]
+    assert set(lesion) == {"present", key, "diameter_px", f"{key}_if_present", "diameter_px_if_present"}
+    assert lesion[key]["samples"] == (5, 12 * depth, 0)
+    assert lesion[f"{key}_if_present"]["samples"] == (5, 12 * depth)
+    assert lesion["diameter_px"]["samples"] == pytest.approx((5, 13**0.5 + 1, 0), rel=1e-5)
+    with pytest.raises(DataError, match="the pixel size is unknown; use `size`"):
+        found.classes["lesion"].volume_ml  # noqa: B018
+    with pytest.raises(DataError, match="the pixel size is unknown"):
+        found.classes["lesion"].diameter_mm  # noqa: B018
 
 
 def test_measures_if_present_are_null_without_samples():

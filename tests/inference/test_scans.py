@@ -298,7 +298,9 @@ def test_png_is_one_slice_of_its_plane(tmp_path, plane, dtype):
     np.testing.assert_array_equal(to_slices(scan.volume, plane or "axial").values[0, :, :, 0], pixels)
     assert scan.volume.values.max() == pixels.max()
     assert not scan.has_spacing
-    assert scan.warnings == (f"{tmp_path / 'a.png'} does not state its pixel size; assuming 1 x 1 mm",)
+    (warning,) = scan.warnings
+    assert warning.startswith(f"{tmp_path / 'a.png'} does not state its pixel size; measurements are in pixels")
+    assert warning.endswith("output images assume 1 x 1 mm")
 
 
 @pytest.mark.parametrize(("plane", "spacing"), [("axial", (2, 3)), ("coronal", (2, 2)), ("sagittal", (0.5, 3))])

@@ -5,16 +5,18 @@ import io
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from phiseg.imaging.volume import Volume
-from phiseg.inference.measures import Measurement, measure
+from phiseg.inference.measures import Measurement, Units, measure
 from phiseg.inference.prediction import Prediction
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
@@ -162,7 +164,7 @@ def test_picture_without_a_lesion_has_no_slices_of_it(monkeypatch):
 def test_histogram_is_readable_with_an_outlier(volumes, limit, note):
     axes = Figure().subplots()
     spread = Measurement.of(np.array(volumes))
-    measures = SimpleNamespace(classes={"lesion": SimpleNamespace(volume_ml=spread)})
+    measures = SimpleNamespace(classes={"lesion": SimpleNamespace(size=spread)}, units=Units("ml", "mm"))
     prediction_report._histogram(axes, measures)
     bars = [bar for bar in axes.patches if bar.get_height()]
     assert sum(bar.get_height() for bar in bars) == sum(volume <= limit for volume in volumes)
@@ -178,13 +180,14 @@ def finished(tmp_path):
     picture = io.BytesIO()
     Image.new("L", (500, 100)).save(picture, format="PNG")
 
-    def write(name, *, agreement=0.5, gamma=0.1, classes=("lesion",), present=0.75, **changes):
+    def write(name, *, agreement=0.5, gamma=0.1, classes=("lesion",), present=0.75, measured=None, **changes):
         spread = {"median": 2, "low": 1.25, "high": 3, "samples": [1, 2, 3]}
         summary = {
             "format": "phiseg-prediction",
             "version": 1,
             "case": name,
-            "classes": {
+            "classes": measured
+            or {
                 each: {
                     "present": present,
                     "volume_ml": spread,
@@ -360,6 +363,7 @@ def test_levels_and_unknown_spacing_are_shown(finished):
     page = write_report(out, "plain")
     assert "latent level" not in page
     assert "pixel counts as" not in page
+    assert "px: pixels" not in page
     finished(
         "picture",
         level_shares={"level 1": 0.1, "level 2": 0.2, "member": 0.7},
@@ -368,8 +372,55 @@ def test_levels_and_unknown_spacing_are_shown(finished):
     )
     page = write_report(out, "plain", "picture")
     assert re.search(r"coarse .* to fine .*:\s*member 70 %, level 2 20 %, level 1 10 %\.", page)
-    assert "Without a pixel size in the file (picture), a pixel counts as one of the training images" in page
+    assert (
+        "An earlier version of phiseg measured picture without a pixel size in the file: a pixel counts as" in page
+    )
     assert len((out / "cases.csv").read_text().splitlines()) == 1 + 1 + 2
+
+
+def in_pixels(finished, name):
+    """Write a case with a picture of unknown pixel size."""
+    spread = {"median": 120.5, "low": 100, "high": 200, "samples": [100, 120, 121, 200]}
+    found = {f"{key}{when}": spread for key in ("area_px", "diameter_px") for when in ("", "_if_present")}
+    return finished(name, version=2, has_spacing=False, measured={"lesion": {"present": 1.0, **found}})
+
+
+def test_unknown_pixel_size_is_reported_in_pixels(finished):
+    out = in_pixels(finished, "eye")
+    page = write_report(out, "eye")
+    assert "<th>area, px</th><th>if present</th><th>diameter, px</th><th>if present</th>" in page
+    assert page.count("<td>120 px<small>100 to 200</small></td>") == 4
+    assert "px: pixels, where the file does not state their size." in page
+    assert not re.search(r"\b(ml|mm)\b", re.sub(r"data:image[^\"]*", "", page))
+    (row,) = table(out / "cases.csv")
+    assert (row["area_px_median"], row["diameter_px_if_present_high"]) == ("120.5", "200")
+    assert not any("_ml" in key or "_mm" in key for key in row)
+
+
+def test_scans_and_pictures_have_separate_columns(finished):
+    finished("scan", agreement=0.1)
+    out = in_pixels(finished, "eye")
+    page = write_report(out, "eye", "scan")
+    assert "<th>volume, ml or area, px</th>" in page
+    assert "<td>2<small>1.25 to 3</small></td>" in page
+    assert "<td>120 px<small>100 to 200</small></td>" in page
+    scan, eye = table(out / "cases.csv")
+    assert (scan["volume_ml_median"], scan["area_px_median"]) == ("2", "")
+    assert (eye["volume_ml_median"], eye["area_px_median"]) == ("", "120.5")
+
+
+@pytest.mark.parametrize("has_spacing", [True, False])
+def test_picture_of_unknown_pixel_size_shows_pixels(monkeypatch, has_spacing):
+    """Samples of 2 to 5 rows of 6 pixels."""
+    found = prediction(box=(slice(0, 1), slice(0, 20), slice(0, 24)), depth=1)
+    found = replace(found, stack=replace(found.stack, has_spacing=has_spacing))
+    panels = drawn(found, monkeypatch)
+    figure = panels[0][0].figure.figure
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    in_mm = [text for text in texts if re.search(r"\b(mm|ml)\b", text)]
+    in_px = ["area of the samples, px (line: median)", "smallest sample (12 px)", "largest sample (30 px)"]
+    assert bool(in_mm) == has_spacing
+    assert ({*in_px} <= {*texts}) == (not has_spacing)
 
 
 def test_names_are_escaped(finished):

@@ -99,9 +99,7 @@ def test_lesion_and_numbers_equal_predict_volume(scan):
     assert lesion["first_slice"] == whole.box[0].start
     (numbers,) = of_type(messages, "numbers")
     measured = measure(whole)
-    assert numbers["classes"]["lesion"]["volume_ml"]["samples"] == list(
-        measured.classes["lesion"].volume_ml.samples
-    )
+    assert numbers["classes"]["lesion"]["size"]["samples"] == list(measured.classes["lesion"].volume_ml.samples)
     assert numbers["truncated"] == measured.truncated
     clicked = predict_volume(
         served.viewer.model,
@@ -239,10 +237,10 @@ def test_numbers_of_samples_with_the_class(serve):
     assert 0.1 < found["present"] < 0.9
     num_present = round(12 * found["present"])
     volume = 18 * 0.8 * 0.9 * 2.0 / 1000
-    assert found["volume_ml_if_present"]["samples"] == pytest.approx([volume] * num_present, rel=1e-5)
-    assert sorted(found["volume_ml"]["samples"]) == pytest.approx([0] * (12 - num_present) + [volume] * num_present)
+    assert found["size_if_present"]["samples"] == pytest.approx([volume] * num_present, rel=1e-5)
+    assert sorted(found["size"]["samples"]) == pytest.approx([0] * (12 - num_present) + [volume] * num_present)
     diameter = np.hypot(2 * 0.8, 2 * 0.9) + 0.85  # between corner pixels, plus one pixel
-    assert found["diameter_mm_if_present"]["median"] == pytest.approx(diameter)
+    assert found["diameter_if_present"]["median"] == pytest.approx(diameter)
 
 
 def test_unusual_image_causes_warning(scan):

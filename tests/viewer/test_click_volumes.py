@@ -39,7 +39,7 @@ def test_click_shows_slices_of_the_sampled_volume(serve, centred_on):
     (numbers,) = of_type(messages, "numbers")
     assert numbers["level_shares"] == pytest.approx(measure(expected.at_slice(POINT[0])).level_shares)
     found = measure(expected).classes["lesion"].volume_ml.samples
-    assert numbers["classes"]["lesion"]["volume_ml"]["samples"] == list(found)
+    assert numbers["classes"]["lesion"]["size"]["samples"] == list(found)
 
 
 def test_volume_of_a_dataset_has_annotations_and_scores(serve, tmp_path):

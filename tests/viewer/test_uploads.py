@@ -76,8 +76,14 @@ def test_png_and_dicom_series_can_be_uploaded(serve, dicom_files):
     info = served.drop(("a.png", png(pixels))).json()
     assert (info["num_slices"], info["height"], info["width"], info["has_spacing"]) == (1, 12, 18, False)
     size, unit = info["warnings"]
-    assert size == "a.png does not state its pixel size; assuming 1 x 1 mm"
+    assert (
+        size == "a.png does not state its pixel size; measurements are in pixels, and output images assume 1 x 1 mm"
+    )
     assert "but the window of the model starts at -1000" in unit
+    (numbers,) = of_type(served.click(info["id"], [0, 6, 9], num_samples=3), "numbers")
+    assert (numbers["size_unit"], numbers["length_unit"]) == ("px", "px")
+    sizes = numbers["classes"]["lesion"]["size"]["samples"]
+    assert all(size == round(size) for size in sizes)
     info = served.drop(*((f"../../folder/{name}", data) for name, data in dicom_files)).json()
     assert (info["name"], info["num_slices"]) == ("5 DICOM files", 5)
     assert of_type(served.click(info["id"], num_samples=2), "done")

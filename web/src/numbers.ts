@@ -1,8 +1,10 @@
-/** Measurements of the samples, with a histogram of the volumes. */
+/** Measurements of the samples, with a histogram of the sizes. */
 
 import type { App } from "./app";
-import type { ClassNumbers, Spread } from "./api";
+import type { ClassNumbers, Numbers, Spread } from "./api";
 import { get, make, makeSvg } from "./dom";
+
+type Unit = Numbers["size_unit" | "length_unit"];
 
 const [WIDTH, HEIGHT] = [300, 72];
 
@@ -32,18 +34,17 @@ export class NumbersPanel {
 
   private content(numbers: ClassNumbers): Node[] {
     const { result, scan, state } = this.app;
-    const { volume_ml: volume, diameter_mm: diameter, present } = numbers;
-    const { volume_ml_if_present: volumeIf, diameter_mm_if_present: diameterIf } = numbers;
-    const { agreement, mean_gamma: gamma, unusual } = result!.numbers!;
+    const { size, diameter, present, size_if_present: sizeIf, diameter_if_present: diameterIf } = numbers;
+    const { agreement, mean_gamma: gamma, unusual, size_unit: unit, length_unit: length } = result!.numbers!;
+    const sizeName = unit === "px" ? "Area" : "Volume";
     const facts = [`agreement ${agreement.toFixed(2)}`, `mean γ ${gamma.toFixed(2)}`];
-    if (scan!.num_slices === 1) facts.push(`slice of ${scan!.spacing_mm[0].toFixed(2)} mm`);
+    if (scan!.num_slices === 1 && scan!.has_spacing) facts.push(`slice of ${scan!.spacing_mm[0].toFixed(2)} mm`);
     const notes = [facts.join("  ·  ")];
-    if (present < 1 && volumeIf && diameterIf) {
+    if (present < 1 && sizeIf && diameterIf) {
       const name = this.app.model.classes[state.label];
-      notes.unshift(`Among samples with ${name}: volume ${inMl(volumeIf)}, diameter ${inMm(diameterIf)}.`);
+      notes.unshift(`Among samples with ${name}: ${sizeName.toLowerCase()} ${inWords(sizeIf, unit)}, diameter ${inWords(diameterIf, length)}.`);
     }
-    const [, down, right] = scan!.spacing_mm;
-    if (!scan!.has_spacing) notes.push(`The pixel size is unknown. Volumes and diameters assume ${digits(down)} x ${digits(right)} mm.`);
+    if (!scan!.has_spacing) notes.push("The pixel size is unknown, so measurements are in pixels.");
     const cut = result!.numbers!.truncated;
     if (cut > 0) notes.push(`${percent(cut)} of the samples are truncated: the lesion may be larger than measured.`);
     return [
@@ -52,10 +53,10 @@ export class NumbersPanel {
         "div",
         { class: "figures" },
         figure("Present in", percent(present), "of the samples"),
-        figure("Volume", `${digits(volume.median)} ml`, `90 %: ${digits(volume.low)}–${digits(volume.high)}`),
-        figure("Diameter", `${diameter.median.toFixed(1)} mm`, `90 %: ${diameter.low.toFixed(1)}–${diameter.high.toFixed(1)}`),
+        figure(sizeName, `${digits(size.median, unit)} ${unit}`, interval(size, unit)),
+        figure("Diameter", `${digits(diameter.median, length)} ${length}`, interval(diameter, length)),
       ),
-      histogram(volume, state.sample),
+      histogram(size, unit, state.sample),
       ...notes.map((note) => make("p", { class: "note" }, note)),
     ];
   }
@@ -86,53 +87,53 @@ function figure(name: string, value: string, below: string): Node {
   return make("div", { class: "figure" }, make("span", { class: "name" }, name), make("strong", {}, value), make("span", { class: "below" }, below));
 }
 
-/** Draw a histogram of the volumes with the median, the 90 % interval and the selected sample. */
-function histogram({ samples, median, low, high }: Spread, chosen: number): Node {
+/** Draw a histogram of the sizes with the median, the 90 % interval and the selected sample. */
+function histogram({ samples, median, low, high }: Spread, unit: Unit, chosen: number): Node {
   const [smallest, largest] = [Math.min(...samples), Math.max(...samples)];
   const spare = Math.max((largest - smallest) * 0.04, largest * 0.02, 1e-6);
   const [from, to] = [Math.max(0, smallest - spare), largest + spare];
   const number = Math.min(24, Math.max(6, Math.ceil(2 * Math.sqrt(samples.length))));
   const counts = new Array<number>(number).fill(0);
-  for (const volume of samples) counts[Math.min(number - 1, Math.floor(((volume - from) / (to - from)) * number))]! += 1;
+  for (const size of samples) counts[Math.min(number - 1, Math.floor(((size - from) / (to - from)) * number))]! += 1;
   const most = Math.max(...counts);
   const base = HEIGHT - 18;
-  const x = (volume: number): number => ((volume - from) / (to - from)) * WIDTH;
-  const line = (volume: number, name: string) => makeSvg("line", { class: name, x1: x(volume), x2: x(volume), y1: 2, y2: base });
+  const x = (size: number): number => ((size - from) / (to - from)) * WIDTH;
+  const line = (size: number, name: string) => makeSvg("line", { class: name, x1: x(size), x2: x(size), y1: 2, y2: base });
   const bars = counts.map((count, n) => {
     const height = (count / most) * (base - 8);
     return makeSvg("rect", { class: "bar", x: (n * WIDTH) / number + 1, y: base - height, width: WIDTH / number - 2, height, rx: 1.5 });
   });
-  const text = (volume: number, anchor: string, words: string, place = x(volume)) =>
+  const text = (size: number, anchor: string, words: string, place = x(size)) =>
     makeSvg("text", { x: place, y: HEIGHT - 4, "text-anchor": anchor }, words);
   const drawn = samples[chosen];
   return makeSvg(
     "svg",
-    { class: "histogram", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `Volumes of ${samples.length} samples, median ${digits(median)} ml` },
+    { class: "histogram", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `Sizes of ${samples.length} samples, median ${digits(median, unit)} ${unit}` },
     makeSvg("rect", { class: "interval", x: x(low), y: 2, width: Math.max(x(high) - x(low), 1), height: base - 2 }),
     ...bars,
     makeSvg("line", { class: "axis", x1: 0, x2: WIDTH, y1: base, y2: base }),
     line(median, "median"),
     ...(drawn === undefined ? [] : [makeSvg("path", { class: "chosen", d: `M ${x(drawn)} 6 l -4 -6 h 8 z` })]),
-    text(from, "start", digits(from), 0),
-    text(to, "end", `${digits(to)} ml`, WIDTH),
+    text(from, "start", digits(from, unit), 0),
+    text(to, "end", `${digits(to, unit)} ${unit}`, WIDTH),
   );
 }
 
-/** Write a volume with its 90 % interval. */
-function inMl({ median, low, high }: Spread): string {
-  return `${digits(median)} ml (90 %: ${digits(low)}–${digits(high)})`;
+/** Write a measurement with its 90 % interval. */
+function inWords(found: Spread, unit: Unit): string {
+  return `${digits(found.median, unit)} ${unit} (${interval(found, unit)})`;
 }
 
-/** Write a diameter with its 90 % interval. */
-function inMm({ median, low, high }: Spread): string {
-  return `${median.toFixed(1)} mm (90 %: ${low.toFixed(1)}–${high.toFixed(1)})`;
+function interval({ low, high }: Spread, unit: Unit): string {
+  return `90 %: ${digits(low, unit)}–${digits(high, unit)}`;
 }
 
 function percent(share: number): string {
   return `${Math.round(100 * share)} %`;
 }
 
-/** Format a volume in ml with three significant digits. */
-function digits(value: number): string {
+/** Format a measurement: three significant digits for ml, one decimal for mm, and whole pixels. */
+function digits(value: number, unit: Unit): string {
+  if (unit !== "ml") return value.toFixed(unit === "mm" ? 1 : 0);
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value >= 1 ? value.toFixed(2) : value.toFixed(3);
 }

@@ -21,14 +21,14 @@ export interface CaseScores {
 export interface ClassNumbers {
   /** Share of the samples that contain the class. */
   present: number;
+  /** Volume or area over all samples; one without the class counts as zero. */
+  size: Spread;
   /** Over all samples; one without the class counts as zero. */
-  volume_ml: Spread;
-  /** Over all samples; one without the class counts as zero. */
-  diameter_mm: Spread;
+  diameter: Spread;
   /** Over the samples that contain the class; null if there are none. */
-  volume_ml_if_present: Spread | null;
+  size_if_present: Spread | null;
   /** Over the samples that contain the class; null if there are none. */
-  diameter_mm_if_present: Spread | null;
+  diameter_if_present: Spread | null;
 }
 
 /** End of the answer; `id` identifies the prediction for exports. */
@@ -100,6 +100,9 @@ export interface ModelInfo {
 export interface Numbers {
   type: "numbers";
   classes: Record<string, ClassNumbers>;
+  /** Pixels of an area or voxels of a volume if the pixel size is unknown. */
+  size_unit: "ml" | "px" | "voxels";
+  length_unit: "mm" | "px";
   mean_gamma: number;
   agreement: number;
   /** Share of the samples that are cut off by the crop, the reach or the end of the scan and may be too small. */

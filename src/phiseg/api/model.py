@@ -26,7 +26,7 @@ from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_volume
-from phiseg.inference.scans import find_scans, read_scan
+from phiseg.inference.scans import Scan, find_scans, read_scan
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import Generators, seeded_generator
 
@@ -212,8 +212,10 @@ class Model:
             )
         elif num_samples is not None or seed is not None:
             raise ConfigError("give num_samples and seed either by name or in sampling, not both")
+        has_spacing = True
         if not isinstance(scan, Volume):
-            name, scan = name or Path(scan).name, self._read(Path(scan))
+            read = self._read(Path(scan))
+            name, scan, has_spacing = name or Path(scan).name, read.volume, read.has_spacing
         return predict_volume(
             self.network,
             scan,
@@ -223,9 +225,10 @@ class Model:
             name=name or "volume",
             progress=progress,
             resample=resample,
+            has_spacing=has_spacing,
         )
 
-    def _read(self, path: Path) -> Volume:
+    def _read(self, path: Path) -> Scan:
         """Read the only scan that a path leads to."""
         found, _ = find_scans([path])
         if len(found) > 1:
@@ -238,7 +241,7 @@ class Model:
             preprocessing.check_modality(scan.series.modality, name=path.name)
         for warning in scan.warnings:
             warnings.warn(warning, stacklevel=3)
-        return scan.volume
+        return scan
 
     def _check_prepared(self, image: Tensor) -> None:
         """Refuse an image whose values the preprocessing cannot have produced, such as 0 to 255."""

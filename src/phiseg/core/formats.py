@@ -48,8 +48,9 @@ MODEL = Format("phiseg-model")
 CALIBRATION = Format("phiseg-calibration")
 STATE = Format("phiseg-state")
 EVALUATION = Format("phiseg-evaluation")
-PREDICTION = Format("phiseg-prediction")
-BATCH = Format("phiseg-batch")
+EVALUATION_SHARD = Format("phiseg-evaluation-shard")
+PREDICTION = Format("phiseg-prediction", version=2, oldest=1)
+BATCH = Format("phiseg-batch", version=2, oldest=1)
 SPLIT = Format("phiseg-split")
 
 

@@ -267,7 +267,7 @@ def _write_case(
                 "plane": prediction.stack.plane,
                 "box": _box_in_file(prediction),
                 "point": prediction.point and prediction.voxel(*prediction.point),
-                "has_spacing": scan.has_spacing,
+                "has_spacing": prediction.stack.has_spacing,
                 "unusual": prediction.unusual is not None,
                 "warnings": [*scan.warnings, *warnings],
                 "made_with": made_with,

@@ -38,6 +38,8 @@ class PreparedStack:
     """Warnings for the user, one line each."""
     is_prepared: bool = False
     """Whether the values are from a prepared dataset, where they are already z-scored."""
+    has_spacing: bool = True
+    """False if the pixel size is unknown and only assumed."""
 
     @classmethod
     def of(
@@ -49,6 +51,7 @@ class PreparedStack:
         modality: str | None = None,
         is_prepared: bool = False,
         resample: bool = True,
+        has_spacing: bool = True,
     ) -> Self:
         """Slice a volume (I, J, K) or (I, J, K, C).
 
@@ -60,6 +63,7 @@ class PreparedStack:
             is_prepared: whether the values are from a prepared dataset.
             resample: resample a scan whose pixel spacing is outside the range of the training images; otherwise it
                 is rejected.
+            has_spacing: whether the pixel size is known, not assumed.
 
         Raises:
             DataError: the scan has another shape, modality, number of channels or spacing, or its voxels are not
@@ -86,7 +90,7 @@ class PreparedStack:
         stack = to_slices(Volume(values, volume.affine), chosen)
         warnings = () if is_prepared else _unit_warnings(values, preprocessing.intensity)
         warnings = (*warnings, *_spacing_warnings(stack, preprocessing, name=name, resample=resample))
-        return cls(volume, stack, chosen, preprocessing, name, warnings, is_prepared)
+        return cls(volume, stack, chosen, preprocessing, name, warnings, is_prepared, has_spacing)
 
     @property
     def step(self) -> tuple[float, float]:
@@ -178,7 +182,14 @@ def open_scan(file: ScanFile, preprocessing: Preprocessing, *, resample: bool = 
     assumed = preprocessing.network_spacing_mm((1.0, 1.0))
     scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=assumed)
     modality = scan.series.modality if scan.series else None
-    stack = PreparedStack.of(scan.volume, preprocessing, name=file.name, modality=modality, resample=resample)
+    stack = PreparedStack.of(
+        scan.volume,
+        preprocessing,
+        name=file.name,
+        modality=modality,
+        resample=resample,
+        has_spacing=scan.has_spacing,
+    )
     return scan, stack
 
 

@@ -44,6 +44,7 @@ def predict_volume(
     name: str = "volume",
     progress: bool = False,
     resample: bool = True,
+    has_spacing: bool = True,
 ) -> Prediction:
     """Prepare a volume and draw samples of it; see `predict_prepared`.
 
@@ -57,6 +58,7 @@ def predict_volume(
         progress: whether to show a progress bar over the slices.
         resample: whether to resample a volume whose pixel spacing lies outside the range of the training images; if
             not, it is refused.
+        has_spacing: whether the pixel size is known; otherwise measurements are in pixels.
 
     Raises:
         DataError: the volume does not match the model, or the point lies outside the volume.
@@ -64,7 +66,7 @@ def predict_volume(
     """
     preprocessing = Preprocessing.of(model)
     check_point(preprocessing.centred_on, has_point=point is not None, name=name)
-    stack = PreparedStack.of(volume, preprocessing, name=name, resample=resample)
+    stack = PreparedStack.of(volume, preprocessing, name=name, resample=resample, has_spacing=has_spacing)
     return predict_prepared(model, stack, point=point, slices=slices, sampling=sampling, progress=progress)
 
 

@@ -178,7 +178,10 @@ def read_scan(
     values = pixels.swapaxes(0, 1)[:, :, None]  # columns, rows, one slice
     vertical, horizontal = spacing_mm or (1.0, 1.0)
     affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, 1, 1])
-    warning = f"{scan.path} does not state its pixel size; assuming {vertical:g} x {horizontal:g} mm"
+    warning = (
+        f"{scan.path} does not state its pixel size; measurements are in pixels, and output images assume "
+        f"{vertical:g} x {horizontal:g} mm"
+    )
     return Scan(Volume(values, affine), has_spacing=False, warnings=(warning,))
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from phiseg.core.files import write_text
 from phiseg.inference.case_folders import read_summary
-from phiseg.inference.measures import Measures
+from phiseg.inference.measures import Measures, Units
 from phiseg.inference.prediction import Prediction
 from phiseg.inference.preprocessing import VolumeCheck
 from phiseg.inference.scans import PICTURE
@@ -43,7 +43,7 @@ MAX_SLICES = 7
 
 
 def case_picture(prediction: Prediction, measures: Measures, name: str) -> bytes:
-    """Draw one slice with its samples and maps, the volumes, several slices of the lesion, and outlying samples."""
+    """Draw one slice with its samples and maps, the sizes, several slices of the lesion, and outlying samples."""
     with style():
         width = 5 * _PANEL + 0.6
         closer, shown = _close_up(prediction), _spread_slices(prediction)
@@ -59,12 +59,12 @@ def case_picture(prediction: Prediction, measures: Measures, name: str) -> bytes
 
 
 def _draw_slice(figure: SubFigure, prediction: Prediction, measures: Measures, name: str) -> None:
-    """Draw one slice with the image, the outlines of all samples, their mean and the gamma map, and the volumes."""
+    """Draw one slice with the image, the outlines of all samples, their mean and the gamma map, and the sizes."""
     index = _shown_slice(prediction)
     number = prediction.box[0].start + index
     image = _image(prediction, number)
     vertical, horizontal = prediction.stack.stack.spacing_mm[1:]
-    first, outlines, mean, gamma, volumes = figure.subplots(1, 5)
+    first, outlines, mean, gamma, sizes = figure.subplots(1, 5)
     for axes, title in (
         (first, f"{plain(_shortened(name))}, {prediction.stack.plane} {_index_in_file(prediction, number)}"),
         (outlines, _number_of_samples(prediction, index)),
@@ -72,14 +72,15 @@ def _draw_slice(figure: SubFigure, prediction: Prediction, measures: Measures, n
     ):
         _show(axes, prediction, image, title)
         axes.set_aspect(vertical / horizontal)
-    scale_bar(first, image.shape[1], horizontal)
+    if prediction.stack.has_spacing:
+        scale_bar(first, image.shape[1], horizontal)
     _outline_samples(outlines, prediction.labels[:, index], len(prediction.classes))
     overlay(mean, prediction.mean_probs[:, index])
     top = max(float(prediction.gamma[index].max()), 1e-3)
     drawn = show(gamma, prediction.gamma[index], "inferno", 0.0, top, title="gamma: where samples disagree")
     gamma.set_aspect(vertical / horizontal)
     figure.colorbar(drawn, ax=gamma, shrink=0.8, pad=0.02)
-    _histogram(volumes, measures)
+    _histogram(sizes, measures)
 
 
 def _draw_slices(
@@ -106,7 +107,8 @@ def _draw_slices(
                 _outline_samples(axes, labels, len(prediction.classes))
             for sample, _, colour in () if title else reversed(samples):
                 outline_mask(axes, labels[sample] > 0, colour, width=1.1)
-        scale_bar(figure.axes[0], part[1].stop - part[1].start, horizontal)
+        if prediction.stack.has_spacing:
+            scale_bar(figure.axes[0], part[1].stop - part[1].start, horizontal)
         lines = [Line2D([], [], color=colour, label=text) for _, text, colour in samples]
         lines = [Line2D([], [], color=class_colour(1), linewidth=0.6, label=title)] if title else lines
         figure.legend(handles=lines, loc="outside upper left", ncols=len(lines), fontsize=7, borderaxespad=0)
@@ -144,7 +146,9 @@ def write_prediction_report(
         title="Prediction",
         cases=[{**case, "picture": embedded_png((out / case["case"] / PICTURE).read_bytes())} for case in cases],
         failed=sorted(failed.items()),
-        unknown=[case["case"] for case in cases if not case["has_spacing"]],
+        headings=_headings(_units(cases)),
+        unit_of=Units.of_json,
+        assumed=[case["case"] for case in cases if not case["has_spacing"] and Units("ml", "mm") in _units([case])],
         model=model,
         volume_check=volume_check,
     )
@@ -163,9 +167,27 @@ def _look(case: Mapping[str, Any]) -> str:
     return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 
+def _units(cases: Sequence[Mapping[str, Any]]) -> list[Units]:
+    """Return the units of all cases, ml and mm first; without a case, these two."""
+    found = {Units.of_json(each) for case in cases for each in case["classes"].values()}
+    return sorted(found, key=lambda units: units.size) or [Units("ml", "mm")]
+
+
+def _headings(units: Sequence[Units]) -> tuple[str, str]:
+    """Return the headings of sizes and diameters."""
+    sizes, diameters = ([each.size_key for each in units], dict.fromkeys(each.diameter_key for each in units))
+    size, diameter = (" or ".join(keys).replace("_", ", ") for keys in (sizes, diameters))
+    return size, diameter
+
+
 def _table(cases: Sequence[Mapping[str, Any]]) -> str:
     """Return the cases as CSV, one line per class of a case; undefined values are empty."""
-    spreads = ("volume_ml", "diameter_mm", "volume_ml_if_present", "diameter_mm_if_present")
+    spreads = [
+        f"{key}{suffix}"
+        for units in _units(cases)
+        for suffix in ("", "_if_present")
+        for key in (units.size_key, units.diameter_key)
+    ]
     parts = ("median", "low", "high")
     names = [f"{name}_{part}" for name in spreads for part in parts]
     rows = [["case", "class", "present", *names, "agreement", "mean_gamma", "truncated", "look"]]
@@ -261,13 +283,13 @@ def _spread_slices(prediction: Prediction) -> list[int]:
 
 
 def _outlying_samples(measures: Measures) -> list[tuple[int, str, str]]:
-    """Return number, text and colour of the smallest, the median and the largest sample by volume."""
-    volumes = np.sum([found.volume_ml.samples for found in measures.classes.values()], axis=0)
-    order = np.argsort(volumes, kind="stable")
+    """Return number, text and colour of the smallest, the median and the largest sample."""
+    sizes = np.sum([found.size.samples for found in measures.classes.values()], axis=0)
+    order = np.argsort(sizes, kind="stable")
     names = {"smallest": 0, "median": (len(order) - 1) // 2, "largest": len(order) - 1}
     colours = (class_colour(2), class_colour(1), class_colour(3))
     return [
-        (int(order[place]), f"{name} sample ({volumes[order[place]]:.3g} ml)", colour)
+        (int(order[place]), f"{name} sample ({_size(sizes[order[place]], measures.units)})", colour)
         for (name, place), colour in zip(names.items(), colours, strict=True)
     ]
 
@@ -279,33 +301,39 @@ def _outline_samples(axes: Axes, samples: NDArray[np.uint8], num_classes: int) -
 
 
 def _histogram(axes: Axes, measures: Measures) -> None:
-    """Draw a histogram of the volumes of the samples. The axis excludes outliers."""
-    samples = [np.array(found.volume_ml.samples) for found in measures.classes.values()]
-    limit = max(_axis_limit(volumes) for volumes in samples)
-    lowest = min(float(volumes.min()) for volumes in samples)
+    """Draw a histogram of the sizes of the samples. The axis excludes outliers."""
+    samples = [np.array(found.size.samples) for found in measures.classes.values()]
+    limit = max(_axis_limit(sizes) for sizes in samples)
+    lowest = min(float(sizes.min()) for sizes in samples)
     ends = np.linspace(lowest, limit, 13).tolist() if limit > lowest else 12
     for number, (name, found) in enumerate(measures.classes.items(), start=1):
-        volumes = samples[number - 1]
-        axes.hist(volumes[volumes <= limit], bins=ends, color=class_colour(number), alpha=0.8, label=plain(name))
-        axes.axvline(found.volume_ml.median, color="#444444", linewidth=0.8)
-    axes.set_title("volume of the samples, ml (line: median)", pad=2.5, fontsize=7, color="#444444")
+        sizes = samples[number - 1]
+        axes.hist(sizes[sizes <= limit], bins=ends, color=class_colour(number), alpha=0.8, label=plain(name))
+        axes.axvline(found.size.median, color="#444444", linewidth=0.8)
+    what, unit = measures.units.size_key.split("_")
+    axes.set_title(f"{what} of the samples, {unit} (line: median)", pad=2.5, fontsize=7, color="#444444")
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-    beyond = sum(int((volumes > limit).sum()) for volumes in samples)
+    beyond = sum(int((sizes > limit).sum()) for sizes in samples)
     if beyond:
-        largest = max(float(volumes.max()) for volumes in samples)
-        text = f"{beyond} beyond, up to {largest:.3g} ml \N{RIGHTWARDS ARROW}"
+        largest = _size(max(float(sizes.max()) for sizes in samples), measures.units)
+        text = f"{beyond} beyond, up to {largest} \N{RIGHTWARDS ARROW}"
         axes.text(0.98, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=6.5, color="#b00020")
     if len(measures.classes) > 1:
         axes.legend()
 
 
-def _axis_limit(volumes: NDArray[np.float64]) -> float:
-    """Return the largest volume, or the limit of outliers: 3 interquartile ranges above the upper quartile.
+def _size(value: float, units: Units) -> str:
+    """Return a size with its unit; pixels are whole numbers."""
+    return f"{value:.3g} ml" if units.size == "ml" else f"{value:.0f} {units.size}"
 
-    Only samples with the class are used, because many zeros would make all other volumes outliers.
+
+def _axis_limit(sizes: NDArray[np.float64]) -> float:
+    """Return the largest size, or the limit of outliers: 3 interquartile ranges above the upper quartile.
+
+    Only samples with the class are used, because many zeros would make all other sizes outliers.
     """
-    present = volumes[volumes > 0]
+    present = sizes[sizes > 0]
     if not present.size:
         return 0.0
     lower, upper = np.percentile(present, [25, 75])

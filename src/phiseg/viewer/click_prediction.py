@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
-from phiseg.inference.measures import Measurement, Measures, measure
+from phiseg.inference.measures import Measurement, Measures, level_shares, measure
 from phiseg.inference.prediction import Prediction
 from phiseg.inference.prepared_stack import PreparedStack
 from phiseg.inference.sampling_options import Sampling
@@ -60,7 +60,7 @@ class Drawn:
     scan: OpenScan
     request: PredictionRequest
     prediction: Prediction
-    numbers: Numbers
+    measures: Measures
     scores: CaseScores | None
 
 
@@ -142,14 +142,14 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
         whole = clicked
     elif not joint:
         whole = predict_prepared(model, scan.stack, point=point, sampling=replace(sampling, level_draws=0))
-    numbers = _numbers(measure(whole), measure(clicked).level_shares, whole.unusual)
-    yield numbers
+    measures = replace(measure(whole), level_shares=level_shares(clicked))
+    yield _numbers(measures, whole.unusual)
     yield _lesion(whole)
     scores = None
     if scan.annotations is not None and (has_whole or depth == 1):
         scores = scores_of(whole if depth > 1 else clicked, scan.annotations)
         yield scores
-    return Drawn(scan, request, whole, numbers, scores)
+    return Drawn(scan, request, whole, measures, scores)
 
 
 def _steps(num_samples: int) -> list[int]:
@@ -220,7 +220,7 @@ def _summary(prediction: Prediction, outputs: NDArray[np.float32] | None) -> Sli
     )
 
 
-def _numbers(measures: Measures, level_shares: dict[str, float] | None, unusual: str | None) -> Numbers:
+def _numbers(measures: Measures, unusual: str | None) -> Numbers:
     def spread(found: Measurement) -> Spread:
         return Spread(median=found.median, low=found.low, high=found.high, samples=list(found.samples))
 
@@ -228,17 +228,19 @@ def _numbers(measures: Measures, level_shares: dict[str, float] | None, unusual:
         classes={
             name: ClassNumbers(
                 present=found.present,
-                volume_ml=spread(found.volume_ml),
-                diameter_mm=spread(found.diameter_mm),
-                volume_ml_if_present=found.volume_ml_if_present and spread(found.volume_ml_if_present),
-                diameter_mm_if_present=found.diameter_mm_if_present and spread(found.diameter_mm_if_present),
+                size=spread(found.size),
+                diameter=spread(found.diameter),
+                size_if_present=found.size_if_present and spread(found.size_if_present),
+                diameter_if_present=found.diameter_if_present and spread(found.diameter_if_present),
             )
             for name, found in measures.classes.items()
         },
+        size_unit=measures.units.size,
+        length_unit=measures.units.length,
         mean_gamma=measures.mean_gamma,
         agreement=measures.agreement,
         truncated=measures.truncated,
-        level_shares=level_shares,
+        level_shares=measures.level_shares,
         unusual=unusual,
     )
 

@@ -12,6 +12,7 @@ from phiseg.core.errors import DataError
 from phiseg.imaging.dicom_seg import write_seg
 from phiseg.imaging.nifti_files import write_nifti, write_nifti_sequence
 from phiseg.imaging.volume import Volume
+from phiseg.inference.measures import to_json
 from phiseg.inference.prediction import Prediction
 from phiseg.viewer.click_prediction import Drawn
 
@@ -105,6 +106,7 @@ def _numbers(drawn: Drawn, model: str) -> dict[str, object]:
         "scan": drawn.scan.name,
         "request": drawn.request.model_dump(mode="json"),
         "voxel": drawn.prediction.voxel(*drawn.request.point),
-        **drawn.numbers.model_dump(mode="json", exclude={"type"}),
+        **to_json(drawn.measures),
+        "unusual": drawn.prediction.unusual,
         "scores": drawn.scores and drawn.scores.model_dump(mode="json", exclude={"type"}),
     }

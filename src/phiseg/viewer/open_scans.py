@@ -40,7 +40,6 @@ class OpenScan:
     name: str
     stack: PreparedStack
     series: DicomSeries | None = None
-    has_spacing: bool = True
     warnings: tuple[str, ...] = ()
     start: tuple[int, int, int] | None = None
     """Slice, row and column to show first; None is the centre."""
@@ -75,7 +74,7 @@ class OpenScan:
             height=height,
             width=width,
             spacing_mm=self.stack.stack.spacing_mm,
-            has_spacing=self.has_spacing,
+            has_spacing=self.stack.has_spacing,
             is_dicom=self.series is not None,
             split=self.split,
             file_stem=self.file_stem,
@@ -237,7 +236,7 @@ class ScanCollection:
 
     def _read_file(self, scan_id: str, file: ScanFile) -> OpenScan:
         scan, stack = open_scan(file, self.preprocessing)
-        return OpenScan(scan_id, file.name, stack, scan.series, scan.has_spacing, scan.warnings)
+        return OpenScan(scan_id, file.name, stack, scan.series, scan.warnings)
 
     def _read_case(self, dataset: Dataset, row: int) -> OpenScan:
         """Return a case of the dataset as a scan of one slice, or a volume as a scan of its slices."""
@@ -246,20 +245,20 @@ class ScanCollection:
         towards = PLANES[self._plane or "axial"]
         between = dataset.voxel_spacing_mm(row) if dataset.dims == 3 else None
         distance = between[0] if between else max(vertical, horizontal)  # unknown; at least the pixel spacing
+        is_known = (between if dataset.dims == 3 else own) is not None
         affine = affine_towards(towards[::-1]) @ np.diag([horizontal, vertical, distance, 1])
         pixels = np.array(dataset.stored_image(row))  # (C, *size)
         volume = Volume(
             (pixels if dataset.dims == 3 else pixels[:, None]).T, affine
         )  # columns, rows, slices, channels
         name = dataset.cases[row]["case"]
-        stack = PreparedStack.of(volume, self.preprocessing, name=name, is_prepared=True)
+        stack = PreparedStack.of(volume, self.preprocessing, name=name, is_prepared=True, has_spacing=is_known)
         annotations = dataset.annotations(row).reshape(-1, *stack.stack.grid)
         looked = [who for who, valid in zip(dataset.annotator_names, dataset.valid[row], strict=True) if valid]
         return OpenScan(
             f"case-{row}",
             name,
             stack,
-            has_spacing=own is not None,
             start=_start(annotations) if dataset.dims == 3 else None,
             annotations=annotations,
             annotators=tuple(looked),

@@ -198,13 +198,13 @@ class ClassNumbers(Message):
 
     present: float
     """Share of the samples that contain the class."""
-    volume_ml: Spread
+    size: Spread
+    """Volume or area over all samples; one without the class counts as zero."""
+    diameter: Spread
     """Over all samples; one without the class counts as zero."""
-    diameter_mm: Spread
-    """Over all samples; one without the class counts as zero."""
-    volume_ml_if_present: Spread | None
+    size_if_present: Spread | None
     """Over the samples that contain the class; None if there are none."""
-    diameter_mm_if_present: Spread | None
+    diameter_if_present: Spread | None
     """Over the samples that contain the class; None if there are none."""
 
 
@@ -213,6 +213,9 @@ class Numbers(Message):
 
     type: Literal["numbers"] = "numbers"
     classes: dict[str, ClassNumbers]
+    size_unit: Literal["ml", "px", "voxels"]
+    """Pixels of an area or voxels of a volume if the pixel size is unknown."""
+    length_unit: Literal["mm", "px"]
     mean_gamma: float
     agreement: float
     truncated: float
