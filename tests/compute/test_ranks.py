@@ -1,6 +1,5 @@
 """Several processes share the work of one: nothing twice, nothing left out, the same batches."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,12 +11,8 @@ from phiseg.compute import ranks
     batch_size=st.integers(1, 6),
     number=st.integers(1, 5),
 )
-def test_batches_are_divided_among_processes(rows, batch_size, number):
-    with pytest.MonkeyPatch.context() as patch:
-        shares = []
-        for rank in range(number):
-            patch.setattr(ranks, "process_rank", lambda rank=rank: (rank, number))
-            shares.append(ranks.share_batches(rows, batch_size))
+def test_share_batches_divides_whole_batches(rows, batch_size, number):
+    shares = [ranks.share_batches(rows, batch_size, part, number) for part in range(number)]
     batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
     dealt = [share[start : start + batch_size] for share in shares for start in range(0, len(share), batch_size)]
     assert sorted(dealt) == batches

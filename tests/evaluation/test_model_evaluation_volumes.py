@@ -19,6 +19,7 @@ from phiseg.evaluation.calibrate import fit_calibration
 from phiseg.evaluation.evaluation_folder import read_evaluation
 from phiseg.evaluation.model_evaluation import evaluate
 from phiseg.evaluation.score_samples import score
+from phiseg.evaluation.shards import Shard
 from phiseg.inference.sample_writer import write_samples
 from phiseg.inference.sampling import sample_cases
 from phiseg.metrics.score_registry import SCORES
@@ -166,7 +167,7 @@ def test_only_shown_samples_are_kept(data, models, tmp_path, monkeypatch):
 
     def watched(scored):
         found = original(scored)
-        kept.extend(case.samples.summary.labels for case in found if case.samples is not None)
+        kept.extend(case.shown.labels for case in found if case.shown is not None)
         return found
 
     monkeypatch.setattr(model_evaluation, "_gather_scored", watched)
@@ -180,6 +181,21 @@ def test_reuse_keeps_an_evaluation_of_volumes(data, models, evaluations):
     before = (evaluations[0] / "summary.json").stat().st_mtime_ns
     evaluate(models[0], data, evaluations[0], method="method 0", reuse=True, **OPTIONS)
     assert (evaluations[0] / "summary.json").stat().st_mtime_ns == before
+
+
+def test_merged_shards_of_volumes_equal_a_single_run(evaluations, data, models, tmp_path):
+    options = {"method": "method 0", **OPTIONS}
+    folders = [tmp_path / str(number) for number in (1, 2, 3)]
+    for number, folder in enumerate(folders, start=1):
+        evaluate(models[0], data, folder, shard=Shard(number, 3), **options)
+    evaluate(models[0], data, tmp_path / "merged", merge=folders, **options)
+    for name in ("cases.csv", "summary.json", "reliability.csv"):
+        assert (tmp_path / "merged" / name).read_bytes() == (evaluations[0] / name).read_bytes()
+    merged, single = (read_evaluation(folder).examples for folder in (tmp_path / "merged", evaluations[0]))
+    for one, two in zip(merged.views, single.views, strict=True):
+        assert one.cases.tolist() == two.cases.tolist()
+        np.testing.assert_array_equal(one.samples, two.samples)
+        np.testing.assert_array_equal(one.mean_probs, two.mean_probs)
 
 
 def test_score_of_written_samples_equals_evaluation(evaluations, data, models, tmp_path):

@@ -75,7 +75,8 @@ def evaluate(
     dice_annotator: int | Literal["all", "majority", "staple"] | None = None,
     num_examples: int = 4,
     batch_size: int = 4,
-    chunk_size: int = 16,
+    chunk_size: int | None = None,
+    workers: int | None = None,
     device: str = "auto",
     calibrated: bool = True,
     hide_neighbours: bool = False,
@@ -97,7 +98,10 @@ def evaluate(
             `majority` or `staple`; by default the one that the model was trained on, or all.
         num_examples: the number of cases kept for the figures.
         batch_size: images encoded at once; affects memory use only.
-        chunk_size: samples of each image decoded at once; affects memory use only.
+        chunk_size: samples of each image decoded at once; affects memory use only. Default: 8 on a CPU, 16 on a
+            GPU.
+        workers: batches sampled and scored in parallel; affects memory use and time only. Default: one per core on
+            a CPU, otherwise 1.
         device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
         calibrated: whether to use the temperatures that `calibrate` fitted, if there are any.
         hide_neighbours: whether to hide the neighbouring slices from a model with context.
@@ -121,6 +125,7 @@ def evaluate(
         num_examples=num_examples,
         batch_size=batch_size,
         chunk_size=chunk_size,
+        workers=workers,
         device=device,
         calibrated=uses_calibration(model, calibrated),
         hide_neighbours=hide_neighbours,
@@ -187,7 +192,7 @@ def sample(
     seed: int = 0,
     probs: bool = False,
     batch_size: int = 4,
-    chunk_size: int = 16,
+    chunk_size: int | None = None,
     device: str = "auto",
     calibrated: bool = True,
     class_map: Mapping[str, str] | None = None,
@@ -205,7 +210,8 @@ def sample(
         seed: the same seed draws the same samples.
         probs: whether to keep the probabilities of every sample, too; they are large.
         batch_size: images encoded at once; affects memory use only.
-        chunk_size: samples of each image decoded at once; affects memory use only.
+        chunk_size: samples of each image decoded at once; affects memory use only. Default: 8 on a CPU, 16 on a
+            GPU.
         device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
         calibrated: whether to use the temperatures that `calibrate` fitted, if there are any.
         class_map: the model's class for classes of the dataset, by name, such as `{"class 1": "nodule"}`; by

@@ -27,6 +27,8 @@ class Evaluate:
     Examples:
         phiseg evaluate runs/phiseg --data data --out runs/phiseg-eval
         phiseg evaluate runs/phiseg --data data --out runs/phiseg-val --split val --num-samples 16
+        phiseg evaluate runs/phiseg --data data --out shards/2 --shard 2/8
+        phiseg evaluate runs/phiseg --data data --out runs/phiseg-eval --merge shards/*
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -52,9 +54,12 @@ class Evaluate:
     """Number of cases stored for the figures, starting with the most disputed one."""
     batch_size: int = 4
     """Number of images encoded at once; volumes are encoded one by one. Affects memory use only, not results."""
-    chunk_size: int = 16
+    chunk_size: Annotated[int | None, optional("INT", "8 on a CPU, 16 on a GPU")] = None
     """Number of samples per image decoded at once. For volumes, batch-size times chunk-size slices are decoded at
     once. Affects memory use only, not results."""
+    workers: Annotated[int | None, optional("INT", "one per core on a CPU, otherwise 1")] = None
+    """Number of batches sampled and scored in parallel, each by its own thread. Memory use grows with it; results
+    do not change."""
     device: str = "auto"
     """Device such as cpu or cuda:1 (cpu or cuda with several processes); auto uses a GPU if available."""
     devices: int = 1
@@ -68,6 +73,11 @@ class Evaluate:
     class_map: Annotated[tuple[str, ...], optional("DATA:MODEL ...", "compare classes by number")] = ()
     """Class of the model for classes of the dataset, by name, such as 'class 1:nodule'. Without it, a warning is
     printed if names differ."""
+    shard: Annotated[str | None, optional("I/N", "score all cases")] = None
+    """Score only part I of N of the cases, such as 2/8, and write a shard to OUT. The N jobs are independent."""
+    merge: Annotated[tuple[Path, ...], optional("SHARD ...", "score the cases")] = ()
+    """Folders of all shards, from which OUT is written as by a single run. All other options must be those of the
+    shards."""
     overwrite: Flag = False
     """Replace OUT if it exists."""
 
@@ -78,9 +88,11 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     check_model_and_data(command.model, command.data)
     from phiseg.compute.devices import DeviceConfig, keep_freed_memory, make_fabric
     from phiseg.evaluation.model_evaluation import evaluate
+    from phiseg.evaluation.shards import Shard
     from phiseg.inference.class_map import parse_class_map
     from phiseg.metrics.score_registry import summary_scores
 
+    shard = None if command.shard is None else Shard.parse(command.shard)
     keep_freed_memory()
     device, first = command.device, True
     if (command.devices, command.num_nodes) != (1, 1):
@@ -105,13 +117,21 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         num_examples=command.num_examples,
         batch_size=command.batch_size,
         chunk_size=command.chunk_size,
+        workers=command.workers,
         device=device,
         calibrated=not command.uncalibrated,
         hide_neighbours=command.hide_neighbours,
         class_map=parse_class_map(command.class_map),
+        shard=shard,
+        merge=command.merge,
         overwrite=command.overwrite,
     )
     if not first:
+        return
+    if shard:
+        print(f"shard {shard} of {summary.method}: {summary.num_cases} {summary.split_title} cases")
+        print(f"results: {command.out}")
+        print("next: run the other shards, then the same command with --merge and the folders of all shards")
         return
     print(
         f"{summary.method} on {summary.num_cases} {summary.split_title} cases of {summary.num_patients} patients, "

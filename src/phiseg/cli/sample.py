@@ -39,7 +39,7 @@ class Sample:
     """Also write probs.npy (cases, samples, classes, H, W; float32), which is large."""
     batch_size: int = 4
     """Number of images encoded at once; volumes are encoded one by one. Affects memory use only, not results."""
-    chunk_size: int = 16
+    chunk_size: Annotated[int | None, optional("INT", "8 on a CPU, 16 on a GPU")] = None
     """Number of samples per image decoded at once. For volumes, batch-size times chunk-size slices are decoded at
     once. Affects memory use only, not results."""
     device: str = "auto"

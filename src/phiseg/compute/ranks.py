@@ -15,14 +15,19 @@ def process_rank() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def share_batches(rows: Sequence[T], batch_size: int) -> list[T]:
-    """Return the rows of this process: whole batches, which are the same for any number of processes.
+def share_batches(rows: Sequence[T], batch_size: int, part: int, number: int) -> list[T]:
+    """Return one of `number` parts of the rows: whole batches, which are the same for any number of parts.
 
-    >>> share_batches([1, 2, 3], batch_size=2)
-    [1, 2, 3]
+    >>> share_batches([1, 2, 3, 4, 5], 2, part=0, number=2)
+    [1, 2, 5]
+
+    Args:
+        rows: the rows to divide.
+        batch_size: number of rows per batch.
+        part: number of the part, from 0.
+        number: number of parts.
     """
-    rank, number = process_rank()
-    starts = range(rank * batch_size, len(rows), number * batch_size)
+    starts = range(part * batch_size, len(rows), number * batch_size)
     return [row for start in starts for row in rows[start : start + batch_size]]
 
 

@@ -48,6 +48,8 @@ class ScoredCase(NamedTuple):
     scores: dict[str, float | None]
     tables: dict[str, Tensor | None]
     """Counts for the scores over all pixels, see `PixelScore`."""
+    shown: DrawnCase | None = None
+    """If the case is one of the examples: its first `NUM_SHOWN` samples, and the means over all."""
 
 
 class ScoredSplit(NamedTuple):

@@ -2,14 +2,15 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
 
 from phiseg.compute.devices import usable_device
 from phiseg.compute.ranks import gather, process_rank, share_batches
+from phiseg.compute.threads import in_threads
 from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, DataError, ModelError, PhisegError
 from phiseg.core.files import check_replaceable
@@ -28,6 +29,8 @@ from phiseg.evaluation.case_scoring import (
     summarise_scores,
 )
 from phiseg.evaluation.evaluation_folder import MARKER, Examples, read_evaluation, write_evaluation
+from phiseg.evaluation.shards import MARKER as SHARD_MARKER
+from phiseg.evaluation.shards import Shard, read_shards, write_shard
 from phiseg.evaluation.summary import DatasetRef, ModelRef, Provenance, Summary
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.preprocessing import Preprocessing
@@ -53,11 +56,14 @@ def evaluate(
     dice_annotator: DiceAnnotator | None = None,
     num_examples: int = 4,
     batch_size: int = 4,
-    chunk_size: int = 16,
+    chunk_size: int | None = None,
+    workers: int | None = None,
     device: str = "auto",
     calibrated: bool = True,
     hide_neighbours: bool = False,
     class_map: Mapping[str, str] | None = None,
+    shard: Shard | None = None,
+    merge: Sequence[Path] = (),
     overwrite: bool = False,
     reuse: bool = False,
     progress: bool = True,
@@ -79,11 +85,15 @@ def evaluate(
             the consensus of all. If not given: the one the model was trained on, or all.
         num_examples: cases kept for the figures.
         batch_size: images encoded at once.
-        chunk_size: samples of each decoded at once.
+        chunk_size: samples of each decoded at once; if not given, 8 on a CPU and 16 on a GPU.
+        workers: threads that each sample and score another batch. If not given: one per core on a CPU, otherwise 1.
+            Memory grows with their number, and results do not depend on it.
         device: where to run; `auto` is a GPU where there is one.
         calibrated: sample with the temperatures that were fitted for the model, if there are any.
         hide_neighbours: show a model with context every slice without its neighbours.
         class_map: the model's class for classes of the dataset, by name; by default they are matched by number.
+        shard: score only this part of the cases and write a shard to `out` instead of an evaluation.
+        merge: folders of all shards, which have the scores; nothing is sampled.
         overwrite: replace an evaluation that is there.
         reuse: keep an evaluation that is there if it is of the same weights, data and settings.
         progress: whether to show a progress bar.
@@ -92,8 +102,11 @@ def evaluate(
         ConfigError, DataError, ModelError, OutputError: an input is invalid, or the results cannot be written.
             Except for damaged pixels and a full disk, these are raised before sampling.
     """
-    check_replaceable(out, overwrite=overwrite or reuse, marker=MARKER)
-    model = load_model(model_folder, device=usable_device(device), calibrated=calibrated)
+    if shard and merge:
+        raise ConfigError("--shard computes a part and --merge collects all parts; use one of them")
+    check_replaceable(out, overwrite=overwrite or reuse, marker=SHARD_MARKER if shard else MARKER)
+    place = usable_device(device)
+    model = load_model(model_folder, device=place, calibrated=calibrated)
     stored = Dataset.open(data)
     rows = stored.rows(split)
     stored.check_labels(rows)
@@ -109,17 +122,23 @@ def evaluate(
     if dice_annotator is None:
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
     check_dice_annotator(dataset, dice_annotator)
-    own_rows = share_batches(rows.tolist(), max(1, batch_size))
-    samples = sample_cases(
+    if workers is None:
+        workers = torch.get_num_threads() if place.type == "cpu" else 1
+    draw = partial(
+        sample_cases,
         model,
         dataset,
-        own_rows,
         num_samples=num_samples,
         seed=seed,
         batch_size=batch_size,
         chunk_size=chunk_size,
         hide_neighbours=hide_neighbours,
     )
+    draw([])  # check the arguments
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}; it must be at least 1")
+    step = batch_size if dataset.dims == 2 else 1  # volumes are encoded one by one
+    own_rows = shard.rows(rows.tolist(), step) if shard else rows.tolist()
     values = {
         "method": method or source.recipe or model.config.name,
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -135,29 +154,42 @@ def evaluate(
     if reuse and (before := _same_evaluation(out, provenance, [dataset.cases[row]["case"] for row in rows])):
         return before
     shown = choose_examples(dataset, rows.tolist(), num_examples)
-    scored = _gather_scored(
-        _score(case, dataset, dice_annotator, keep=case.row in shown)
-        for case in tqdm(
-            samples,
-            f"scoring {provenance.method}",
-            len(own_rows),
-            unit="case",
-            disable=rank > 0 or not progress,
-            dynamic_ncols=True,
+    if merge:
+        scored = read_shards(merge, provenance, dataset, rows.tolist(), shown)
+    else:
+        own_rows = share_batches(own_rows, step, *process_rank())
+        batches = [own_rows[start : start + step] for start in range(0, len(own_rows), step)]
+
+        def score_batch(batch: list[int]) -> list[ScoredCase]:
+            return [_score(case, dataset, dice_annotator, keep=case.row in shown) for case in draw(batch)]
+
+        parts = in_threads(score_batch, batches, min(workers, len(batches) or 1))
+        scored = _gather_scored(
+            tqdm(
+                (case for part in parts for case in part),
+                f"scoring {provenance.method}",
+                len(own_rows),
+                unit="case",
+                disable=rank > 0 or not progress,
+                dynamic_ncols=True,
+            )
         )
-    )
     context = 0 if hide_neighbours else model.config.context
     more = {"has_neighbours": dataset.has_neighbours(context).astype(int).tolist()} if context else {}
-    cases, summary, table = summarise_scores(dataset, [case.scored for case in scored], provenance, more=more)
-    kept = {case.scored.row: case.samples for case in scored if case.samples is not None}
-    run = find_model(model_folder).parent / "metrics.jsonl"
+    cases, summary, table = summarise_scores(dataset, scored, provenance, more=more)
     if rank > 0:
         return summary
+    if shard:
+        write_shard(out, shard, scored, provenance, dataset, overwrite=overwrite)
+        return summary
+    kept = {case.row: case.shown for case in scored}
+    examples = [(row, drawn) for row in shown if (drawn := kept[row]) is not None]
+    run = find_model(model_folder).parent / "metrics.jsonl"
     write_evaluation(
         out,
         summary=summary,
         cases=cases,
-        examples=_examples(model, dataset, [kept[row] for row in shown], seed=seed),
+        examples=_examples(model, dataset, examples, seed=seed),
         reliability=table,
         classes=dataset.info.classes[1:],
         training=read_metrics(run) if run.is_file() else None,
@@ -166,22 +198,17 @@ def evaluate(
     return summary
 
 
-class _Kept(NamedTuple):
-    """A scored case, with its samples if it is one of the examples."""
-
-    scored: ScoredCase
-    samples: CaseSamples | None
-
-
-def _score(case: CaseSamples, dataset: Dataset, dice_annotator: DiceAnnotator, *, keep: bool) -> _Kept:
-    sampled = sampled_case(dataset, case.row, DrawnCase(*case.summary), dice_annotator)
-    summary = case.summary._replace(labels=case.summary.labels[:NUM_SHOWN].clone())  # the others need not be kept
-    return _Kept(score_sampled_case(case.row, sampled), case._replace(summary=summary) if keep else None)
+def _score(case: CaseSamples, dataset: Dataset, dice_annotator: DiceAnnotator, *, keep: bool) -> ScoredCase:
+    drawn = DrawnCase(*case.summary)
+    scored = score_sampled_case(case.row, sampled_case(dataset, case.row, drawn, dice_annotator))
+    if not keep:
+        return scored
+    return scored._replace(shown=drawn._replace(labels=drawn.labels[:NUM_SHOWN].clone()))  # frees the others
 
 
-def _gather_scored(scored: Iterable[_Kept]) -> list[_Kept]:
+def _gather_scored(scored: Iterable[ScoredCase]) -> list[ScoredCase]:
     """Return the cases of all processes by row. An error in one process is raised in all."""
-    found: list[_Kept] | PhisegError
+    found: list[ScoredCase] | PhisegError
     try:
         found = list(scored)
     except PhisegError as error:
@@ -190,8 +217,8 @@ def _gather_scored(scored: Iterable[_Kept]) -> list[_Kept]:
     for part in parts:
         if isinstance(part, PhisegError):
             raise part
-    kept = (case for part in parts if isinstance(part, list) for case in part)
-    return sorted(kept, key=lambda case: case.scored.row)
+    cases = (case for part in parts if isinstance(part, list) for case in part)
+    return sorted(cases, key=lambda case: case.row)
 
 
 def draw_examples(
@@ -199,8 +226,8 @@ def draw_examples(
 ) -> Examples:
     """Draw the data of the figures for the given cases, as `evaluate` does for its examples."""
     model = load_model(model_folder, device=usable_device("auto"))
-    cases = list(sample_cases(model, dataset, list(rows), num_samples=num_samples, seed=seed, batch_size=1))
-    return _examples(model, dataset, cases, seed=seed)
+    drawn = sample_cases(model, dataset, list(rows), num_samples=num_samples, seed=seed, batch_size=1)
+    return _examples(model, dataset, [(case.row, DrawnCase(*case.summary)) for case in drawn], seed=seed)
 
 
 def _model_ref(folder: Path, model: Segmenter) -> ModelRef:
@@ -255,16 +282,16 @@ def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Sum
 
 
 @torch.inference_mode()
-def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], *, seed: int) -> Examples:
+def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[tuple[int, DrawnCase]], *, seed: int) -> Examples:
     """Collect the data of the figures. The levels are those of the first sample of each case."""
     device = next(model.parameters()).device
     examples = []
-    for row, summary, _ in cases:
+    for row, drawn in cases:
         image = torch.from_numpy(dataset.image(row, context=model.config.context))[None].to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
         encoding = model.encode(image)
         noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]
-        arrays = example_arrays(dataset, row, DrawnCase(*summary), image[0, 0])
+        arrays = example_arrays(dataset, row, drawn, image[0, 0])
         levels = [
             logits[0, 0].float() / model.calibration.logits
             for logits in model.sample_levels(encoding, model.temper(noise), 1)
@@ -275,4 +302,4 @@ def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[CaseSamples], 
             arrays["level_probs"] = torch.stack([level.softmax(0) for level in levels]).half()
             arrays["level_residuals"] = torch.stack(residuals).clamp(-6e4, 6e4).half()
         examples.append(arrays)
-    return stack_examples(dataset, [case.row for case in cases], examples)
+    return stack_examples(dataset, [row for row, _ in cases], examples)

@@ -50,7 +50,7 @@ def sample_split(
     num_samples: int,
     seed: int,
     batch_size: int = 4,
-    chunk_size: int = 16,
+    chunk_size: int | None = None,
     keep_probs: bool = False,
     device: str = "auto",
     calibrated: bool = True,
@@ -65,7 +65,8 @@ def sample_split(
         num_samples: number of samples per case.
         seed: seed of the samples.
         batch_size: number of images encoded at once; volumes are encoded one by one.
-        chunk_size: number of samples per image decoded at once; for volumes, see `samples_at_once`.
+        chunk_size: number of samples per image decoded at once; for volumes, see `samples_at_once`. Default: 8 on
+            a CPU, where tensors then fit into the cache, and 16 on a GPU.
         keep_probs: also return the probabilities of every sample.
         device: device such as `cpu` or `cuda:1`; `auto` uses a GPU if available.
         calibrated: use the factors fitted by `phiseg calibrate`, if any.
@@ -98,7 +99,7 @@ def sample_cases(
     num_samples: int,
     seed: int,
     batch_size: int = 4,
-    chunk_size: int = 16,
+    chunk_size: int | None = None,
     keep_probs: bool = False,
     hide_neighbours: bool = False,
 ) -> Iterator[CaseSamples]:
@@ -114,7 +115,8 @@ def sample_cases(
         num_samples: S.
         seed: seed of the samples.
         batch_size: number of images encoded at once; volumes are encoded one by one.
-        chunk_size: number of samples per image decoded at once; for volumes, see `samples_at_once`.
+        chunk_size: number of samples per image decoded at once; for volumes, see `samples_at_once`. Default: 8 on
+            a CPU, where tensors then fit into the cache, and 16 on a GPU.
         keep_probs: also return the probabilities of every sample.
         hide_neighbours: hide the neighbouring slices from a model with context.
 
@@ -123,6 +125,8 @@ def sample_cases(
         ModelError: the model does not match the dataset. Both are raised before the first case.
     """
     check_fits(model, dataset)
+    if chunk_size is None:
+        chunk_size = 8 if next(model.parameters()).device.type == "cpu" else 16
     for name, number in (("num_samples", num_samples), ("batch_size", batch_size), ("chunk_size", chunk_size)):
         if number < 1:
             raise ConfigError(f"{name} is {number}; it must be at least 1")
