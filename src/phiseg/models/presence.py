@@ -17,8 +17,8 @@ from phiseg.models.layers import append_axes, output_layer, pixel_axes
 from phiseg.models.pyramid import Pyramid
 
 ABSENT_LOGIT = 9.0
-"""Logit of the background in an empty sample, and minus that of every other class. An empty sample is thus as certain
-as the background of other samples: in lung nodules, their logits differ by 18 (median)."""
+"""Logit of the background in an empty sample; every other class has its negative. An empty sample is as certain as
+the background of other samples: in lung nodules, their logits differ by 18 (median)."""
 
 
 class PresenceNetwork(nn.Module):
