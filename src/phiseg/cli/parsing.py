@@ -62,7 +62,7 @@ def parse(command: type[Command], arguments: Sequence[str], *, prog: str, more_u
 
 def _join_help_lines(command: type) -> None:
     """Make the help of each option one paragraph; tyro would break it where the source does."""
-    from docstring_parser import parse_from_object  # a dependency of tyro
+    from docstring_parser import parse_from_object
 
     documented = [option for base in reversed(command.__mro__[:-1]) for option in parse_from_object(base).params]
     texts = {option.arg_name: " ".join((option.description or "").split()) for option in documented}
