@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import growth, loader, memory, sampling, scoring, startup, training
+from benchmarks import clicks, growth, loader, memory, sampling, scoring, startup, training
 from benchmarks.measuring import QUICK, Scale, Section, machine
 
 FOLDER = Path(__file__).parent
@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Callable[[Scale, Path], list[Section]]] = {
     "loader": lambda scale, _: loader.run(scale),
     "memory": lambda scale, _: memory.run(scale),
     "startup": lambda scale, _: startup.run(scale),
+    "clicks": lambda scale, _: clicks.run(scale),
     "growth": growth.run,
 }
 HEAD = """# Benchmark results

@@ -52,11 +52,12 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         check_inputs(command.scans)
     import secrets
 
-    from phiseg.compute.devices import usable_device
+    from phiseg.compute.devices import keep_freed_memory, usable_device
     from phiseg.models import load_model
     from phiseg.viewer.access import is_loopback
     from phiseg.viewer.server import Viewer, create_app
 
+    keep_freed_memory()
     name = command.model
     listener = listen(command.host, command.port)
     with listener:
@@ -64,6 +65,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         for note in viewer.add(command.scans):
             print(f"phiseg: {note}", file=sys.stderr)
         viewer.session()  # report problems here instead of on the page
+        viewer.warm_up()
         address, port = listener.getsockname()[:2]
         token = None if is_loopback(address) else secrets.token_urlsafe(16)
         link = link_to(command.host, port, token)

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -29,9 +29,9 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import check_fits
 from phiseg.models import Segmenter
 from phiseg.viewer.access import AccessControl
-from phiseg.viewer.click_prediction import Drawn, draw, noise_names
+from phiseg.viewer.click_prediction import FIRST, Drawn, draw, noise_names
 from phiseg.viewer.exports import Kind, What, export_file
-from phiseg.viewer.open_scans import OpenScan, ScanCollection
+from phiseg.viewer.open_scans import EXAMPLE, OpenScan, ScanCollection
 from phiseg.viewer.request_queue import RequestQueue
 from phiseg.viewer.schema import (
     Done,
@@ -59,8 +59,16 @@ MAX_MEMORY = 2 << 30
 MAX_WAITING = 40
 """Maximum number of clients that wait for a prediction."""
 MAX_PREDICTIONS = 16
-"""Maximum number of predictions kept for export."""
+"""Maximum number of predictions kept for export and for repeated requests."""
 STATIC = Path(__file__).parent / "static"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished prediction and its messages to the page."""
+
+    drawn: Drawn
+    messages: tuple[Message, ...]
 
 
 @dataclass
@@ -73,7 +81,7 @@ class Viewer:
     queue: RequestQueue = field(default_factory=lambda: RequestQueue(MAX_WAITING))
     exporting: Lock = field(default_factory=Lock)
     num_uploads: int = 0
-    _predictions: "OrderedDict[str, Drawn]" = field(default_factory=OrderedDict)
+    _answers: "OrderedDict[str, Answer]" = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -129,21 +137,48 @@ class Viewer:
             max_scans=MAX_SCANS,
         )
 
+    def warm_up(self) -> None:
+        """Draw the first samples of the example, so that the first click is not slower than others."""
+        if self.model.config.dims == 2:  # a 3-D model would predict the whole lesion
+            scan = self.scans.get(EXAMPLE)
+            next(draw(self.model, scan, PredictionRequest(scan=EXAMPLE, point=scan.info.start, num_samples=FIRST)))
+
     def answer(self, request: PredictionRequest) -> Iterator[Message]:
-        """Yield the messages of a prediction, and finally its id."""
-        drawn = yield from draw(self.model, self.scans.get(request.scan), request)
+        """Yield the messages of a prediction, and finally its id. A repeated request is not computed again."""
+        scan = self.scans.get(request.scan)
+        name = self._find(scan, request)
+        if name is not None:
+            yield from self._answers[name].messages
+        else:
+            messages: list[Message] = []
+            drawn = yield from _recorded(draw(self.model, scan, request), messages)
+            name = self._keep(Answer(drawn, tuple(messages)))
+        yield Done(id=name)
+
+    def _find(self, scan: OpenScan, request: PredictionRequest) -> str | None:
+        """Return the id of the answer to an earlier request with the same settings, if it is still stored."""
+        with self._lock:
+            for name, answer in self._answers.items():
+                if answer.drawn.scan is scan and answer.drawn.request == request:
+                    self._answers.move_to_end(name)
+                    return name
+        return None
+
+    def _keep(self, answer: Answer) -> str:
+        """Store an answer under a new id. The least recently used one is dropped if there are too many."""
         name = secrets.token_urlsafe(9)
         with self._lock:
-            for old, other in list(self._predictions.items()):
-                if len(self._predictions) >= MAX_PREDICTIONS or not self.scans.holds(other.scan):
-                    del self._predictions[old]
-            self._predictions[name] = drawn
-        yield Done(id=name)
+            for old, other in list(self._answers.items()):
+                if len(self._answers) >= MAX_PREDICTIONS or not self.scans.holds(other.drawn.scan):
+                    del self._answers[old]
+            self._answers[name] = answer
+        return name
 
     def prediction(self, name: str) -> Drawn | None:
         """Return a prediction, or None if it is no longer stored."""
         with self._lock:
-            return self._predictions.get(name)
+            answer = self._answers.get(name)
+        return answer.drawn if answer else None
 
     async def stream(
         self, request: PredictionRequest, has_left: Callable[[], Awaitable[bool]]
@@ -247,6 +282,18 @@ async def _take_in(scans: ScanCollection, request: Request) -> OpenScan:
         raise
     weakref.finalize(scan, shutil.rmtree, folder, ignore_errors=True)
     return scan
+
+
+def _recorded(answer: Generator[Message, None, Drawn], messages: list[Message]) -> Generator[Message, None, Drawn]:
+    """Yield the messages of an answer, and append them to a list."""
+    while True:
+        try:
+            message = next(answer)
+        except StopIteration as end:
+            drawn: Drawn = end.value
+            return drawn
+        messages.append(message)
+        yield message
 
 
 def _is_upload(method: str, path: str) -> bool:
