@@ -42,8 +42,12 @@ def main(series: Path, dataset: Path) -> None:
             box = page.locator("#picture").bounding_box()
             page.mouse.move(box["x"] + box["width"] / 2 + 54, box["y"] + box["height"] / 2 - 16)
             save(page, "view-scan.png")
+            page.mouse.move(0, 0)
+            planes = GROUND_GLASS | {"planes": 1, "cursor": "352,370", "centre": "352,370", "zoom": 8}
+            show(page, address, name, **planes)
+            save(page, "view-planes.png")
         with serving(dataset) as address, opened(browser, address, "light") as page:
-            show(page, address, CASE, view="levels")
+            show(page, address, CASE, view="levels", seed=1)  # the first sample is not empty
             save(page, "view-levels.png")
         browser.close()
 
