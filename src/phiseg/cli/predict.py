@@ -34,8 +34,8 @@ class Predict:
     gamma.nii.gz (disagreement between samples), levels.nii.gz (variance of the foreground probability when the
     noise of one latent level is redrawn, fine to coarse), a summary (volume in ml and diameter in mm, or pixels for
     a picture file), a picture, and for a DICOM series segmentations, maps and a measurement report in DICOM. Use
-    --format for other files than NIfTI. OUT also receives cases.csv and report.html, with the cases that need review
-    at the top, and failed.csv if a case failed.
+    --format for other files than NIfTI. OUT also receives cases.csv and report.html, with the cases that need
+    review at the top, and failed.csv if a case failed.
 
     With --dicomweb, the input is a series of a PACS, and --store sends the results back. Credentials come from
     PHISEG_DICOMWEB_USER and PHISEG_DICOMWEB_PASSWORD, from PHISEG_DICOMWEB_TOKEN, or from a file. This needs
