@@ -4,8 +4,8 @@
     python -m benchmarks.versions v0.1.0 --workloads training  # one of them
 
 A temporary git worktree holds the commit, and the dependencies are those of this environment. Both processes use
-one thread. Their CPU time counts, which depends less on other programs than the clock. The workloads must use
-functions that exist in both versions.
+one thread, and two in `evaluate`. Their CPU time counts, which depends less on other programs than the clock. The
+workloads must use functions that exist in both versions.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -71,6 +72,27 @@ def evaluation(folder: Path) -> Action:
     return evaluate
 
 
+def evaluate(folder: Path, cores: int = 2) -> Action:
+    """Return `phiseg evaluate` of 8 cases of 64 x 64 with 32 samples each; its result is the mean GED."""
+    import torch
+
+    from phiseg.compute import devices
+    from phiseg.data.prepare.phantom import prepare_phantom
+    from phiseg.evaluation import model_evaluation
+    from phiseg.models import build_model, save_model
+    from phiseg.training.recipe import load_recipe
+
+    getattr(devices, "keep_freed_memory", lambda: None)()
+    dataset = prepare_phantom("lesion", folder / "data", size=64, num_cases=40, progress=False)
+    torch.manual_seed(0)
+    network = build_model(load_recipe("phiseg-small").for_dataset(dataset).model)
+    save_model(folder / "model", network, preprocessing={}, provenance={}, card="")
+    torch.set_num_threads(cores)
+    options = {"num_samples": 32, "device": "cpu", "overwrite": True, "progress": False}
+    paths = [folder / name for name in ("model", "data", "eval")]
+    return lambda: float(model_evaluation.evaluate(*paths, **options).ged or 0)
+
+
 def predict(folder: Path) -> Action:
     """Return the prediction of the lesion of `phiseg example` in a new process, with its imports."""
     scan, numbers = str(folder / "scan.nii.gz"), iter(range(10**6))
@@ -103,6 +125,8 @@ def _numbers(found: Any) -> Iterator[float]:
 WORKLOADS: dict[str, Callable[[Path], Action]] = {
     "training": training,
     "evaluation": evaluation,
+    "evaluate": evaluate,
+    "evaluate-one-core": partial(evaluate, cores=1),
     "predict": predict,
 }
 """Workloads by name. An action returns a number that should be equal in both versions."""

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from phiseg.compute.devices import usable_device
@@ -189,7 +190,7 @@ def evaluate(
         out,
         summary=summary,
         cases=cases,
-        examples=_examples(model, dataset, examples, seed=seed),
+        examples=_examples(model, dataset, examples, seed=seed, workers=workers),
         reliability=table,
         classes=dataset.info.classes[1:],
         training=read_metrics(run) if run.is_file() else None,
@@ -281,25 +282,29 @@ def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Sum
     return before.summary if same and complete else None
 
 
-@torch.inference_mode()
-def _examples(model: Segmenter, dataset: Dataset, cases: Sequence[tuple[int, DrawnCase]], *, seed: int) -> Examples:
+def _examples(
+    model: Segmenter, dataset: Dataset, cases: Sequence[tuple[int, DrawnCase]], *, seed: int, workers: int = 1
+) -> Examples:
     """Collect the data of the figures. The levels are those of the first sample of each case."""
+    arrays = in_threads(lambda case: _example(model, dataset, *case, seed=seed), cases, workers)
+    return stack_examples(dataset, [row for row, _ in cases], list(arrays))
+
+
+@torch.inference_mode()
+def _example(model: Segmenter, dataset: Dataset, row: int, drawn: DrawnCase, *, seed: int) -> dict[str, Tensor]:
     device = next(model.parameters()).device
-    examples = []
-    for row, drawn in cases:
-        image = torch.from_numpy(dataset.image(row, context=model.config.context))[None].to(device)
-        generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
-        encoding = model.encode(image)
-        noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]
-        arrays = example_arrays(dataset, row, drawn, image[0, 0])
-        levels = [
-            logits[0, 0].float() / model.calibration.logits
-            for logits in model.sample_levels(encoding, model.temper(noise), 1)
-        ]
-        if len(levels) > 1:
-            below = [*levels[1:], torch.zeros_like(levels[0])]
-            residuals = [level - lower for level, lower in zip(levels, below, strict=True)]
-            arrays["level_probs"] = torch.stack([level.softmax(0) for level in levels]).half()
-            arrays["level_residuals"] = torch.stack(residuals).clamp(-6e4, 6e4).half()
-        examples.append(arrays)
-    return stack_examples(dataset, [row for row, _ in cases], examples)
+    image = torch.from_numpy(dataset.image(row, context=model.config.context))[None].to(device)
+    generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
+    encoding = model.encode(image)
+    noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]
+    arrays = example_arrays(dataset, row, drawn, image[0, 0])
+    levels = [
+        logits[0, 0].float() / model.calibration.logits
+        for logits in model.sample_levels(encoding, model.temper(noise), 1)
+    ]
+    if len(levels) > 1:
+        below = [*levels[1:], torch.zeros_like(levels[0])]
+        residuals = [level - lower for level, lower in zip(levels, below, strict=True)]
+        arrays["level_probs"] = torch.stack([level.softmax(0) for level in levels]).half()
+        arrays["level_residuals"] = torch.stack(residuals).clamp(-6e4, 6e4).half()
+    return arrays
