@@ -79,10 +79,11 @@ def test_samples_equal_predict_volume(scan, members, num_parts):
     np.testing.assert_allclose(mean, expected.mean_probs[1:, 0], atol=0.5 / 255 + 1e-6)
     gamma = unpacked(summary["gamma"], *box_shape(summary)) / 255 * summary["gamma_max"]
     np.testing.assert_allclose(gamma, expected.gamma[0], atol=0.51 / 255 * summary["gamma_max"])
-    shares = unpacked(summary["level_shares"], num_parts, *box_shape(summary)) / 255
+    (levels,) = of_type(messages, "levels")
+    shares = unpacked(levels["shares"], num_parts, *box_shape(summary)) / 255
     variance = expected.level_variance[:, 0]
     np.testing.assert_allclose(shares, variance / np.maximum(variance.sum(0), 1e-12), atol=0.51 / 255)
-    outputs = unpacked(summary["level_outputs"], 2, *box_shape(summary)) / 255
+    outputs = unpacked(levels["outputs"], 2, *box_shape(summary)) / 255
     wanted = level_outputs(served.viewer.model, expected.stack, point=at, sampling=slice_alone)
     np.testing.assert_allclose(outputs, wanted, atol=0.51 / 255)
 
@@ -107,7 +108,9 @@ def test_lesion_and_numbers_equal_predict_volume(scan):
         point=voxel(volume, POINT),
         sampling=Sampling(num_samples=6, seed=1, reach_mm=0),
     )
-    assert numbers["level_shares"] == pytest.approx(measure(clicked).level_shares)
+    (levels,) = of_type(messages, "levels")
+    assert levels["totals"] == pytest.approx(measure(clicked).level_shares)
+    assert messages.index(numbers) < messages.index(levels), "measurements do not wait for the levels"
 
 
 @pytest.mark.parametrize(
@@ -362,10 +365,8 @@ def test_flat_model_has_no_levels(serve, lesions, trained):
     info = served.client.get("/api/session").json()["model"]
     assert (info["num_levels"], info["noise_names"]) == (0, [])
     messages = served.click("case-0", num_samples=3)
-    (summary,) = of_type(messages, "slice")
-    assert summary["level_shares"] is None
-    assert summary["level_outputs"] is None
-    assert of_type(messages, "numbers")[0]["level_shares"] is None
+    assert of_type(messages, "numbers")
+    assert [message for message in messages if message["type"] == "levels"] == []
 
 
 def test_prediction_is_limited_by_memory(scan, monkeypatch):

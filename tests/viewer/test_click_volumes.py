@@ -37,7 +37,8 @@ def test_click_shows_slices_of_the_sampled_volume(serve, centred_on):
     mean = unpacked(summary["mean_probs"], 1, *box_shape(summary)) / 255
     np.testing.assert_allclose(mean, expected.mean_probs[1:, place], atol=0.5 / 255 + 1e-6)
     (numbers,) = of_type(messages, "numbers")
-    assert numbers["level_shares"] == pytest.approx(measure(expected.at_slice(POINT[0])).level_shares)
+    (levels,) = of_type(messages, "levels")
+    assert levels["totals"] == pytest.approx(measure(expected.at_slice(POINT[0])).level_shares)
     found = measure(expected).classes["lesion"].volume_ml.samples
     assert numbers["classes"]["lesion"]["size"]["samples"] == list(found)
 

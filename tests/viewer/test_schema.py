@@ -25,4 +25,4 @@ def test_every_line_of_an_answer_is_a_streamed_message(serve, lesions):
     for line in lines:
         assert StreamedMessage.model_validate_json(line).model_dump(mode="json") == json.loads(line)
     kinds = {json.loads(line)["type"] for line in lines}
-    assert kinds == {"samples", "slice", "numbers", "volume", "scores", "done", "error"}
+    assert kinds == {"samples", "slice", "numbers", "volume", "scores", "levels", "done", "error"}

@@ -265,5 +265,6 @@ function stepOf(result: Result): [string, number] {
   if (here < all) return [`${here} of ${all} samples`, 0.05 + (0.45 * here) / all];
   if (!result.summary) return ["Computing the uncertainty", 0.55];
   if (!result.lesion) return ["Segmenting the neighbouring slices", 0.75];
-  return ["Comparing with the annotators", 0.95];
+  if (result.scan.annotators.length && !result.scores) return ["Comparing with the annotators", 0.85];
+  return ["Comparing the levels", 0.9];
 }

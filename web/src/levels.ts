@@ -84,7 +84,7 @@ export class LevelPanel {
   update(): void {
     const { app } = this;
     const here = sharesUnderCursor(app);
-    const all = app.result?.numbers?.level_shares;
+    const all = app.result?.levelTotals;
     const shares = here ?? (all ? app.model.noise_names.map((name) => all[name]!) : null);
     const most = shares ? Math.max(...shares) : 0;
     get("levels-of").textContent = here ? "Share of the uncertainty under the cursor" : shares ? "Share of the uncertainty in the clicked slice" : "";

@@ -42,6 +42,8 @@ export class Result {
   sampleBox: Box | null = null;
   summary: Summary | null = null;
   numbers: Numbers | null = null;
+  /** Share of each part of the noise in the uncertainty of the clicked slice. */
+  levelTotals: Record<string, number> | null = null;
   lesion: Lesion | null = null;
   scores: CaseScores | null = null;
   /** Set when the result is complete. */
@@ -85,17 +87,16 @@ export class Result {
       this.sampleBox = message.box;
       for (let n = 0; n < message.number; n++) this.samples[message.first + n] = part(all, n, size);
     } else if (message.type === "slice") {
-      const gamma = await unpack(message.gamma);
-      const shares = message.level_shares === null ? null : await unpack(message.level_shares);
-      this.summary = {
-        box: message.box,
-        means: await unpack(message.mean_probs),
-        gamma,
-        gammaMax: message.gamma_max,
-        shares,
-        contributions: shares && shares.map((share, n) => (share * gamma[n % gamma.length]!) / 255),
-        outputs: message.level_outputs === null ? null : await unpack(message.level_outputs),
-      };
+      const [means, gamma] = [await unpack(message.mean_probs), await unpack(message.gamma)];
+      this.summary = { box: message.box, means, gamma, gammaMax: message.gamma_max, shares: null, contributions: null, outputs: null };
+    } else if (message.type === "levels") {
+      const summary = this.summary!;
+      const { gamma } = summary;
+      const shares = message.shares === null ? null : await unpack(message.shares);
+      const contributions = shares && shares.map((share, n) => (share * gamma[n % gamma.length]!) / 255);
+      const outputs = message.outputs === null ? null : await unpack(message.outputs);
+      this.summary = { ...summary, shares, contributions, outputs };
+      this.levelTotals = message.totals;
     } else if (message.type === "numbers") {
       this.numbers = message;
     } else if (message.type === "volume") {

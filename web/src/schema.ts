@@ -69,6 +69,18 @@ export interface LevelControl {
   temperature: number;
 }
 
+/** The levels in the clicked slice, in the box of `SliceSummary`; not sent for a model without levels. */
+export interface LevelSummary {
+  type: "levels";
+  /** uint8 (N, h, w) share of each of `ModelInfo.noise_names` in the uncertainty of a pixel; 255 is 100 %. null if
+   *  there is only one. */
+  shares: string | null;
+  /** Share of each of `ModelInfo.noise_names` in the uncertainty of the slice. */
+  totals: Record<string, number> | null;
+  /** uint8 (L, h, w) foreground probability after each level of the first sample, fine to coarse. */
+  outputs: string | null;
+}
+
 /** A scan in the list of the page. */
 export interface ListedScan {
   id: string;
@@ -107,8 +119,6 @@ export interface Numbers {
   agreement: number;
   /** Share of the samples that are cut off by the crop, the reach or the end of the scan and may be too small. */
   truncated: number;
-  /** Share of each of `ModelInfo.noise_names` in the uncertainty of the clicked slice. */
-  level_shares: Record<string, number> | null;
   /** Why the image around the point does not look like a training image; null if it does, or if the model does not
    *  state what its training images look like. */
   unusual: string | null;
@@ -211,10 +221,6 @@ export interface SliceSummary {
   /** uint8 (h, w) gamma map; 255 is `gamma_max`. */
   gamma: string;
   gamma_max: number;
-  /** uint8 (N, h, w) share of each of `ModelInfo.noise_names` in the uncertainty of a pixel; 255 is 100 %. */
-  level_shares: string | null;
-  /** uint8 (L, h, w) foreground probability after each level of the first sample, fine to coarse. */
-  level_outputs: string | null;
 }
 
 /** Distribution of a quantity over the samples. */
@@ -226,7 +232,7 @@ export interface Spread {
 }
 
 /** One line of the answer to a prediction request. */
-export type StreamedMessage = Queued | Samples | SliceSummary | Numbers | LesionSlices | CaseScores | Done | Failed;
+export type StreamedMessage = Queued | Samples | SliceSummary | Numbers | LesionSlices | CaseScores | LevelSummary | Done | Failed;
 
 export type ExportWhat = "sample" | "samples" | "mean" | "labels" | "gamma" | "numbers";
 

@@ -1,4 +1,4 @@
-"""Prediction for a click: first the samples of the clicked slice, then the maps, then the whole lesion.
+"""Prediction for a click: first the samples of the clicked slice, then the whole lesion, then the levels.
 
 A 3-D model predicts all slices together, so the samples of the clicked slice are a part of the whole lesion.
 Every step is a call of `predict_prepared` with the same seed, so that Python gives the same samples as the page.
@@ -31,6 +31,7 @@ from phiseg.viewer.schema import (
     CaseScores,
     ClassNumbers,
     LesionSlices,
+    LevelSummary,
     Message,
     Numbers,
     PredictionRequest,
@@ -125,30 +126,34 @@ def draw(model: Segmenter, scan: OpenScan, request: PredictionRequest) -> Genera
         yield _samples(clicked, 0)
     sent = 0
     for some in () if joint else _steps(sampling.num_samples):
-        draws = here.level_draws if some == sampling.num_samples else 0
         clicked = predict_prepared(
             model,
             scan.stack,
             point=point,
             slices=slices,
-            sampling=replace(here, num_samples=some, level_draws=draws),
+            sampling=replace(here, num_samples=some, level_draws=0),
         )
         yield _samples(clicked, sent)
         sent = some
-    outputs = level_outputs(model, scan.stack, point=point, slice_number=number, sampling=here)
-    yield _summary(clicked, outputs if len(outputs) == model.num_levels else None)
+    yield _summary(clicked)
 
     if not has_whole:
         whole = clicked
     elif not joint:
         whole = predict_prepared(model, scan.stack, point=point, sampling=replace(sampling, level_draws=0))
-    measures = replace(measure(whole), level_shares=level_shares(clicked))
+    measures = measure(whole)
     yield _numbers(measures, whole.unusual)
     yield _lesion(whole)
     scores = None
     if scan.annotations is not None and (has_whole or depth == 1):
         scores = scores_of(whole if depth > 1 else clicked, scan.annotations)
         yield scores
+    if model.num_levels:  # the slowest part per slice, and no measurement depends on it
+        if not joint:
+            clicked = predict_prepared(model, scan.stack, point=point, slices=slices, sampling=here)
+        outputs = level_outputs(model, scan.stack, point=point, slice_number=number, sampling=here)
+        yield _levels(clicked, outputs if len(outputs) == model.num_levels else None)
+        measures = replace(measures, level_shares=level_shares(clicked))
     return Drawn(scan, request, whole, measures, scores)
 
 
@@ -204,19 +209,25 @@ def _samples(prediction: Prediction, first: int) -> Samples:
     return Samples(first=first, number=len(labels), box=box_of(prediction), labels=packed(labels))
 
 
-def _summary(prediction: Prediction, outputs: NDArray[np.float32] | None) -> SliceSummary:
+def _summary(prediction: Prediction) -> SliceSummary:
     top = max(float(prediction.gamma.max()), 1e-3)
-    shares = None
-    if prediction.level_variance is not None:
-        variance = prediction.level_variance[:, 0]
-        shares = packed(as_bytes(variance / np.maximum(variance.sum(0), 1e-12)))
     return SliceSummary(
         box=box_of(prediction),
         mean_probs=packed(as_bytes(prediction.mean_probs[1:, 0])),
         gamma=packed(as_bytes(prediction.gamma[0], top)),
         gamma_max=top,
-        level_shares=shares,
-        level_outputs=None if outputs is None else packed(as_bytes(outputs)),
+    )
+
+
+def _levels(prediction: Prediction, outputs: NDArray[np.float32] | None) -> LevelSummary:
+    shares = None
+    if prediction.level_variance is not None:
+        variance = prediction.level_variance[:, 0]
+        shares = packed(as_bytes(variance / np.maximum(variance.sum(0), 1e-12)))
+    return LevelSummary(
+        shares=shares,
+        totals=level_shares(prediction),
+        outputs=None if outputs is None else packed(as_bytes(outputs)),
     )
 
 
@@ -240,7 +251,6 @@ def _numbers(measures: Measures, unusual: str | None) -> Numbers:
         mean_gamma=measures.mean_gamma,
         agreement=measures.agreement,
         truncated=measures.truncated,
-        level_shares=measures.level_shares,
         unusual=unusual,
     )
 

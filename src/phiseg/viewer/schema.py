@@ -178,9 +178,18 @@ class SliceSummary(Message):
     gamma: str
     """uint8 (h, w) gamma map; 255 is `gamma_max`."""
     gamma_max: float
-    level_shares: str | None
-    """uint8 (N, h, w) share of each of `ModelInfo.noise_names` in the uncertainty of a pixel; 255 is 100 %."""
-    level_outputs: str | None
+
+
+class LevelSummary(Message):
+    """The levels in the clicked slice, in the box of `SliceSummary`; not sent for a model without levels."""
+
+    type: Literal["levels"] = "levels"
+    shares: str | None
+    """uint8 (N, h, w) share of each of `ModelInfo.noise_names` in the uncertainty of a pixel; 255 is 100 %. None if
+    there is only one."""
+    totals: dict[str, float] | None
+    """Share of each of `ModelInfo.noise_names` in the uncertainty of the slice."""
+    outputs: str | None
     """uint8 (L, h, w) foreground probability after each level of the first sample, fine to coarse."""
 
 
@@ -220,8 +229,6 @@ class Numbers(Message):
     agreement: float
     truncated: float
     """Share of the samples that are cut off by the crop, the reach or the end of the scan and may be too small."""
-    level_shares: dict[str, float] | None
-    """Share of each of `ModelInfo.noise_names` in the uncertainty of the clicked slice."""
     unusual: str | None
     """Why the image around the point does not look like a training image; None if it does, or if the model does not
     state what its training images look like."""
@@ -273,7 +280,7 @@ class Failed(Message):
 class StreamedMessage(
     RootModel[
         Annotated[
-            Queued | Samples | SliceSummary | Numbers | LesionSlices | CaseScores | Done | Failed,
+            Queued | Samples | SliceSummary | Numbers | LesionSlices | CaseScores | LevelSummary | Done | Failed,
             Field(discriminator="type"),
         ]
     ]
