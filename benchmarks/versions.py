@@ -88,7 +88,7 @@ def evaluate(folder: Path, cores: int = 2) -> Action:
     network = build_model(load_recipe("phiseg-small").for_dataset(dataset).model)
     save_model(folder / "model", network, preprocessing={}, provenance={}, card="")
     torch.set_num_threads(cores)
-    options = {"num_samples": 32, "device": "cpu", "overwrite": True, "progress": False}
+    options: dict[str, Any] = {"num_samples": 32, "device": "cpu", "overwrite": True, "progress": False}
     paths = [folder / name for name in ("model", "data", "eval")]
     return lambda: float(model_evaluation.evaluate(*paths, **options).ged or 0)
 
