@@ -3,6 +3,7 @@
 import math
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,6 +44,17 @@ def test_choose_present_takes_the_first_annotation_with_foreground():
     assert not chosen[0].any()
     assert torch.equal(chosen[1], labels[1, 2])
     assert torch.equal(chosen[2], labels[2, 1])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 9])
+def test_choose_present_is_unbiased_in_sets_of_any_size(size):
+    """Four annotators, one of them empty, in all orders: as drawn by `TrainingStream`, a part or with repetitions."""
+    areas = torch.tensor([0, 1, 3, 8])
+    annotations = (torch.arange(9) < areas[:, None])[:, None].long()  # (4, 1, 9)
+    orders = [np.resize(order, size) for order in permutations(range(4))]
+    chosen, share = choose_present(torch.stack([annotations[order] for order in orders]))
+    estimates = share * (10 + chosen.flatten(1).sum(1))
+    assert estimates.mean().item() == pytest.approx((11 + 13 + 18) / 4)
 
 
 def test_loss_of_a_set_is_the_mean_loss_of_its_annotations():

@@ -39,8 +39,9 @@ class PresenceNetwork(nn.Module):
 def choose_present(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first annotation (B, H, W) of each set (B, A, H, W) that is not empty, and their share (B,).
 
-    An empty annotation is returned if all are empty. In a set in random order, share * f(annotation) has the mean
-    of v f(s) over the annotations as its expectation, so no computation is spent on empty ones.
+    An empty annotation is returned only if all are empty. In a set in random order, also with repetitions,
+    share * f(annotation) has the mean of v f(s) over the annotators as its expectation: which of the annotators
+    that are not empty comes first does not depend on the share.
     """
     present = (labels > 0).flatten(2).any(2).float()  # (B, A)
     return labels[torch.arange(len(labels), device=labels.device), present.argmax(1)], present.mean(1)
