@@ -1,4 +1,4 @@
-"""Threads that each compute another item, for work on a CPU that consists of many short operations."""
+"""Threads that each compute a different item, for work on a CPU that consists of many short operations."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
