@@ -48,7 +48,7 @@ def test_choose_present_takes_the_first_annotation_with_foreground():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 9])
 def test_choose_present_is_unbiased_in_sets_of_any_size(size):
-    """Four annotators, one of them empty, in all orders: as drawn by `TrainingStream`, a part or with repetitions."""
+    """Four annotators, one of them empty, in all orders; a part or with repetitions, as `TrainingStream` draws."""
     areas = torch.tensor([0, 1, 3, 8])
     annotations = (torch.arange(9) < areas[:, None])[:, None].long()  # (4, 1, 9)
     orders = [np.resize(order, size) for order in permutations(range(4))]
