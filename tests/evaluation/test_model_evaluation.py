@@ -388,10 +388,20 @@ def test_evaluation_counts_cases_with_neighbours(tmp_path, make_recipe):
     )
     recipe = make_recipe(settings={"context": 1}, steps=2, validate_every=2)
     model = train(recipe, tmp_path / "data", tmp_path / "run", progress=False)
-    options = {"num_samples": 2, "num_examples": 1, "progress": False}
+    options = {"num_samples": 2, "num_examples": 6, "progress": False}
     shown = evaluate(model, tmp_path / "data", tmp_path / "shown", **options)
     hidden = evaluate(model, tmp_path / "data", tmp_path / "hidden", hide_neighbours=True, **options)
     assert (shown.num_cases, shown.num_with_neighbours, hidden.num_with_neighbours) == (6, 2, None)
     assert read_evaluation(tmp_path / "shown").cases["has_neighbours"] == [0, 1, 0, 0, 1, 0]
     assert (shown.hide_neighbours, hidden.hide_neighbours) == (False, True)
     assert shown.s_ncc != hidden.s_ncc
+    dataset = Dataset.open(tmp_path / "data")
+    row_of = {case["case"]: row for row, case in enumerate(dataset.cases)}
+    for name, hide in (("shown", False), ("hidden", True)):  # the levels of the examples are those of their samples
+        examples = read_evaluation(tmp_path / name).examples
+        rows = [row_of[str(case)] for case in examples.cases]
+        drawn = sample_cases(
+            load_model(model), dataset, rows, num_samples=1, seed=0, keep_probs=True, hide_neighbours=hide
+        )
+        for levels, case in zip(examples.level_probs, drawn, strict=True):
+            np.testing.assert_allclose(levels[0], case.probs[0], atol=1e-3)

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,7 +72,8 @@ def test_merge_samples_nothing(shards, merge, monkeypatch):
 
 
 def test_workers_change_nothing(trained, lesions, single, tmp_path):
-    evaluate(trained(), lesions, tmp_path / "eval", workers=3, **OPTIONS)
+    workers = 2 * torch.get_num_threads()  # one thread each, as in `single`
+    evaluate(trained(), lesions, tmp_path / "eval", workers=workers, **OPTIONS)
     assert contents(tmp_path / "eval") == contents(single)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import nibabel
@@ -128,6 +129,16 @@ def test_cases_of_older_versions_keep_their_names(tmp_path):
     assert run(tmp_path / "folder", tmp_path / "out") == (["Q7"], {})
     (tmp_path / "out" / "Q7").rename(tmp_path / "out" / "folder")
     assert run(tmp_path / "folder", tmp_path / "out") == ([], {})
+
+
+def test_copies_of_a_file_keep_their_names(scans, tmp_path):
+    for folder in ("a", "b"):
+        (scans / folder).mkdir()
+        (scans / folder / "x.nii.gz").write_bytes((scans / "s0.nii.gz").read_bytes())
+    assert run(scans, tmp_path / "out") == (["a-x", "b-x", "s0", "s1", "s2"], {})
+    assert run(scans, tmp_path / "out") == ([], {})
+    shutil.rmtree(tmp_path / "out" / "a-x")
+    assert run(scans, tmp_path / "out") == (["a-x"], {})
 
 
 def test_points_name_a_series_by_patient_or_folder(tmp_path):
@@ -274,6 +285,7 @@ def test_other_folders_are_not_changed(scans, tmp_path):
         ({"summary.json": '{"format": "phiseg-evaluation"}'}, "exists, but is not a prediction"),
         ({"summary.json": "[]"}, "exists, but is not a prediction"),
         ({"summary.json": "{"}, "summary.json is damaged \\(not JSON\\); remove"),
+        ({"summary.json": '{"format": "phiseg-prediction", "version": 99}'}, "has version 99, up to 2 is known"),
     ):
         (out / "s1").mkdir(parents=True)
         for name, text in content.items():

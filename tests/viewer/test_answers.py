@@ -32,8 +32,17 @@ def test_answers_are_dropped_with_their_scan_and_beyond_the_limit(serve, monkeyp
     assert served.viewer.prediction(fourth) is None
 
 
-def test_warm_up_leaves_no_prediction(serve):
-    for model in (make_model(), make_model(dims=3, patch_size=(4, 16, 16), plane="axial")):
+def test_warm_up_draws_samples_with_2d_models_only(serve, monkeypatch):
+    for model, number in ((make_model(), 1), (make_model(dims=3, patch_size=(4, 16, 16), plane="axial"), 0)):
         viewer = serve(model).viewer
+        drawn = []
+        monkeypatch.setattr(server, "draw", lambda *arguments, drawn=drawn: kept(draw(*arguments), drawn))
         viewer.warm_up()
+        assert len(drawn) == number
         assert not viewer._answers
+
+
+def kept(messages, drawn):
+    for message in messages:
+        drawn.append(message)
+        yield message

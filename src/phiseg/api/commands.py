@@ -101,7 +101,7 @@ def evaluate(
         chunk_size: samples of each image decoded at once; affects memory use only. Default: 8 on a CPU, 16 on a
             GPU.
         workers: batches sampled and scored in parallel; affects memory use and time only. Default: one per core on
-            a CPU, otherwise 1.
+            a CPU, 1 for volumes and on a GPU.
         device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
         calibrated: whether to use the temperatures that `calibrate` fitted, if there are any.
         hide_neighbours: whether to hide the neighbouring slices from a model with context.

@@ -57,7 +57,7 @@ class Evaluate:
     chunk_size: Annotated[int | None, optional("INT", "8 on a CPU, 16 on a GPU")] = None
     """Number of samples per image decoded at once. For volumes, batch-size times chunk-size slices are decoded at
     once. Affects memory use only, not results."""
-    workers: Annotated[int | None, optional("INT", "one per core on a CPU, otherwise 1")] = None
+    workers: Annotated[int | None, optional("INT", "one per core on a CPU; 1 for volumes and on a GPU")] = None
     """Number of batches sampled and scored in parallel, each by its own thread. Memory use grows with it; results
     do not change."""
     device: str = "auto"

@@ -50,7 +50,7 @@ STATE = Format("phiseg-state")
 EVALUATION = Format("phiseg-evaluation")
 EVALUATION_SHARD = Format("phiseg-evaluation-shard")
 PREDICTION = Format("phiseg-prediction", version=2, oldest=1)
-BATCH = Format("phiseg-batch", version=2, oldest=1)
+BATCH = Format("phiseg-batch", version=2)
 SPLIT = Format("phiseg-split")
 
 

@@ -75,29 +75,30 @@ def evaluate(
     and the first process writes the same files as a single process would.
 
     Args:
-        model_folder: a model folder or the run folder around it.
-        data: a prepared dataset.
-        out: the folder to write: cases.csv, summary.json, reliability.csv, examples.npz.
-        split: which cases.
-        num_samples: samples per case.
-        seed: of the samples.
-        method: how tables call it; the recipe's name if not given.
-        dice_annotator: whose annotation Dice is taken against; `all` averages over all, `majority` and `staple` are
-            the consensus of all. If not given: the one the model was trained on, or all.
-        num_examples: cases kept for the figures.
-        batch_size: images encoded at once.
-        chunk_size: samples of each decoded at once; if not given, 8 on a CPU and 16 on a GPU.
-        workers: threads that each sample and score another batch. If not given: one per core on a CPU, otherwise 1.
-            Memory grows with their number, and results do not depend on it.
-        device: where to run; `auto` is a GPU where there is one.
-        calibrated: sample with the temperatures that were fitted for the model, if there are any.
-        hide_neighbours: show a model with context every slice without its neighbours.
-        class_map: the model's class for classes of the dataset, by name; by default they are matched by number.
+        model_folder: model folder, or run folder that contains one.
+        data: prepared dataset.
+        out: folder to write: cases.csv, summary.json, reliability.csv, examples.npz.
+        split: split to evaluate.
+        num_samples: number of samples per case.
+        seed: seed of the samples.
+        method: name in tables; by default the name of the recipe.
+        dice_annotator: reference for Dice: an annotator, `all` (mean over all annotators), or the consensus
+            `majority` or `staple`. By default the annotator that the model was trained on, or all.
+        num_examples: number of cases stored for the figures.
+        batch_size: number of images encoded at once.
+        chunk_size: number of samples per image decoded at once; by default 8 on a CPU and 16 on a GPU.
+        workers: number of threads that each sample and score a different batch. By default, the processes share
+            the cores of a CPU, one thread per core; 1 for volumes and on a GPU. Memory use grows with it; results
+            do not change.
+        device: device such as `cpu` or `cuda:1`; `auto` uses a GPU if available.
+        calibrated: use the temperatures fitted by `phiseg calibrate`, if any.
+        hide_neighbours: hide the neighbouring slices from a model with context.
+        class_map: class of the model for classes of the dataset, by name; by default they are matched by number.
         shard: score only this part of the cases and write a shard to `out` instead of an evaluation.
-        merge: folders of all shards, which have the scores; nothing is sampled.
-        overwrite: replace an evaluation that is there.
-        reuse: keep an evaluation that is there if it is of the same weights, data and settings.
-        progress: whether to show a progress bar.
+        merge: folders of all shards, which contain the scores; nothing is sampled.
+        overwrite: replace an existing evaluation.
+        reuse: keep an existing evaluation of the same weights, data and settings.
+        progress: show a progress bar.
 
     Raises:
         ConfigError, DataError, ModelError, OutputError: an input is invalid, or the results cannot be written.
@@ -111,7 +112,7 @@ def evaluate(
     stored = Dataset.open(data)
     rows = stored.rows(split)
     stored.check_labels(rows)
-    rank, _ = process_rank()
+    rank, num_processes = process_rank()
     dataset = match_classes(model, stored, class_map, warn=rank == 0)
     known = stored if dataset.labels is stored.labels else dataset  # other names alone do not make other data
     if rank == 0:
@@ -124,7 +125,8 @@ def evaluate(
         dice_annotator = source.annotator if isinstance(source.annotator, int) else "all"
     check_dice_annotator(dataset, dice_annotator)
     if workers is None:
-        workers = torch.get_num_threads() if place.type == "cpu" else 1
+        cores = torch.get_num_threads() if place.type == "cpu" and dataset.dims == 2 else 1
+        workers = max(1, cores // num_processes)
     draw = partial(
         sample_cases,
         model,
@@ -190,7 +192,7 @@ def evaluate(
         out,
         summary=summary,
         cases=cases,
-        examples=_examples(model, dataset, examples, seed=seed, workers=workers),
+        examples=_examples(model, dataset, examples, seed=seed, hide_neighbours=hide_neighbours, workers=workers),
         reliability=table,
         classes=dataset.info.classes[1:],
         training=read_metrics(run) if run.is_file() else None,
@@ -283,17 +285,30 @@ def _same_evaluation(out: Path, provenance: Provenance, cases: list[str]) -> Sum
 
 
 def _examples(
-    model: Segmenter, dataset: Dataset, cases: Sequence[tuple[int, DrawnCase]], *, seed: int, workers: int = 1
+    model: Segmenter,
+    dataset: Dataset,
+    cases: Sequence[tuple[int, DrawnCase]],
+    *,
+    seed: int,
+    hide_neighbours: bool = False,
+    workers: int = 1,
 ) -> Examples:
     """Collect the data of the figures. The levels are those of the first sample of each case."""
-    arrays = in_threads(lambda case: _example(model, dataset, *case, seed=seed), cases, workers)
+
+    def example(case: tuple[int, DrawnCase]) -> dict[str, Tensor]:
+        return _example(model, dataset, *case, seed=seed, hide_neighbours=hide_neighbours)
+
+    arrays = in_threads(example, cases, min(workers, len(cases)))
     return stack_examples(dataset, [row for row, _ in cases], list(arrays))
 
 
 @torch.inference_mode()
-def _example(model: Segmenter, dataset: Dataset, row: int, drawn: DrawnCase, *, seed: int) -> dict[str, Tensor]:
+def _example(
+    model: Segmenter, dataset: Dataset, row: int, drawn: DrawnCase, *, seed: int, hide_neighbours: bool
+) -> dict[str, Tensor]:
     device = next(model.parameters()).device
-    image = torch.from_numpy(dataset.image(row, context=model.config.context))[None].to(device)
+    values = dataset.image(row, context=model.config.context, hide_neighbours=hide_neighbours)
+    image = torch.from_numpy(values)[None].to(device)
     generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
     encoding = model.encode(image)
     noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]

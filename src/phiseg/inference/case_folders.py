@@ -91,7 +91,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     """Return the summary of a finished case, or None if the folder has none.
 
     Raises:
-        OutputError: the file is damaged.
+        OutputError: the file is damaged, or of a newer version.
     """
     path = folder / SUMMARY
     if not path.is_file():
@@ -100,7 +100,12 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         raise OutputError(f"{path} is damaged (not JSON); remove {folder} and predict again") from None
-    return summary if PREDICTION.marks(summary) else None
+    if not PREDICTION.marks(summary):
+        return None
+    if not PREDICTION.is_readable(summary):
+        found = summary.get("version")
+        raise OutputError(f"{path} has version {found}, up to {PREDICTION.version} is known; use another --out")
+    return summary
 
 
 def predict_scans(

@@ -1,7 +1,7 @@
 """The cases of a prediction: a scan, or a point in a scan, each with the name of its folder."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count, groupby
 from typing import Any
@@ -55,7 +55,7 @@ def list_prediction_jobs(
         here += [point for name in sorted(scan.names) for point in points_by_case.get(name, ())]
         if not (points or points_by_case):
             here = [None]
-        names = _name_cases(scan, here, finished)
+        names = _name_cases(scan, here, finished, others={other.name for other in scans} - {scan.name})
         jobs += [PredictionJob(name, scan, point) for name, point in zip(names, here, strict=True)]
     for name, number in Counter(job.name for job in jobs).items():
         if number > 1:
@@ -75,10 +75,20 @@ def point_to_json(point: Point | None) -> dict[str, Any] | None:
 
 
 def _name_cases(
-    scan: ScanFile, points: Sequence[Point | None], finished: Mapping[str, Mapping[str, Any]]
+    scan: ScanFile,
+    points: Sequence[Point | None],
+    finished: Mapping[str, Mapping[str, Any]],
+    others: Container[str],
 ) -> list[str]:
-    """Return the names of the cases of a scan at some points: those of finished cases, or new ones."""
-    ours = {name: case for name, case in finished.items() if scan.is_input_of(case["made_with"])}
+    """Return the names of the cases of a scan at some points: those of finished cases, or new ones.
+
+    Cases of the scans named in `others` are not used, even if their files are equal.
+    """
+    ours = {
+        name: case
+        for name, case in finished.items()
+        if case.get("scan") not in others and scan.is_input_of(case["made_with"])
+    }
     base = next((case["scan"] for case in ours.values() if "scan" in case), scan.name)
     if scan.is_named and base != scan.name:
         raise ConfigError(

@@ -146,22 +146,22 @@ class Viewer:
     def answer(self, request: PredictionRequest) -> Iterator[Message]:
         """Yield the messages of a prediction, and finally its id. A repeated request is not computed again."""
         scan = self.scans.get(request.scan)
-        name = self._find(scan, request)
-        if name is not None:
-            yield from self._answers[name].messages
+        if found := self._find(scan, request):
+            name, answer = found
+            yield from answer.messages
         else:
             messages: list[Message] = []
             drawn = yield from _recorded(draw(self.model, scan, request), messages)
             name = self._keep(Answer(drawn, tuple(messages)))
         yield Done(id=name)
 
-    def _find(self, scan: OpenScan, request: PredictionRequest) -> str | None:
-        """Return the id of the answer to an earlier request with the same settings, if it is still stored."""
+    def _find(self, scan: OpenScan, request: PredictionRequest) -> tuple[str, Answer] | None:
+        """Return the answer to an earlier request with the same settings and its id, if it is still stored."""
         with self._lock:
             for name, answer in self._answers.items():
                 if answer.drawn.scan is scan and answer.drawn.request == request:
                     self._answers.move_to_end(name)
-                    return name
+                    return name, answer
         return None
 
     def _keep(self, answer: Answer) -> str:
