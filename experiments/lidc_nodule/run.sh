@@ -21,7 +21,8 @@ if [ ! -d margins ]; then
 fi
 
 # 2. Train on a part of the patients, and score.
-train="--resume --model.context 1 --model.presence true --train.norm_statistics training --train.validation_samples 8"
+train="--resume --model.context 1 --model.presence true --train.annotations_per_image 4 --train.norm_statistics training
+  --train.validation_samples 8"
 "$phiseg" train phiseg --data margins --out chosen --train.steps 10000 --train.validate_every 10000 $train
 "$phiseg" evaluate chosen --data slices --split test --num-samples 100 --out chosen-eval --overwrite
 "$python" "$root/experiments/lidc_volumes/score.py" chosen "$volumes" --noise-length 5 --noise-shared 0 0.2
