@@ -262,7 +262,7 @@ def phiseg():
 
     def run(*words, **options):
         done = subprocess.run(
-            phiseg_command(*words), capture_output=True, text=True, timeout=120, check=False, **options
+            phiseg_command(*words), capture_output=True, text=True, timeout=600, check=False, **options
         )
         return Result(done.returncode, done.stdout, done.stderr)
 
