@@ -18,7 +18,7 @@ import nibabel
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from nodules import nodules_of, readers_on_grid
+from nodules import case_folder, nodules_of, readers_on_grid
 
 from phiseg.data.store import Dataset
 from phiseg.imaging.series import read_series
@@ -43,13 +43,14 @@ def main(data: Path, points: Path, scans: Path, predicted: Path, out: Path) -> N
         for row, histogram, panels in zip(listed, histograms, pictures, strict=False):
             uid = row["case"]
             number[uid] += 1
-            folder = predicted / f"{uid}-{number[uid]}"
+            rows = nodules[uid, row["nodule"]]
+            patient = dataset.cases[rows[0]]["patient"]
+            folder = case_folder(predicted, patient, number[uid])
             image = nibabel.load(folder / "samples.nii.gz")
             samples = np.moveaxis(np.asanyarray(image.dataobj).astype(bool), 3, 0)  # (S, columns, rows, slices)
-            rows = nodules[uid, row["nodule"]]
             readers = readers_on_grid(dataset, rows, samples.shape[1:]) > 0
             voxel_ml = abs(np.linalg.det(image.affine[:3, :3])) / 1000
-            name = f"{dataset.cases[rows[0]]['patient'][-4:]} n{row['nodule']}"
+            name = f"{patient[-4:]} n{row['nodule']}"
             interval = json.loads((folder / "summary.json").read_text())["classes"]["nodule"]["volume_ml"]
             sampled, outlined = (masks.sum((1, 2, 3)) * voxel_ml for masks in (samples, readers))
             draw_volumes(histogram, sampled, outlined, (interval["low"], interval["high"]), name)

@@ -52,6 +52,11 @@ def write_points(data: Path, scans: Path, points: Path, lidc: Path) -> None:
             writer.writerow({**place, "series_uid": uid, "nodule": nodule})
 
 
+def case_folder(predicted: Path, patient: str, number: int) -> Path:
+    """Return the folder that `phiseg predict` writes for the given point of a patient, counted from 1."""
+    return predicted / (patient if number == 1 else f"{patient}-{number}")
+
+
 def compare(data: Path, points: Path, predicted: Path) -> None:
     """Print how predictions and readers compare, one line a nodule."""
     dataset = Dataset.open(data)
@@ -65,7 +70,8 @@ def compare(data: Path, points: Path, predicted: Path) -> None:
     scores, covered, volumes, ratios = [], 0, 0, []
     for uid, rows in sorted(per_scan.items()):
         for number, row in enumerate(rows, start=1):
-            folder = predicted / (uid if len(rows) == 1 else f"{uid}-{number}")
+            patient = dataset.cases[nodules[uid, row["nodule"]][0]]["patient"]
+            folder = case_folder(predicted, patient, number)
             found = json.loads((folder / "summary.json").read_text())["classes"]["nodule"]
             image = nibabel.load(folder / "samples.nii.gz")
             samples = np.moveaxis(np.asanyarray(image.dataobj), 3, 0)  # (S, columns, rows, slices)
@@ -82,7 +88,7 @@ def compare(data: Path, points: Path, predicted: Path) -> None:
             covered += int(((millilitres >= low) & (millilitres <= high)).sum())
             volumes += len(millilitres)
             scores.append((distance.ged, distance.ged_floor, overlap))
-            name = f"{uid[-5:]} n{row['nodule']}"
+            name = f"{patient[-4:]} n{row['nodule']}"
             readers_text = ", ".join(f"{value:.2f}" for value in millilitres)
             print(
                 f"| {name} | {int((millilitres > 0).sum())} of 4 | {readers_text} "

@@ -25,7 +25,7 @@ train="--resume --model.context 1 --model.presence true --train.annotations_per_
   --train.validation_samples 8"
 "$phiseg" train phiseg --data margins --out chosen --train.steps 10000 --train.validate_every 10000 $train
 "$phiseg" evaluate chosen --data slices --split test --num-samples 100 --out chosen-eval --overwrite
-"$python" "$root/experiments/lidc_volumes/score.py" chosen "$volumes" --noise-length 5 --noise-shared 0 0.2
+"$python" "$root/experiments/lidc_volumes/score.py" chosen "$volumes" --noise-length 5 --noise-shared 0.2 --store
 
 # 3. Bundled weights: continue on all patients but five.
 "$phiseg" train phiseg --data everyone --out bundled --train.initial_weights chosen --train.learning_rate 0.001 \
