@@ -97,7 +97,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         raise OutputError(f"{path} is damaged (not JSON); remove {folder} and predict again") from None
     if not PREDICTION.marks(summary):
