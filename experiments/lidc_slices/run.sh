@@ -23,6 +23,7 @@ fi
 
 augment="--augment.rotation_degrees 180 --augment.probability 0.8 --augment.quarter_turns true --augment.flip_vertical true"
 common="--data data$size --workers ${WORKERS:-2} $augment"
+last="--train.validate_every 1000000" # validate once: the model of the last step is reported, and no row is selected by its scores
 small="phiseg-small probunet-small phiseg-l1-small ssn-small hprobunet-small cvae-small mcdropout-small ensemble-small \
   multihead-small"
 
@@ -32,8 +33,7 @@ search)
   for rate in 0.001 0.003; do
     for schedule in cosine constant; do
       "$phiseg" experiment table1 $common --out "search/$rate-$schedule" --methods $methods --regimes all \
-        --steps "${STEPS:-1000}" --split val --num-samples 16 --train.learning_rate "$rate" --train.schedule "$schedule" \
-        --train.validate_every 1000000
+        --steps "${STEPS:-1000}" --split val --num-samples 16 --train.learning_rate "$rate" --train.schedule "$schedule" $last
     done
   done
   ;;
@@ -46,13 +46,13 @@ search)
   done
   set -f # patterns of rows, not of files
   "$phiseg" experiment table1 $common --minutes "${MINUTES:-60}" --out table64 --methods $methods \
-    --seeds 0 1 2 --rows $rows --train.validation_samples 8
+    --seeds 0 1 2 --rows $rows $last
   ;;
 128)
   # One more resolution than at 64 x 64, so that the coarsest latent has 2 x 2 pixels at both sizes.
   methods=${METHODS:-phiseg-small phiseg-l1-small probunet-small}
   case "$methods" in *-small*) deeper="--model.channels [16,16,24,32,48,48,48]" ;; *) deeper="" ;; esac
   "$phiseg" experiment table1 $common --minutes "${MINUTES:-60}" --out table128 --methods $methods --regimes all $deeper \
-    --train.validation_samples 8
+    $last
   ;;
 esac
