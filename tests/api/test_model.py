@@ -92,7 +92,7 @@ def test_prepare_takes_z_scores_where_the_training_did(changed):
 
 @pytest.mark.parametrize("shape", [(16,), (2, 16, 16), (1, 1, 16, 16), (0, 16)])
 def test_prepare_refuses_another_shape(model, shape):
-    with pytest.raises(DataError, match=r"shape \(.*the model takes \(height, width\)"):
+    with pytest.raises(DataError, match=r"shape \(.*but the model expects \(height, width\)"):
         model.prepare(np.ones(shape))
 
 
@@ -118,6 +118,27 @@ def test_sample_repeats_with_the_same_seed(model, lesions):
     torch.testing.assert_close(model.sample(image[:1], 6, seed=7)[:, :4], logits[:1])
     assert not torch.equal(model.sample(image, 4, seed=8), logits)
     torch.testing.assert_close(model.sample(image.numpy(), 4, seed=7, chunk_size=3), logits)
+
+
+def test_sample_draws_independent_noise_for_other_images(model, lesions, monkeypatch):
+    image = torch.from_numpy(np.stack([Dataset.open(lesions).image(row) for row in (0, 1)]))
+    whole = model.sample(image, 4, seed=7)
+    torch.testing.assert_close(model.sample(image.flip(0), 4, seed=7).flip(0), whole)  # the place does not matter
+
+    def noise(_, num_samples, *, generator, **options):
+        return torch.stack([torch.randn(num_samples, generator=one) for one in generator])
+
+    monkeypatch.setattr(model.network, "sample", noise)
+    first, second = model.sample(image[:1], 2000, seed=7), model.sample(image[1:], 2000, seed=7)
+    correlation = torch.corrcoef(torch.cat([first, second]))[0, 1]
+    assert abs(correlation) < 5 / 2000**0.5  # five standard errors
+    torch.testing.assert_close(model.sample(image[:1] + 1e-7, 2000, seed=7), first)  # rounding errors
+
+
+def test_prepare_refers_volumes_to_predict(model, monkeypatch):
+    monkeypatch.setattr(model.network, "config", model.network.config.model_copy(update={"dims": 3}))
+    with pytest.raises(ConfigError, match=r"use model\.predict"):
+        model.prepare(np.eye(16))
 
 
 def test_sample_takes_a_generator(model):

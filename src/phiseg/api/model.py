@@ -3,6 +3,7 @@
 Shapes: B images, S samples, K classes, C image channels, H x W pixels.
 """
 
+import hashlib
 import warnings
 from collections.abc import Sequence
 from math import ceil, isfinite
@@ -31,7 +32,7 @@ from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import Generators, seeded_generator
 
 WINDOW_MARGIN = 0.25
-"""How far values may lie outside of -0.5 to 0.5, the range of a windowed image, before an image counts as raw."""
+"""How far values may lie outside -0.5 to 0.5, the range of a windowed image, before an image counts as raw."""
 MAX_ZSCORE = 50.0
 """Standard deviations from the mean beyond which a z-scored image counts as raw."""
 
@@ -119,11 +120,14 @@ class Model:
             (1, C, H', W') for `sample`.
 
         Raises:
+            ConfigError: the model segments volumes.
             DataError: the image has the wrong shape, is constant or not finite, or the spacing is not positive.
 
         Warns:
             UserWarning: the values look as if they were in another unit.
         """
+        if self.network.config.dims == 3:
+            raise ConfigError("prepare takes 2-D images, but this model segments volumes; use model.predict(scan)")
         preprocessing = self.preprocessing
         stack = _as_stack(np.asarray(image), preprocessing, spacing_mm)
         for warning in stack.warnings:
@@ -150,9 +154,8 @@ class Model:
         Args:
             image: (B, C, H, W), the network's input: from `prepare`, or `Dataset.image(row)[None]`.
             num_samples: S, the number of segmentations of each image.
-            seed: the same seed draws the same samples. The first samples stay the same if you draw more, and those
-                of an image do not depend on the images after it. Images of two calls with the same seed have the
-                same noise, so their samples are large or small together: use another seed for each call.
+            seed: random seed. The samples of an image depend on the seed and on the image, but not on the other
+                images of the batch. The first samples stay the same if you draw more.
             generator: draws the noise instead of `seed`: one generator, or one per image.
             chunk_size: samples of each image decoded at once; affects memory use only, not results.
 
@@ -160,14 +163,14 @@ class Model:
             Logits (B, S, K, H, W); `.argmax(2)` gives labels, `.softmax(2)` probabilities.
 
         Raises:
-            DataError: the image is not prepared: its values are outside of the range of the network's input.
+            DataError: the image is not prepared: its values are outside the range of the network's input.
             ModelError: the image has the wrong shape.
         """
         values = image if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
         self.network.check_image(self.network.fill_context(values))
         self._check_prepared(values)
         if generator is None:
-            generator = [seeded_generator(seed, "sample", number) for number in range(len(values))]
+            generator = [seeded_generator(seed, "sample", _image_key(one)) for one in values]
         return self.network.sample(
             values.to(self.device, torch.float32), num_samples, generator=generator, chunk_size=chunk_size
         )
@@ -197,11 +200,11 @@ class Model:
             sampling: further settings of the sampling.
             name: the name of the scan in messages; by default that of the file.
             progress: whether to show a progress bar.
-            resample: whether to resample a scan whose pixel spacing is outside of the range of the training images;
+            resample: whether to resample a scan whose pixel spacing is outside the range of the training images;
                 otherwise it is refused.
 
         Raises:
-            DataError: the scan cannot be read or does not match the model, or the point lies outside of it.
+            DataError: the scan cannot be read or does not match the model, or the point lies outside it.
             ConfigError: a point is missing, or given to a whole-slice model.
         """
         if sampling is None:
@@ -247,7 +250,7 @@ class Model:
         """Refuse an image whose values the preprocessing cannot have produced, such as 0 to 255."""
         fix = "call model.prepare(image) first"
         if not image.is_floating_point():
-            raise DataError(f"the image holds integers ({image.dtype}), the network takes prepared floats; {fix}")
+            raise DataError(f"the image holds integers ({image.dtype}), but the network expects prepared floats; {fix}")
         low, high = float(image.min()), float(image.max())
         if not (isfinite(low) and isfinite(high)):
             raise DataError("the image has NaN or infinite pixels; repair it, or exclude it")
@@ -260,9 +263,20 @@ class Model:
             expected, limit = "mean 0 and standard deviation 1", MAX_ZSCORE
         if max(-low, high) > limit:
             raise DataError(
-                f"the image has values from {low:g} to {high:g}, the network takes prepared images ({expected}); "
-                f"{fix}"
+                f"the image has values from {low:g} to {high:g}, but the network expects prepared images "
+                f"({expected}); {fix}"
             )
+
+
+def _image_key(image: Tensor) -> str:
+    """Return the key of the noise of an image (C, H, W) or (C, D, H, W): a hash of a coarse grid of its pixels.
+
+    With the same noise for all images, their samples would be large or small together. Pixels are rounded to 0.01,
+    so that the key of an image hardly ever depends on the rounding errors of the machine that prepared it.
+    """
+    grid = tuple(slice(None, None, max(1, length // 8)) for length in image.shape[1:])
+    coarse = (image[:, *grid].double() * 100).round().to(torch.int64)
+    return hashlib.blake2b(coarse.cpu().numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def _as_stack(
@@ -273,7 +287,9 @@ def _as_stack(
     given = image[None] if image.ndim == 2 else image
     if given.ndim != 3 or given.shape[0] != channels or not given.size:
         shape = "(height, width)" if channels == 1 else f"({channels}, height, width)"
-        raise DataError(f"the image has shape {image.shape}, the model takes {shape}; give one image of that shape")
+        raise DataError(
+            f"the image has shape {image.shape}, but the model expects {shape}; give one image of that shape"
+        )
     own = preprocessing.network_spacing_mm((1.0, 1.0)) if spacing_mm is None else spacing_mm
     vertical, horizontal = np.broadcast_to(own, 2).tolist()
     if not (0 < vertical < np.inf and 0 < horizontal < np.inf):
