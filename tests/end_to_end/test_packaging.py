@@ -132,6 +132,7 @@ def test_wheel_works_without_repository(installed):
 
     where = installed("python", "-c", "import phiseg; print(phiseg.__file__)", capture_output=True, check=True)
     assert "site-packages" in where.stdout
+    assert Path(where.stdout.strip()).with_name("py.typed").exists(), "type checkers use the annotations"
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert version in phiseg("info")
     assert "demo" in phiseg("--help")
