@@ -60,7 +60,7 @@ Getting started:
   phiseg prepare phantom lesion data --size 64
   phiseg train phiseg-small --data data --out runs/phiseg --train.steps 1000
   phiseg evaluate runs/phiseg --data data --out runs/phiseg-eval
-  phiseg compare runs/phiseg-eval runs/other-eval --out report
+  phiseg compare runs/phiseg-eval --out report
 
 Run `phiseg COMMAND --help` for details and examples, `phiseg --version` for the version.
 """
