@@ -53,7 +53,7 @@ def _prediction(folder: Path, scale: Scale) -> dict[str, float]:
     shape = (scale.size, scale.size, scale.predict_slices)
     values = np.random.default_rng(0).integers(-1000, 400, shape).astype(np.int16)
     write_nifti(folder / "scan.nii.gz", Volume(values, np.diag([-0.7, -0.7, 2.5, 1.0])))
-    words = ["predict", folder / "model", folder / "scan.nii.gz", "--accelerator", "cpu"]
+    words = ["predict", folder / "model", folder / "scan.nii.gz", "--device", "cpu"]
     return dict(json.loads(_python("-m", "benchmarks.profiled", *map(str, words)).splitlines()[-1]))
 
 

@@ -131,12 +131,17 @@ def test_missing_gpu_is_rejected(refuses, train_words, trained, lesions, tmp_pat
     for accelerator in ("cuda", "gpu"):
         says = f"cannot compute with accelerator {accelerator}, devices 1"
         refuses(*train_words("--train.accelerator", accelerator), says=says)
-        refuses("predict", trained(), scan, "--accelerator", accelerator, "--out", tmp_path / "out", says=says)
+        words = ("predict", trained(), scan, "--out", tmp_path / "out")
+        for option in ("--device", "--accelerator"):
+            refuses(*words, option, accelerator, says="device 'cuda' is not available")
+        refuses(*words, "--device", accelerator, "--devices", 2, says="cannot compute with accelerator")
 
 
 def test_single_device_for_several_processes_is_rejected(refuses, trained, lesions, tmp_path):
-    words = ("evaluate", trained(), "--data", lesions, "--out", tmp_path / "out", "--devices", 2)
-    refuses(*words, "--device", "cuda:1", says="--device cuda:1 is a single device, but several processes run")
+    words = ("--out", tmp_path / "out", "--devices", 2, "--device", "cuda:1")
+    says = "--device cuda:1 is a single device, but several processes run"
+    refuses("evaluate", trained(), "--data", lesions, *words, says=says)
+    refuses("predict", trained(), lesions, *words, says=says)
 
 
 def test_unknown_dice_annotator_is_rejected(refuses, trained, lesions, tmp_path):

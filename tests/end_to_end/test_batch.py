@@ -73,7 +73,7 @@ def test_batch_as_the_container_runs_it_matches_predict(cli, model, source, tmp_
     )
     predicted = cli(
         "predict", folder, source / "images", "--out", tmp_path / "pred", "--num-samples", 3, "--level-draws", 0,
-        "--accelerator", "cpu",
+        "--device", "cpu",
     )  # fmt: skip
     assert predicted.code == 0, predicted
     for case, written in zip("ab", volumes(out)["cases"], strict=True):

@@ -16,7 +16,7 @@ from PIL import Image
 import phiseg as package
 from helpers.dicom_checks import read_map, read_on_grid
 from helpers.dicom_slices import OBLIQUE, write_scan
-from phiseg.compute import devices
+from phiseg.cli.parallel import fabric_for_processes
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.series import read_series
 from phiseg.imaging.volume import Volume
@@ -25,7 +25,7 @@ from phiseg.inference.sampling_options import Sampling
 from phiseg.plotting import prediction_report
 
 MAPS = ("samples", "mean", "labels", "gamma", "levels")
-QUICK = ("--num-samples", "3", "--level-draws", "2", "--accelerator", "cpu")
+QUICK = ("--num-samples", "3", "--level-draws", "2", "--device", "cpu")
 
 
 @pytest.fixture
@@ -380,6 +380,19 @@ def test_other_spacing_is_resampled_or_rejected(predict, model, tmp_path):
     assert "resampled to 0.8 x 0.8 mm" in (tmp_path / "pred" / "report.html").read_text()
 
 
+@pytest.mark.parametrize(("fixed", "warns"), [(0.9, False), (0.4, True)])
+def test_fixed_spacing_warns_about_coarse_pixels(predict, model, tmp_path, fixed, warns):
+    folder = model(spacing_mm=[fixed, fixed], modality=None)
+    nifti(tmp_path / "scan.nii.gz")  # pixels of 1 x 1.5 mm
+    result = predict(folder, tmp_path / "scan.nii.gz", "--strict-spacing")
+    assert result.code == 2
+    (failed,) = table(tmp_path / "pred", "failed.csv")
+    assert f"but the model was trained on {fixed} x {fixed} mm" in failed["reason"]
+    result = predict(folder, tmp_path / "scan.nii.gz")
+    assert result.code == 0
+    assert any("it is resampled to" in line for line in messages(result)) == warns
+
+
 def test_other_slice_distance_warns_or_is_rejected(predict, model, tmp_path):
     folder = model(thickness_range_mm=[0.5, 0.8], modality=None)
     nifti(tmp_path / "scan.nii.gz")
@@ -498,18 +511,9 @@ def test_invalid_model_folder_is_rejected(predict, tmp_path):
 # Several processes
 
 
-def test_processes_have_a_timeout_of_days(predict, model, tmp_path, monkeypatch):
-    make, waits = devices.make_fabric, []
-
-    def make_fabric(settings, **options):
-        several = make(settings.model_copy(update={"devices": 2}), **options)
-        waits.append(several.strategy._timeout)
-        return make(settings, **options)
-
-    monkeypatch.setattr(devices, "make_fabric", make_fabric)
-    monkeypatch.setattr(devices, "is_one_cpu", lambda settings: False)
-    assert predict(model(), nifti(tmp_path / "n.nii.gz")).code == 0
-    assert waits[0] > timedelta(days=2)
+def test_processes_have_a_timeout_of_days():
+    fabric = fabric_for_processes("cpu", 2, 1, command="phiseg predict")
+    assert fabric.strategy._timeout > timedelta(days=2)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.registry import build_model
 
 MAPS = {"samples": (3,), "mean": (), "labels": (), "gamma": (), "levels": (3,)}
-QUICK = ("--num-samples", "3", "--level-draws", "2", "--accelerator", "cpu")
+QUICK = ("--num-samples", "3", "--level-draws", "2", "--device", "cpu")
 SHAPE = (14, 12, 7)
 
 

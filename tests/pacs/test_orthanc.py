@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
     ORTHANC is None or not PLUGIN.exists(),
     reason="no Orthanc; install it with: apt-get install orthanc orthanc-dicomweb",
 )
-QUICK = ("--num-samples", "3", "--level-draws", "0", "--accelerator", "cpu")
+QUICK = ("--num-samples", "3", "--level-draws", "0", "--device", "cpu")
 USERS = {"alice": "correct horse"}
 
 

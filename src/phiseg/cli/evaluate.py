@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from phiseg.cli.early_checks import check_model_and_data
+from phiseg.cli.parallel import fabric_for_processes
 from phiseg.cli.parsing import Flag, optional, parse
-from phiseg.core.errors import ConfigError
 
 
 @dataclass
@@ -76,8 +75,7 @@ class Evaluate:
     shard: Annotated[str | None, optional("I/N", "score all cases")] = None
     """Score only part I of N of the cases, such as 2/8, and write a shard to OUT. The N jobs are independent."""
     merge: Annotated[tuple[Path, ...], optional("SHARD ...", "score the cases")] = ()
-    """Folders of all shards, from which OUT is written as by a single run. All other options must be those of the
-    shards."""
+    """Shard folders to merge into OUT. All other options must be those of the shards."""
     overwrite: Flag = False
     """Replace OUT if it exists."""
 
@@ -86,7 +84,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Evaluate, arguments, prog=prog)
     check_model_and_data(command.model, command.data)
-    from phiseg.compute.devices import DeviceConfig, keep_freed_memory, make_fabric
+    from phiseg.compute.devices import keep_freed_memory
     from phiseg.evaluation.model_evaluation import evaluate
     from phiseg.evaluation.shards import Shard
     from phiseg.inference.class_map import parse_class_map
@@ -95,14 +93,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     shard = None if command.shard is None else Shard.parse(command.shard)
     keep_freed_memory()
     device, first = command.device, True
-    if (command.devices, command.num_nodes) != (1, 1):
-        if ":" in command.device:
-            kind = command.device.partition(":")[0]
-            raise ConfigError(
-                f"--device {command.device} is a single device, but several processes run; use --device {kind}"
-            )
-        machine = {"accelerator": command.device, "devices": command.devices, "num_nodes": command.num_nodes}
-        fabric = make_fabric(DeviceConfig.parse(machine, where="phiseg evaluate"), timeout=timedelta(days=14))
+    if fabric := fabric_for_processes(device, command.devices, command.num_nodes, command=prog):
         fabric.launch()
         device, first = str(fabric.device), fabric.is_global_zero
     summary = evaluate(

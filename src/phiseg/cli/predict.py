@@ -3,8 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +10,7 @@ import tyro
 
 from phiseg.cli.early_checks import check_exists, check_needs_no_point
 from phiseg.cli.pacs import check_pacs_options, predict_from_pacs
+from phiseg.cli.parallel import fabric_for_processes
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.bundled import find_model
 from phiseg.imaging.dicomweb import Credentials, DicomWeb
@@ -112,8 +111,9 @@ class Predict:
     chunk_size: int = 16
     """Number of samples decoded at once. For 3-D models, --batch-size times --chunk-size limits the slices decoded
     at once. Affects memory use only, not results."""
-    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
-    """Hardware to run on; auto uses a GPU if available."""
+    # `--accelerator` is the former name; tyro shows aliases before the name.
+    device: Annotated[str, tyro.conf.arg(name="accelerator", aliases=["--device"])] = "auto"
+    """Device such as cpu or cuda:1 (cpu or cuda with several processes); auto uses a GPU if available."""
     devices: int = 1
     """Number of processes on this machine among which the cases are divided."""
     num_nodes: int = 1
@@ -163,15 +163,14 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
 def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | None":
     """Predict the inputs; None in all processes but the first."""
-    from phiseg.compute.devices import DeviceConfig, is_one_cpu, keep_freed_memory, make_fabric
+    from phiseg.compute.devices import keep_freed_memory, usable_device
     from phiseg.inference.case_names import read_case_names
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.prediction_folder import write_predictions
     from phiseg.inference.sampling_options import Sampling
     from phiseg.plotting.prediction_report import case_picture, write_prediction_report
 
-    machine = {"accelerator": command.accelerator, "devices": command.devices, "num_nodes": command.num_nodes}
-    devices = DeviceConfig.parse(machine, where="phiseg predict")
+    fabric = fabric_for_processes(command.device, command.devices, command.num_nodes, command="phiseg predict")
     keep_freed_memory()
     return write_predictions(
         Path(command.model),
@@ -196,6 +195,7 @@ def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | No
         ),
         calibrated=not command.uncalibrated,
         strict_spacing=command.strict_spacing,
-        make_fabric=None if is_one_cpu(devices) else partial(make_fabric, devices, timeout=timedelta(days=14)),
+        device=fabric.device if fabric else usable_device(command.device),
+        fabric=fabric,
         notify=lambda note: print(f"phiseg: {note}", file=sys.stderr),
     )

@@ -64,13 +64,15 @@ class DeviceConfig(StrictConfig):
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the device called `name`, such as cpu or cuda:1; `auto` is a GPU if available.
+    """Return the device called `name`, such as cpu or cuda:1; `gpu` is cuda, and `auto` a GPU if available.
 
     Raises:
         ConfigError: the device is not available.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    elif name == "gpu":  # as in Lightning Fabric
+        name = "cuda"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
@@ -78,13 +80,6 @@ def usable_device(name: str) -> torch.device:
         reason = shorten(str(error), 100, placeholder="...")
         raise ConfigError(f"device '{name}' is not available ({reason}); use cpu") from None
     return device
-
-
-def is_one_cpu(settings: DeviceSettings) -> bool:
-    """Return whether these settings mean one process on the CPU, which does not need Lightning Fabric."""
-    has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
-    on_cpu = settings.accelerator == "cpu" or (settings.accelerator == "auto" and not has_gpu)
-    return on_cpu and settings.devices * settings.num_nodes == 1
 
 
 def make_fabric(settings: DeviceSettings, *, timeout: timedelta | None = None) -> "Fabric":

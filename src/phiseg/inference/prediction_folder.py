@@ -77,7 +77,7 @@ def write_predictions(
     calibrated: bool = True,
     strict_spacing: bool = False,
     device: torch.device | str = "cpu",
-    make_fabric: "Callable[[], Fabric] | None" = None,
+    fabric: "Fabric | None" = None,
     progress: bool = True,
     notify: Callable[[str], None] = print,
 ) -> PredictionFolder | None:
@@ -99,8 +99,8 @@ def write_predictions(
         strict_spacing: refuse scans whose pixel spacing or slice distance is outside the range of the training
             images instead of resampling their pixels.
         device: the device, such as `cpu` or `cuda:1`.
-        make_fabric: returns Lightning Fabric for one or several processes that share the cases, and chooses the
-            device. By default this process predicts all cases on `device`.
+        fabric: Lightning Fabric for several processes that share the cases, each on a device of its own. By
+            default, this process predicts all cases on `device`.
         progress: whether to show progress bars.
         notify: called with each remark, such as files that are skipped.
 
@@ -125,8 +125,7 @@ def write_predictions(
     }
     waiting = unfinished_predictions(jobs, out, network, sampling=sampling, identity=identity)
     rank, num_processes = 0, 1
-    if make_fabric is not None:
-        fabric = make_fabric()
+    if fabric is not None:
         fabric.launch()  # waits until all processes have the same list of cases
         device, rank, num_processes = fabric.device, fabric.global_rank, fabric.world_size
     without = sorted({scan.name for scan in scans} - {job.scan.name for job in jobs})
