@@ -19,6 +19,8 @@ from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.scans import Scan, ScanFile, read_scan
 
+COARSE = 2.0
+"""Pixel size of a scan, relative to the fixed pixel size of a model, above which a warning is given."""
 MIN_INSIDE = 0.01
 """Share of voxels inside the window of a model below which a warning about their unit is given."""
 
@@ -208,20 +210,27 @@ def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str,
     """
     warnings = []
     distance, vertical, horizontal = stack.spacing_mm
-    pixels, thickness = preprocessing.spacing_range_mm, preprocessing.thickness_range_mm
-    if pixels and preprocessing.spacing_mm is None and _step(stack, preprocessing) != (1.0, 1.0):
+    fixed, pixels, thickness = (
+        preprocessing.spacing_mm,
+        preprocessing.spacing_range_mm,
+        preprocessing.thickness_range_mm,
+    )
+    step = _step(stack, preprocessing)
+    if (fixed or pixels) and step != (1.0, 1.0):
         own = f"pixels of {vertical:.3g} x {horizontal:.3g} mm"
-        usual = f"{pixels[0]:.3g} to {pixels[1]:.3g} mm"
+        row, column = preprocessing.network_spacing_mm((vertical, horizontal))
+        usual = f"{row:.3g} x {column:.3g} mm" if fixed or not pixels else f"{pixels[0]:.3g} to {pixels[1]:.3g} mm"
         if not resample:
             raise DataError(
                 f"{name} has {own}, but the model was trained on {usual}; use a scan in this range, or allow "
                 "resampling (omit --strict-spacing)"
             )
-        row, column = preprocessing.network_spacing_mm((vertical, horizontal))
-        warnings.append(
-            f"the scan has {own}, but the model was trained on {usual}; it is resampled to "
-            f"{row:.3g} x {column:.3g} mm for the network, and results are on the grid of the scan"
-        )
+        # A model with a fixed spacing was trained on resampled images, so only much larger pixels are unusual.
+        if not fixed or min(step) < 1 / COARSE:
+            warnings.append(
+                f"the scan has {own}, but the model was trained on {usual}; it is resampled to "
+                f"{row:.3g} x {column:.3g} mm for the network, and results are on the grid of the scan"
+            )
     if thickness and stack.grid[0] > 1 and not thickness[0] * 0.999 <= distance <= thickness[1] * 1.001:
         trained = f"those of the training images were {thickness[0]:.3g} to {thickness[1]:.3g} mm thick"
         if not resample:
