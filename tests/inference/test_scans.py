@@ -347,29 +347,6 @@ def test_other_pictures_are_read(tmp_path, suffix):
     np.testing.assert_allclose(values[:, :, 0].swapaxes(0, 1), colours, atol=12 if "j" in suffix.lower() else 0)
 
 
-def test_label_files_of_datasets_are_skipped_with_their_number(tmp_path):
-    volume = Volume(np.zeros((3, 3, 3), np.uint8), np.eye(4))
-    files = [
-        *("cases/a/image.nii.gz", "cases/a/rater-anna.nii.gz", "cases/a/rater-ben.nii.gz", "cases/b/image.nii.gz"),
-        *("nnunet/imagesTr/c_0000.nii.gz", "nnunet/labelsTr_anna/c.nii.gz", "nnunet/labelsTr/c.nii.gz"),
-        *("alone/rater-x.nii.gz", "alone/labels/c.nii.gz"),  # without images: to be predicted
-    ]
-    for file in files:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        write_nifti(tmp_path / file, volume)
-    for file in ("fundus/images/d.png", "fundus/reader1/d.png", "fundus/reader2/d.png", "fundus/other/e.png"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        png(tmp_path / file)
-    found, notes = find_scans([tmp_path])
-    assert [str(scan.path.relative_to(tmp_path)) for scan in sorted(found, key=lambda scan: scan.path)] == [
-        *("alone/labels/c.nii.gz", "alone/rater-x.nii.gz", "cases/a/image.nii.gz", "cases/b/image.nii.gz"),
-        *("fundus/images/d.png", "fundus/other/e.png", "nnunet/imagesTr/c_0000.nii.gz"),
-    ]
-    assert notes == [f"skipping 6 label files of annotators in {tmp_path}"]
-    ((label,), _) = find_scans([tmp_path / "cases/a/rater-anna.nii.gz"])  # as asked
-    assert label.name == "rater-anna"
-
-
 def test_damaged_png_is_rejected(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, (20, 20), dtype=np.uint8)
     whole = png(tmp_path / "a.png", pixels).read_bytes()

@@ -1,28 +1,64 @@
-"""Recognise label files of annotators in folders that `phiseg prepare` reads, so that they are not predicted.
-
-<case>/image.nii.gz              <case>/rater-<name>.nii.gz
-imagesTr/<case>_0000.nii.gz      labelsTr_<name>/<case>.nii.gz
-images/<case>.jpg                <annotator>/<case>.png
-"""
+"""Recognise label files of annotators in datasets that `phiseg prepare` reads, so that they are not predicted."""
 
 import re
+from collections.abc import Collection, Hashable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _SUFFIX = re.compile(r"(\.nii)?\.[^.]+$")
 
 
-def is_label_file(path: Path) -> bool:
-    """Return whether a file is a label of an image in one of the layouts."""
-    folder = path.parent
-    if path.name.startswith("rater-"):
-        return any((folder / f"image{suffix}").is_file() for suffix in (".nii.gz", ".nii"))
-    if folder.name.startswith("labels") and (folder.parent / f"images{folder.name[6:8]}").is_dir():
-        return True
-    images = folder.parent / "images"
-    return (
-        folder.name != "images" and images.is_dir() and _stem(path) in {_stem(entry) for entry in images.iterdir()}
-    )
+class _Layout(NamedTuple):
+    """Regular expressions for the names of label files and of images, without suffixes.
+
+    A file is a label if there is an image with the same named parts in the same folder. An expression with a slash
+    includes the name of the folder, and label and image are then in folders next to each other.
+    """
+
+    label: str
+    image: str
+    anywhere: bool = False
+    """Whether label and image may be in any two folders."""
 
 
-def _stem(path: Path) -> str:
-    return _SUFFIX.sub("", path.name)
+_LAYOUTS = {
+    "a folder per case": _Layout(r"rater-.+", r"image"),
+    "QUBIQ": _Layout(r"task\d+_seg\d+", r"image"),
+    "CURVAS": _Layout(r"annotation_.+", r"image"),
+    "MSSEG-2": _Layout(r"ground_truth.*", r"flair_.+"),
+    "RIGA": _Layout(r"(?P<case>.+)-\d+", r"(?P<case>.+)prime"),
+    "BIDS": _Layout(
+        r"(?P<case>sub-[^_]+(_ses-[^_]+)?)_.*mask",
+        r"(?P<case>sub-[^_]+(_ses-[^_]+)?)_.+(?<!mask)",
+        anywhere=True,
+    ),
+    "nnU-Net": _Layout(r"labels(?P<split>T[rs])?(_.*)?/.+", r"images(?P<split>T[rs])?/.+"),
+    "ISIC": _Layout(r"segs/(?P<case>.+?)_A\d+_.+", r"images/(?P<case>.+)"),
+    "a folder per annotator, such as REFUGE": _Layout(r".+/(?P<case>.+)", r"images/(?P<case>.+)"),
+}
+
+
+def find_label_files(files: Collection[Path]) -> set[Path]:
+    """Return those of the files that are labels of other files, in one of the layouts.
+
+    Args:
+        files: absolute paths.
+    """
+    return {file for layout in _LAYOUTS.values() for file in _labels_in(files, layout)}
+
+
+def _labels_in(files: Collection[Path], layout: _Layout) -> Iterator[Path]:
+    keys = {file: _key(layout.image, file, anywhere=layout.anywhere) for file in files}
+    images = {key for key in keys.values() if key is not None}
+    for file, key in keys.items():
+        if key is None and _key(layout.label, file, anywhere=layout.anywhere) in images:
+            yield file
+
+
+def _key(pattern: str, file: Path, *, anywhere: bool) -> Hashable:
+    """Return what a label and its image share, the folder and the named parts; None if the name does not match."""
+    stem = _SUFFIX.sub("", file.name)
+    with_folder = "/" in pattern
+    match = re.fullmatch(pattern, f"{file.parent.name}/{stem}" if with_folder else stem)
+    folder = None if anywhere else file.parent.parent if with_folder else file.parent
+    return match and (folder, *match.groupdict().values())

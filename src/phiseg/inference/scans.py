@@ -23,7 +23,7 @@ from phiseg.imaging.dicom import Series, read_folder
 from phiseg.imaging.series import DicomSeries, read_series
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.input_checks import INPUTS, check_inputs
-from phiseg.inference.label_files import is_label_file
+from phiseg.inference.label_files import find_label_files
 
 SUMMARY = "summary.json"
 """The file that identifies a folder with results."""
@@ -114,9 +114,9 @@ def find_scans(
 
     The DICOM files of a folder are one series, named after the patient ID or, without one, after the folder. Other
     files in the folder and its subfolders are found too, except results of phiseg and label files of annotators. A
-    scan that is reached several times counts once. Several series of a patient are distinguished by their folders.
-    Other scans of the same name are prefixed with the names of their folders, and those in the same folder keep
-    their suffixes.
+    label file is found if it is itself an input. A scan that is reached several times counts once. Several series
+    of a patient are distinguished by their folders. Other scans of the same name are prefixed with the names of
+    their folders, and those in the same folder keep their suffixes.
 
     Args:
         inputs: files and folders.
@@ -131,19 +131,24 @@ def find_scans(
     """
     check_inputs(inputs, results=results)
     found: dict[Path, ScanFile] = {}
+    in_folders: list[ScanFile] = []
     notes: list[str] = []
     for path in inputs:
         passed_over: list[str] = []
-        labels: set[Path] = set()
-        scans = list(_scans_in(path, set(), passed_over, labels, series))
-        if labels:
-            passed_over.append(
-                f"skipping {len(labels)} label file{'s' * (len(labels) > 1)} of annotators in {path}"
-            )
+        scans = list(_scans_in(path, set(), passed_over, series))
         if not scans and not passed_over:
             raise DataError(f"{path} {'contains no' if path.is_dir() else 'is not a'} scan; {INPUTS}")
         notes += passed_over
-        for scan in scans:
+        if path.is_dir():
+            in_folders += scans
+        else:
+            found |= {scan.path.resolve(): scan for scan in scans}
+    labels = find_label_files({_absolute(scan.path) for scan in in_folders if scan.kind != "dicom"})
+    labels -= {_absolute(scan.path) for scan in found.values()}
+    if labels:
+        notes.append(f"skipping {len(labels)} label file{'s' * (len(labels) > 1)} of annotators")
+    for scan in in_folders:
+        if _absolute(scan.path) not in labels:
             found.setdefault(scan.path.resolve(), scan)
     if not found:
         raise DataError(f"no scans found: {notes[0]}; {INPUTS}")
@@ -185,9 +190,7 @@ def read_scan(
     return Scan(Volume(values, affine), has_spacing=False, warnings=(warning,))
 
 
-def _scans_in(
-    path: Path, visited: set[Path], notes: list[str], labels: set[Path], series: str | None
-) -> Iterator[ScanFile]:
+def _scans_in(path: Path, visited: set[Path], notes: list[str], series: str | None) -> Iterator[ScanFile]:
     name = path.name.lower()
     if path.is_dir():
         if path.resolve() in visited or _is_ours(path):  # visited: a link to a parent folder
@@ -201,11 +204,7 @@ def _scans_in(
             identifiers = frozenset({first.uid, first.patient} - {""})
             yield ScanFile(file_name(first.patient) or _absolute(path).name, path, "dicom", identifiers=identifiers)
         for entry in entries:
-            found = list(_scans_in(entry, visited, notes, labels, series))
-            if entry.is_file() and found and is_label_file(entry):
-                labels.add(entry)
-            else:
-                yield from found
+            yield from _scans_in(entry, visited, notes, series)
     elif name.endswith(nifti_files.SUFFIXES):
         yield ScanFile(path.name[: name.rindex(".nii")] or path.name, path, "nifti")
     elif name.endswith(itk_files.SUFFIXES):
