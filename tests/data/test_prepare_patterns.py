@@ -1,5 +1,6 @@
 """`phiseg prepare nifti` with patterns, on small copies of the layouts of public datasets."""
 
+import nibabel
 import numpy as np
 import pytest
 
@@ -61,6 +62,32 @@ def test_qubiq_is_one_command_for_each_task(qubiq, tmp_path, cli, options):
         for annotator in range(3):
             expected = mask(100 * case + 20 + annotator + 1)[:, :, 0].T
             np.testing.assert_array_equal(dataset.labels[row, annotator], expected)
+
+
+def test_third_axis_holds_the_channels_of_a_slice(tmp_path, cli):
+    """The brain tumours of QUBIQ: images H x W x 4, labels H x W."""
+    channels = {case: image(case, (20, 18, 4)) for case in (1, 2)}
+    for case, values in channels.items():
+        write(tmp_path / "src" / f"case{case}" / "image.nii.gz", values)
+        for rater in (1, 2):
+            path = tmp_path / "src" / f"case{case}" / f"task01_seg{rater}.nii.gz"
+            nibabel.save(nibabel.Nifti1Image(mask(10 * case + rater)[..., 0], AFFINE), path)
+    words = ["--image", "image.nii.gz", "--rater", "task01_seg*.nii.gz", "--workers", "1"]
+    done = cli("prepare", "nifti", tmp_path / "src", tmp_path / "data", *words)
+    assert done.code == 0, done.err
+    dataset = Dataset.open(tmp_path / "data")
+    assert dataset.images.shape == (2, 4, 18, 20)
+    third = channels[2][..., 2]
+    np.testing.assert_allclose(dataset.images[1, 2], ((third - third.mean()) / third.std()).T, atol=1e-5)
+    np.testing.assert_array_equal(dataset.labels[1, 0], mask(21)[:, :, 0].T)
+
+
+def test_slice_of_another_size_than_the_image_is_rejected(tmp_path):
+    write(tmp_path / "src" / "a" / "image.nii.gz", image(1, (20, 18, 4)))
+    write(tmp_path / "src" / "a" / "seg1.nii.gz", mask(1, (20, 17, 1)))
+    patterns = FilePatterns(images=("image.nii.gz",), rater="seg*.nii.gz")
+    with pytest.raises(DataError, match="20 x 18 x 4 against 20 x 17 x 1 voxels"):
+        preview_nifti(tmp_path / "src", patterns=patterns, strict=True, progress=False)
 
 
 def test_split_in_the_path_is_kept(qubiq, tmp_path):

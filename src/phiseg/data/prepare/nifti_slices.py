@@ -131,13 +131,19 @@ def on_one_grid(
 ) -> tuple[list[Volume], dict[str, Volume]]:
     """Read the files of a scan, with the axes in the order of the first image.
 
+    If the labels have one slice, the third axis of images with several slices holds channels.
+
     Returns:
         Images (I, J, K, C) and the labels (I, J, K) of each annotator.
 
     Raises:
         DataError: a file cannot be read, or is not on the grid of the first image.
     """
-    first = read_image(scan.images[0])
+    images = [read_image(path) for path in scan.images]
+    labels = {annotator: read_labels(path) for annotator, path in scan.labels.items()}
+    if all(_is_slice_of(volume, images[0]) for volume in labels.values()):
+        images = [_slice_with_channels(image) for image in images]
+    first = images[0]
 
     def aligned(volume: Volume, path: Path) -> Volume:
         turned = volume.reoriented_like(first)
@@ -148,8 +154,18 @@ def on_one_grid(
             )
         return turned or volume
 
-    images = [first, *(aligned(read_image(path), path) for path in scan.images[1:])]
-    return images, {annotator: aligned(read_labels(path), path) for annotator, path in scan.labels.items()}
+    images[1:] = [aligned(image, path) for image, path in zip(images[1:], scan.images[1:], strict=True)]
+    return images, {annotator: aligned(volume, scan.labels[annotator]) for annotator, volume in labels.items()}
+
+
+def _is_slice_of(labels: Volume, image: Volume) -> bool:
+    """Return whether the labels have one slice, with the rows and columns of an image of several slices."""
+    return labels.grid == (*image.grid[:2], 1) != image.grid
+
+
+def _slice_with_channels(image: Volume) -> Volume:
+    """Return an image (I, J, K, 1) as one slice (I, J, 1, K); an image with channels is unchanged."""
+    return Volume(image.values.swapaxes(2, 3), image.affine) if image.values.shape[3] == 1 else image
 
 
 def read_merged(path: Path, *, merge: Mapping[int, int]) -> Volume:
