@@ -185,6 +185,18 @@ def test_equal_names_are_prefixed_with_folders(tmp_path):
     assert set(names(tmp_path)) == {"a-x-ct", "b-x-ct", "y-ct", "mr"}  # as many as it takes
 
 
+def test_files_named_image_are_named_after_folders(tmp_path):
+    """As in datasets: `phiseg prepare nifti` names the case of case01/image.nii.gz case01."""
+    nifti(tmp_path / "a" / "case01" / "image.nii.gz")
+    assert names(tmp_path) == {"image": "nifti"}
+    nifti(tmp_path / "a" / "case02" / "image.nii.gz")
+    assert set(names(tmp_path)) == {"case01", "case02"}
+    nifti(tmp_path / "a" / "case02.nii.gz")
+    nifti(tmp_path / "b" / "case01" / "image.nii.gz")
+    case02 = f"{tmp_path.name}-a-case02"
+    assert set(names(tmp_path)) == {"a-case01", "a-case02", "b-case01", case02}
+
+
 def test_equal_names_in_one_folder_keep_suffixes(tmp_path):
     nifti(tmp_path / "a.nii.gz")
     nifti(tmp_path / "a.nii")

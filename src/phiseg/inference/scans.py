@@ -116,7 +116,8 @@ def find_scans(
     files in the folder and its subfolders are found too, except results of phiseg and label files of annotators. A
     label file is found if it is itself an input. A scan that is reached several times counts once. Several series
     of a patient are distinguished by their folders. Other scans of the same name are prefixed with the names of
-    their folders, and those in the same folder keep their suffixes.
+    their folders, and those in the same folder keep their suffixes. Several files named image have only the names
+    of their folders.
 
     Args:
         inputs: files and folders.
@@ -297,10 +298,19 @@ def _name_apart(scans: list[ScanFile]) -> list[ScanFile]:
             first, second, *_ = (scan.path for scan, taken in zip(scans, names, strict=True) if taken == name)
             raise DataError(f"{first} and {second} would have the same name {name}; rename one of them")
         names = [
-            "-".join([*folder.parts[1:][-depth:], name]) if count[taken] > 1 else taken
+            _with_folders(name, folder.parts[1:][-depth:]) if count[taken] > 1 else taken
             for folder, name, taken in zip(folders, own, names, strict=True)
         ]
     return [replace(scan, name=name) for scan, name in zip(scans, names, strict=True)]
+
+
+def _with_folders(name: str, folders: Sequence[str]) -> str:
+    """Return a name with the names of folders in front; they replace the name `image`.
+
+    >>> _with_folders("ct", ["site", "case01"]), _with_folders("image", ["case01"])
+    ('site-case01-ct', 'case01')
+    """
+    return "-".join(folders if folders and name == "image" else [*folders, name])
 
 
 def _absolute(path: Path) -> Path:
