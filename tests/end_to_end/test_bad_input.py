@@ -231,7 +231,7 @@ def test_late_error_is_the_last_line(cli, train_words, trained, lesions, copy, r
 
 def test_results_are_not_overwritten(refuses, train_words, trained, lesions, copy, tmp_path):
     run = copy(trained(), "run")
-    refuses(*train_words(), says=["already contains a run", "--resume"])
+    refuses(*train_words(), says=["already contains a run", "--resume (in Python: resume=True)"])
     for command in ("evaluate", "sample"):
         refuses(command, run, "--data", lesions, "--out", run, says="exists, but is not a result of phiseg")
 
@@ -254,7 +254,7 @@ def test_existing_dataset_is_kept(cli, lesions, copy, tmp_path):
     before = snapshot(tmp_path)
     result = cli("prepare", "phantom", "lesion", data, "--size", 16, "--num-cases", 3)
     assert result.code == 2
-    assert "already exists; choose another folder or pass --overwrite" in result.err
+    assert "already exists; choose another folder or pass --overwrite (in Python: overwrite=True)" in result.err
     assert snapshot(tmp_path) == before
 
 

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from phiseg.core.errors import TrainingError
+from phiseg.core.files import OVERWRITE
 from phiseg.data.store import Dataset
 from phiseg.training.loop import train
 
@@ -22,7 +23,7 @@ def test_check_prints_a_report_and_writes_it_as_json(cli, gaps, tmp_path):
     assert f"over all {report['agreement']['pairs']} pairs: {report['agreement']['iou']:.3f}" in done.out
     again = cli("data", "check", gaps, "--json", tmp_path / "report.json")
     assert (again.code, again.out) == (2, "")
-    assert again.err.strip().endswith("already exists; choose another name or pass --overwrite")
+    assert again.err.strip().endswith(f"already exists; choose another name or {OVERWRITE}")
     assert cli("data", "check", gaps, "--json", tmp_path / "report.json", "--overwrite").code == 0
 
 
@@ -46,7 +47,7 @@ def test_show_writes_picture_and_keeps_existing_file(cli, zones, tmp_path):
     before = out.read_bytes()
     refused = cli("data", "show", zones, "--out", out)
     assert refused.code == 2
-    assert refused.err == f"phiseg: error: {out} already exists; choose another name or pass --overwrite\n"
+    assert refused.err == f"phiseg: error: {out} already exists; choose another name or {OVERWRITE}\n"
     assert out.read_bytes() == before
     assert cli("data", "show", zones, "--out", out, "--num", "1", "--overwrite").code == 0
     assert out.read_bytes() != before

@@ -309,7 +309,7 @@ def test_file_instead_of_results_folder_is_rejected(scans, tmp_path):
 
 def test_points_are_checked_before_reading(scans, tmp_path):
     (scans / "s0.nii.gz").write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match="give its position in s0"):
+    with pytest.raises(ConfigError, match=r"give its position in s0: --at x,y,z \(in Python: at=\(x, y, z\)\)"):
         run(scans, tmp_path / "out", model=KnownModel(noisy, centred_on="nodule"))
     with pytest.raises(ConfigError, match="takes no point; predict s0 without"):
         run(scans, tmp_path / "out", points=[Point(1, 1, 1)])

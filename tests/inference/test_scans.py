@@ -126,7 +126,7 @@ def test_results_are_not_inputs(tmp_path):
         nifti(tmp_path / kind / "a" / "samples.nii.gz")
         (tmp_path / kind / "a" / "summary.json").write_text(json.dumps({"format": f"phiseg-{kind}"}))
         assert names(tmp_path, results=tmp_path / "new") == {"a": "nifti"}
-    with pytest.raises(DataError, match=r"contains no scan; .* no results of phiseg"):
+    with pytest.raises(DataError, match=r"contains no scan; .* not phiseg output"):
         find_scans([tmp_path / "prediction"])
     for number, summary in enumerate(("{}", "[]", "{", '{"format": "other"}')):  # not ours
         nifti(tmp_path / "more" / f"{number}" / f"s{number}.nii.gz")

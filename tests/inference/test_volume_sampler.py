@@ -328,5 +328,5 @@ def test_noise_along_slices_is_refused(phiseg):
 def test_missing_or_superfluous_point_is_refused():
     with pytest.raises(ConfigError, match="takes no point"):
         predict_volume(Pointwise(), scan(), point=(1, 1, 1))
-    with pytest.raises(ConfigError, match="give its position in volume: --at"):
+    with pytest.raises(ConfigError, match=r"give its position in volume: point=\(x, y, z\)"):
         predict_volume(Pointwise(centred_on="lesion"), scan())

@@ -21,7 +21,7 @@ from phiseg.comparison.report import Part, render_report
 from phiseg.comparison.table_formats import to_csv, to_latex, to_markdown
 from phiseg.comparison.tables import Table, comparison_table, excess_ged, method_names
 from phiseg.core.errors import OutputError
-from phiseg.core.files import atomic_file
+from phiseg.core.files import OVERWRITE, atomic_file
 from phiseg.evaluation.evaluation_folder import Evaluation, cases_to_csv, read_evaluation
 from phiseg.evaluation.summary import defined, patients_of
 from phiseg.plotting.primitives import to_png
@@ -42,6 +42,8 @@ class Section(NamedTuple):
     """Additional lines below the table."""
     set_aside: Sequence[str] = ()
     """Methods with unsuitable settings."""
+    equal_time: bool = False
+    """Whether all trainings took the same time, so that their numbers of steps may differ."""
 
 
 def compare(
@@ -52,6 +54,7 @@ def compare(
     title: str = "Comparison of segmentation methods",
     test: Test = "patients",
     set_aside: Sequence[str] = (),
+    equal_time: bool = False,
 ) -> Table:
     """Compare the evaluations in `folders` and write tables, figures and `report.html` to `out`.
 
@@ -62,6 +65,8 @@ def compare(
         title: title of the report.
         test: the independent units of the significance test.
         set_aside: methods with unsuitable settings; they are shown, but not tested.
+        equal_time: whether all trainings took the same time. Otherwise, methods that were trained for different
+            numbers of steps are not tested against each other.
 
     Raises:
         ConfigError: a method in `set_aside` is unknown.
@@ -70,7 +75,7 @@ def compare(
     """
     _check_previous(out, overwrite=overwrite)
     evaluations = [read_evaluation(folder) for folder in folders]
-    section = Section("", "", evaluations, set_aside=set_aside)
+    section = Section("", "", evaluations, set_aside=set_aside, equal_time=equal_time)
     (table,) = write_comparison([section], out, overwrite=overwrite, title=title, test=test)
     return table
 
@@ -93,7 +98,12 @@ def write_comparison(
     tables = [
         replace(table, notes=(*table.notes, *section.notes))
         for section, table in (
-            (section, comparison_table(section.evaluations, test=test, set_aside=section.set_aside))
+            (
+                section,
+                comparison_table(
+                    section.evaluations, test=test, set_aside=section.set_aside, equal_time=section.equal_time
+                ),
+            )
             for section in sections
         )
     ]
@@ -131,7 +141,7 @@ def _check_previous(out: Path, *, overwrite: bool) -> list[Path]:
     """Return the files of a previous comparison, if they may be replaced."""
     previous = _previous(out)
     if previous and not overwrite:
-        raise OutputError(f"{previous[0]} already exists; choose another folder or pass --overwrite")
+        raise OutputError(f"{previous[0]} already exists; choose another folder or {OVERWRITE}")
     return previous
 
 

@@ -19,6 +19,8 @@ from phiseg.core.errors import OutputError
 
 AnyPath = str | PathLike[str]
 """A path as text or as an object."""
+OVERWRITE = "pass --overwrite (in Python: overwrite=True)"
+"""How to replace existing results, for errors."""
 
 
 @contextmanager
@@ -102,7 +104,7 @@ def check_replaceable(path: Path, *, overwrite: bool = False, marker: str | None
                 f"{path} exists, but is not a result of phiseg (it contains no {marker}); choose another folder"
             )
         if place.exists() and not overwrite:
-            raise OutputError(f"{path} already exists; choose another folder or pass --overwrite")
+            raise OutputError(f"{path} already exists; choose another folder or {OVERWRITE}")
         parent = next((parent for parent in place.parents if parent.exists()), place)
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise OutputError(f"cannot write {path}: {parent} is not a writable directory; choose another")
@@ -119,7 +121,7 @@ def check_new_file(path: Path, *, overwrite: bool = False) -> None:
     if path.is_dir():
         raise OutputError(f"{path} is a folder; pass the name of a file")
     if path.exists() and not overwrite:
-        raise OutputError(f"{path} already exists; choose another name or pass --overwrite")
+        raise OutputError(f"{path} already exists; choose another name or {OVERWRITE}")
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise OutputError(f"cannot write {path}: {parent} is not a writable directory; choose another")

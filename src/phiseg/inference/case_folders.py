@@ -65,7 +65,12 @@ def unfinished_predictions(
         _check_same(out / name, {key: stored[key] for key in settings if key in stored}, settings)
     left: list[PredictionJob] = []
     for job in jobs:
-        check_point(preprocessing.centred_on, has_point=job.point is not None, name=job.name)
+        check_point(
+            preprocessing.centred_on,
+            has_point=job.point is not None,
+            name=job.name,
+            option="--at x,y,z (in Python: at=(x, y, z))",
+        )
         folder = out / job.name
         if finished := read_summary(folder):
             try:

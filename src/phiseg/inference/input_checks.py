@@ -6,8 +6,8 @@ from pathlib import Path
 from phiseg.core.errors import ConfigError, DataError, nearest
 
 INPUTS = (
-    "give a NIfTI, .mha, .nrrd or picture file (PNG, JPEG, TIFF, BMP), a DICOM folder or a folder of these, but no "
-    "results of phiseg"
+    "give a NIfTI, .mha, .nrrd or picture file (PNG, JPEG, TIFF, BMP), a DICOM folder or a folder of these, not "
+    "phiseg output"
 )
 
 MAPS = ("labels", "mean", "gamma", "samples")
@@ -29,14 +29,14 @@ def check_inputs(inputs: Sequence[Path], *, results: Path | None = None) -> None
             raise DataError(f"{path} is both an input and the folder for the results; use another --out")
 
 
-def check_point(centred_on: str | None, *, has_point: bool, name: str, option: str = "--at x,y,z") -> None:
+def check_point(centred_on: str | None, *, has_point: bool, name: str, option: str = "point=(x, y, z)") -> None:
     """Check that a point is given for a lesion-crop model, and not for a whole-slice model.
 
     Args:
         centred_on: object at the centre of the training images; None for whole slices.
         has_point: whether a point is given.
         name: name of the scan.
-        option: option that gives the point, for the error.
+        option: option or argument that gives the point, for the error.
 
     Raises:
         ConfigError: the point is missing, or the model takes none.

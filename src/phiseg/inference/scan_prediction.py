@@ -208,9 +208,7 @@ def _to_stack(stack: PreparedStack, point: Sequence[float], *, name: str) -> tup
     if any(not -0.5 <= place < number - 0.5 for place, number in zip(point, stack.volume.grid, strict=True)):
         shape = " x ".join(map(str, stack.volume.grid))
         given = ", ".join(f"{place:g}" for place in point)
-        raise DataError(
-            f"{name}: the point ({given}) is outside the {shape} voxels of the scan; check the point (--at)"
-        )
+        raise DataError(f"{name}: the point ({given}) is outside the {shape} voxels of the scan; check the point")
     world = stack.volume.world(np.asarray(point, dtype=np.float64))
     place = np.linalg.inv(stack.stack.affine) @ [*world, 1]
     nearest = np.clip(np.rint(place[:3]), 0, np.array(stack.stack.grid) - 1)  # rounding may move it outside

@@ -37,7 +37,10 @@ def check_run_folder(out: Path, recipe: Recipe, *, resume: bool) -> None:
             )
         return
     if not resume:
-        raise OutputError(f"{out} already contains a run; pass --resume to continue it, or choose another folder")
+        raise OutputError(
+            f"{out} already contains a run; pass --resume (in Python: resume=True) to continue it, or choose "
+            "another folder"
+        )
     if (out / STATE_FILE).is_file() or (out / "model").exists():
         _check_same_recipe(out, recipe)
 
