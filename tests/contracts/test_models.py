@@ -343,6 +343,8 @@ def test_model_rejects_image_of_wrong_shape(name, channels, dims):
         assert str(tuple(image.shape)) in str(caught.value)
         other = f"use a model with dims = {dims}"
         assert (other in str(caught.value)) == (dims in (2, 3) and dims != model.config.dims)
+        raw = "model.prepare(image)" if model.config.dims == 2 else "model.predict(scan)"
+        assert (raw in str(caught.value)) != (other in str(caught.value))
 
 
 @pytest.mark.parametrize(

@@ -263,11 +263,12 @@ class Segmenter(nn.Module, ABC):
             return
         kind = "images" if dims == 2 else "volumes"
         axes = "height, width" if dims == 2 else "depth, height, width"
+        raw = "for raw images, use model.prepare(image)" if dims == 2 else "for scans, use model.predict(scan)"
         around = f", including {context} slice{'s' if context > 1 else ''} on each side" if context else ""
         advice = (
             f"pass {kind}, or use a model with dims = {image.ndim - 2}"
             if image.ndim == 7 - dims  # volumes for a 2-D model, or the reverse
-            else "pass that number of channels or train a model for this data"
+            else f"{raw}; for other channels, train a model"
         )
         raise ModelError(
             f"the model expects {kind} (batch, {channels}, {axes}){around}, got {tuple(image.shape)}; {advice}"
