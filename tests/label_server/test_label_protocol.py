@@ -244,7 +244,7 @@ def test_repeated_request_uses_the_same_samples(served, monkeypatch):
     def fail(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr("phiseg.label_server.server.predict_prepared", fail)
+    monkeypatch.setattr("phiseg.label_server.inference_service.predict_prepared", fail)
     second = infer(served.client, image="scan", output="json", params={**params, "result": "sample"}).json()
     assert second["measurements"] == first["measurements"]
 

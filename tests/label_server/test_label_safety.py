@@ -12,7 +12,7 @@ from helpers.label_server import POINT, UID, client_of, infer, listening, make_s
 from helpers.small_viewer import make_model, nifti_bytes, random_volume
 from phiseg.core.errors import ConfigError
 from phiseg.imaging.nifti_files import write_nifti
-from phiseg.label_server import app, server
+from phiseg.label_server import app, inference_service
 
 GOOD = {"foreground": [POINT], "num_samples": 1}
 
@@ -156,13 +156,13 @@ def test_long_fields_are_rejected(served):
 
 
 def test_request_that_takes_too_long_ends(studies, monkeypatch):
-    predict = server.predict_prepared
+    predict = inference_service.predict_prepared
 
     def predict_slowly(*arguments, **options):
         time.sleep(1.5)
         return predict(*arguments, **options)
 
-    monkeypatch.setattr(server, "predict_prepared", predict_slowly)
+    monkeypatch.setattr(inference_service, "predict_prepared", predict_slowly)
     with listening(make_server(studies, time_limit=0.0)) as port:
         url = f"http://127.0.0.1:{port}/infer/tiny?image=scan"
         answer = httpx.post(url, data={"params": json.dumps(GOOD)}, timeout=60)
@@ -173,7 +173,7 @@ def test_bug_is_an_internal_error_without_details(studies, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(server, "predict_prepared", fail)
+    monkeypatch.setattr(inference_service, "predict_prepared", fail)
     message = error_of(infer(client_of(make_server(studies)), image="scan", params=GOOD), 500)
     assert message == "unexpected error (RuntimeError); see the terminal of the server for details"
 
@@ -212,7 +212,7 @@ def test_pages_of_other_sites_need_permission(studies):
 
 def test_two_models_of_one_name_are_rejected():
     with pytest.raises(ConfigError, match="two models have the same name"):
-        server.LabelServer.of([("a", make_model()), ("a", make_model())])
+        inference_service.LabelServer.of([("a", make_model()), ("a", make_model())])
 
 
 def test_memory_of_images_is_limited(tmp_path):

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from phiseg import __version__
 from phiseg.inference.scans import ScanFile
-from phiseg.label_server.images import download_name, write_download
+from phiseg.label_server.inference_service import STRATEGY, Answer, LabelServer, Output, RequestFailedError
 from phiseg.label_server.parameters import parse_parameters
-from phiseg.label_server.server import STRATEGY, Answer, LabelServer, Output, RequestFailedError
 from phiseg.label_server.sessions import uploaded_scan
+from phiseg.label_server.studies import download_name, write_download
 from phiseg.viewer.access import AccessControl
 from phiseg.viewer.server import MAX_FILES, MAX_UPLOAD, MAX_UPLOADS, explain_errors
 from phiseg.viewer.uploads import SavedForm, save_form

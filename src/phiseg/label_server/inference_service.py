@@ -19,9 +19,8 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_prepared
 from phiseg.inference.scans import ScanFile, read_scan
-from phiseg.label_server.images import FolderImages, ImageSource, OpenImage, OpenImages
 from phiseg.label_server.parameters import InferParameters, Point, option_defaults
-from phiseg.label_server.results import (
+from phiseg.label_server.responses import (
     Outcome,
     class_numbers,
     describe,
@@ -32,6 +31,7 @@ from phiseg.label_server.results import (
     seg_file,
 )
 from phiseg.label_server.sessions import Sessions
+from phiseg.label_server.studies import FolderImages, ImageSource, OpenImage, OpenImages
 from phiseg.models import Segmenter
 from phiseg.viewer.click_prediction import affordable
 from phiseg.viewer.request_queue import RequestQueue
