@@ -80,6 +80,18 @@ def test_different_training_lengths_and_early_selection_are_noted():
     assert not any("steps" in note or "Selected" in note for note in equal.notes)
 
 
+def test_rows_of_different_training_length_are_tested_only_at_equal_time():
+    rows = [row("short", 0.0, steps=3000), row("long", 0.1, steps=10_000)]
+    table = comparison_table(rows)
+    assert marked(table) == []
+    assert any("not tested against each other" in note for note in table.notes)
+    table = comparison_table(rows, equal_time=True)
+    assert marked(table) == ["long"]
+    assert any("The training time was the same." in note for note in table.notes)
+    assert marked(comparison_table([rows[0], row("unknown", 0.1)])) == ["unknown"]  # samples of other programs
+    assert marked(comparison_table([*rows, row("longer", 0.2, steps=10_000)])) == ["longer"]
+
+
 def test_compare_sets_methods_aside(cli, tmp_path, trained, lesions):
     for name in ("one", "two"):
         words = ("--data", lesions, "--num-samples", "2", "--method", name, "--out", tmp_path / name)

@@ -152,6 +152,7 @@ def compare(
     title: str = "Comparison of segmentation methods",
     test: Literal["patients", "cases"] = "patients",
     set_aside: str | Sequence[str] = (),
+    equal_time: bool = False,
     overwrite: bool = False,
 ) -> Comparison:
     """Compare evaluations in one table with significance tests, figures and a report, as `phiseg compare` does.
@@ -162,6 +163,8 @@ def compare(
         title: the title of the report.
         test: the unit that the significance test takes as independent.
         set_aside: methods with unsuitable settings. They are shown with a mark but not tested.
+        equal_time: whether all trainings took the same time. Otherwise, methods that were trained for different
+            numbers of steps are not tested against each other.
         overwrite: whether to replace a comparison in `out`.
 
     Returns:
@@ -177,7 +180,15 @@ def compare(
     if not folders:
         raise ConfigError("there is nothing to compare; give what evaluate returned")
     aside = [set_aside] if isinstance(set_aside, str) else set_aside
-    table = comparison.compare(folders, Path(out), title=title, test=test, set_aside=aside, overwrite=overwrite)
+    table = comparison.compare(
+        folders,
+        Path(out),
+        title=title,
+        test=test,
+        set_aside=aside,
+        equal_time=equal_time,
+        overwrite=overwrite,
+    )
     rows = Records.from_csv((Path(out) / "table.csv").read_text(encoding="utf-8"), text_columns=["method"])
     return Comparison(rows, path=Path(out), notes=table.notes, text=to_text(table))
 

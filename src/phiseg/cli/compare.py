@@ -34,6 +34,9 @@ class Compare:
     """Unit that the significance test treats as independent: patients, or cases as in the paper."""
     set_aside: Annotated[tuple[str, ...], optional("METHOD ...", "test all methods")] = ()
     """Methods with unsuitable settings. They are shown with a mark but not tested."""
+    equal_time: Flag = False
+    """State that all trainings took the same time. Without this option, methods that were trained for different
+    numbers of steps are not tested against each other."""
     overwrite: Flag = False
     """Replace existing results in OUT."""
 
@@ -54,6 +57,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         title=command.title,
         test=command.test,
         set_aside=command.set_aside,
+        equal_time=command.equal_time,
         overwrite=command.overwrite,
     )
     print(to_text(table))

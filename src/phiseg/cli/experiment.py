@@ -62,6 +62,8 @@ class Experiment:
     """Validation score that selects the model of each training, as train.select_by of a recipe."""
     test: Literal["patients", "cases"] = "patients"
     """Unit that the significance test treats as independent: patients (and seeds), or cases as in the paper."""
+    set_aside: Annotated[tuple[str, ...], optional("METHOD ...", "test all methods")] = ()
+    """Methods with unsuitable settings. The report shows them with a mark but does not test them."""
     workers: int = 1
     """Number of rows that run at the same time. They share the CPU cores."""
     dry_run: Flag = False
@@ -130,7 +132,9 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
             waiting, lambda job: [*this_program, *row_command(job)[1:]], command.out, workers=command.workers
         )
     if not command.no_report and len(failed) < len(jobs):
-        tables = write_experiment_report(command.data, command.out, title=command.title, test=command.test)
+        tables = write_experiment_report(
+            command.data, command.out, title=command.title, test=command.test, set_aside=command.set_aside
+        )
         for title, table in tables.items():
             print(f"{title}\n{to_text(table)}")
         print(f"report: {command.out / 'report.html'}")

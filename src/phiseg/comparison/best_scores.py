@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from phiseg.comparison.comparability import same_calibration
+from phiseg.comparison.comparability import same_calibration, same_training_length
 from phiseg.evaluation.evaluation_folder import Evaluation
 from phiseg.evaluation.summary import defined, patients_of
 from phiseg.metrics.score_registry import SCORES, case_scores
@@ -27,16 +27,18 @@ def best_scores(
     *,
     test: Test = "patients",
     tested: Sequence[bool] | None = None,
+    equal_time: bool = False,
 ) -> list[frozenset[str]]:
     """Return for each evaluation the metrics in which it is better than all its rivals at p < `SIGNIFICANCE`.
 
-    The rivals are all other evaluations that can be compared with it (`same_calibration`).
+    The rivals are all other evaluations that can be compared with it (`same_calibration`, `same_training_length`).
 
     Args:
         evaluations: evaluations of the same cases; those without a metric are ignored for this metric.
         metrics: names from `tested_scores`.
         test: unit that is treated as independent.
         tested: whether each evaluation is tested; None tests all.
+        equal_time: whether all trainings took the same time, so that their numbers of steps may differ.
     """
     tested = tested or [True] * len(evaluations)
     others = [other for other, takes_part in zip(evaluations, tested, strict=True) if takes_part]
@@ -44,7 +46,7 @@ def best_scores(
         frozenset(
             metric
             for metric in metrics
-            if (rivals := _rivals(own, others, metric))
+            if (rivals := _rivals(own, others, metric, equal_time))
             and all(_beats(own, rival, metric, test) for rival in rivals)
         )
         if takes_part
@@ -53,11 +55,14 @@ def best_scores(
     ]
 
 
-def _rivals(own: Evaluation, others: Sequence[Evaluation], metric: str) -> list[Evaluation]:
+def _rivals(own: Evaluation, others: Sequence[Evaluation], metric: str, equal_time: bool) -> list[Evaluation]:
     return [
         other
         for other in others
-        if other is not own and same_calibration(own, other) and defined(other.cases[metric])
+        if other is not own
+        and same_calibration(own, other)
+        and (equal_time or same_training_length(own, other))
+        and defined(other.cases[metric])
     ]
 
 

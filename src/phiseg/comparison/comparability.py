@@ -43,8 +43,18 @@ def training_length(evaluation: Evaluation) -> int | None:
     return max((record["step"] for record in evaluation.training), default=None)
 
 
+def same_training_length(one: Evaluation, two: Evaluation) -> bool:
+    """Return whether both trainings had the same number of steps, or that of one is unknown."""
+    lengths = {training_length(one), training_length(two)}
+    return None in lengths or len(lengths) == 1
+
+
 def comparability_notes(
-    names: Sequence[str], evaluations: Sequence[Evaluation], set_aside: Sequence[str] = ()
+    names: Sequence[str],
+    evaluations: Sequence[Evaluation],
+    *,
+    set_aside: Sequence[str] = (),
+    equal_time: bool = False,
 ) -> list[str]:
     """Return the lines below a table that state which of its rows are not comparable.
 
@@ -52,6 +62,7 @@ def comparability_notes(
         names: what the table calls its rows.
         evaluations: its rows.
         set_aside: the rows with unsuitable settings.
+        equal_time: whether all rows had the same training time, whatever their number of steps.
     """
     notes, rows = [], list(zip(names, evaluations, strict=True))
     if set_aside:
@@ -74,7 +85,12 @@ def comparability_notes(
     lengths = {name: length for name, own in rows if (length := training_length(own)) is not None}
     if len(set(lengths.values())) > 1:
         each = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
-        notes.append(f"Trained for different numbers of steps: {each}. This is fair if the training time is equal.")
+        tested = (
+            "The training time was the same."
+            if equal_time
+            else "They are not tested against each other. Use --equal-time if their training time was the same."
+        )
+        notes.append(f"Trained for different numbers of steps: {each}. {tested}")
     early = [
         f"{name} ({step:,} of {lengths[name]:,})"
         for name, own in rows

@@ -51,7 +51,11 @@ class Table:
 
 
 def comparison_table(
-    evaluations: Sequence[Evaluation], *, test: Test = "patients", set_aside: Sequence[str] = ()
+    evaluations: Sequence[Evaluation],
+    *,
+    test: Test = "patients",
+    set_aside: Sequence[str] = (),
+    equal_time: bool = False,
 ) -> Table:
     """Compare evaluations on the same cases with the same number of samples.
 
@@ -61,6 +65,7 @@ def comparison_table(
         evaluations: one evaluation per method.
         test: unit that the significance test treats as independent.
         set_aside: methods with unsuitable settings; they are shown but not tested.
+        equal_time: whether all trainings took the same time, so that their numbers of steps may differ.
 
     Raises:
         ConfigError: a method in `set_aside` does not exist.
@@ -73,7 +78,7 @@ def comparison_table(
     references = [str(evaluation.summary.dice_annotator) for evaluation in evaluations]
     tested = [metric for metric in tested_scores() if metric != "dice" or len(set(references)) == 1]
     rows = []
-    marks = best_scores(evaluations, tested, test=test, tested=takes_part)
+    marks = best_scores(evaluations, tested, test=test, tested=takes_part, equal_time=equal_time)
     for name, own, best in zip(names, evaluations, marks, strict=True):
         summary = own.summary
         row = Row(
@@ -94,7 +99,8 @@ def comparison_table(
         definitions(score for score in table_scores("main") if score.beside),
         *_correlation_notes(names, evaluations),
     ]
-    notes += [*comparability_notes(names, evaluations, set_aside), *_undefined_notes(rows, evaluations)]
+    notes += comparability_notes(names, evaluations, set_aside=set_aside, equal_time=equal_time)
+    notes += _undefined_notes(rows, evaluations)
     if len(set(references)) == 1:
         notes.append(f"Dice is that of the mean prediction with {_dice_reference(references[0])}.")
     if all(max(evaluation.cases["num_annotators"]) == 1 for evaluation in evaluations):
