@@ -39,7 +39,16 @@ ERRORS = {
     "predict none scan.nii.gz --out out": "no model folder none",
     "predict lidc-nodule none.nii.gz --out out": "none.nii.gz does not exist; give a NIfTI, .mha",
     "predict lidc-nodule scan.nii.gz --out out": "give its position in scan.nii.gz: --at x,y,z",
+    "predict lidc-nodule . --out out": "give its position in scans: --at x,y,z, or --points CSV for several scans",
+    "predict lidc-nodule --series 1.2 --out out": "or a PACS; give its address with --dicomweb",
     "predict lidc-nodule scan.nii.gz --points none.csv --out out": "none.csv does not exist",
+    "predict lidc-nodule scan.nii.gz --points scan.nii.gz --out out": "scan.nii.gz has no column case, x, y, z",
+    "predict lidc-nodule scan.nii.gz --at 1,2 --out out": "'1,2' is not a point; write x,y,z in voxels",
+    "predict lidc-nodule scan.nii.gz --at 1,2,3 --num-samples 0 --out out": "num_samples is 0; it must be",
+    "predict lidc-nodule scan.nii.gz --at 1,2,3 --noise-shared 2 --out out": "noise_shared is 2.0; it must",
+    "predict lidc-nodule . --at 1,2,3 --out scan.nii.gz": "scan.nii.gz is not a writable directory; choose another",
+    "predict lidc-nodule . --at 1,2,3 --out scan.nii.gz/out": "scan.nii.gz is not a writable directory; choose",
+    f"predict lidc-nodule . --at 1,2,3 --out {'n' * 300}": "File name too long; choose another folder",
     "batch none out --model lidc-nodule": "none does not exist; give a folder that contains images/SOCKET/*.mha",
     "batch . out --model lidc-nodule": "has no scans; put them into images/SOCKET",
     "example scan.nii.gz": "scan.nii.gz already exists",
@@ -73,7 +82,8 @@ def test_every_command_with_a_path_is_tested():
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """All commands run in one process, so that an import by one of them would show in the next ones."""
-    folder = tmp_path_factory.mktemp("early")
+    folder = tmp_path_factory.mktemp("early") / "scans"
+    folder.mkdir()
     (folder / "scan.nii.gz").touch()
     words = [sys.executable, "-c", SCRIPT, json.dumps([SLOW, list(ERRORS)])]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=folder, check=False)

@@ -14,6 +14,7 @@ STORED = ("regions.seg.dcm", "mean.pm.dcm", "gamma.pm.dcm", "report.sr.dcm")
     ("words", "reason"),
     [
         (("--store", "IN"), "--store needs the PACS; give its address with --dicomweb"),
+        (("--series", "1.2"), "--series needs the folder of the series (INPUT), or a PACS; give its address with"),
         (SERVER, "--dicomweb needs the series to fetch; give its UID with --series"),
         ((*SERVER, "--series", "1.2", "IN"), "give either INPUT or --dicomweb, not both"),
         ((*SERVER, "--series", "1.2", "--devices", "2"), "--dicomweb predicts one series in one process"),

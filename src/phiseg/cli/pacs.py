@@ -46,6 +46,10 @@ def check_pacs_options(
     if dicomweb is None:
         if store:
             raise ConfigError("--store needs the PACS; give its address with --dicomweb")
+        if series is not None and not has_inputs:
+            raise ConfigError(
+                "--series needs the folder of the series (INPUT), or a PACS; give its address with --dicomweb"
+            )
         return
     if series is None:
         raise ConfigError("--dicomweb needs the series to fetch; give its UID with --series")

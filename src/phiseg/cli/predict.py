@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from phiseg.cli.early_checks import check_exists, check_needs_no_point
+from phiseg.cli.early_checks import check_exists, check_needs_no_point, check_points, check_writable
 from phiseg.cli.pacs import check_pacs_options, predict_from_pacs
 from phiseg.cli.parallel import fabric_for_processes
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.bundled import find_model
 from phiseg.imaging.dicomweb import Credentials, DicomWeb
 from phiseg.inference.input_checks import check_inputs
+from phiseg.inference.sampling_options import Sampling
 
 if TYPE_CHECKING:
     from phiseg.inference.prediction_folder import PredictionFolder
@@ -123,22 +124,7 @@ class Predict:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Predict, arguments, prog=prog)
-    check_pacs_options(
-        dicomweb=command.dicomweb,
-        series=command.series,
-        store=command.store,
-        has_inputs=bool(command.inputs),
-        processes=command.devices * command.num_nodes,
-    )
-    if command.dicomweb is None:
-        check_inputs(command.inputs, results=command.out)
-    if command.points:
-        check_exists(command.points, advice="give a CSV file with the columns case,x,y,z")
-    if command.names:
-        check_exists(command.names, advice="give a CSV file with the columns scan,case")
-    find_model(Path(command.model))
-    if not (command.at or command.points):
-        check_needs_no_point(command.model, command.inputs or [Path(command.series or "")])
+    _check(command)
     if command.dicomweb is None or command.series is None:
         written = _predict(command, command.inputs)
     else:
@@ -161,13 +147,50 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         raise SystemExit(2)
 
 
+def _check(command: Predict) -> None:
+    """Check the arguments before slow imports."""
+    check_pacs_options(
+        dicomweb=command.dicomweb,
+        series=command.series,
+        store=command.store,
+        has_inputs=bool(command.inputs),
+        processes=command.devices * command.num_nodes,
+    )
+    if command.dicomweb is None:
+        check_inputs(command.inputs, results=command.out)
+    check_writable(command.out)
+    _sampling(command)
+    if command.points:
+        check_exists(command.points, advice="give a CSV file with the columns case,x,y,z")
+    check_points(command.at, command.points)
+    if command.names:
+        check_exists(command.names, advice="give a CSV file with the columns scan,case")
+    find_model(Path(command.model))
+    if not (command.at or command.points):
+        several = len(command.inputs) > 1 or any(path.is_dir() for path in command.inputs)
+        option = "--at x,y,z, or --points CSV for several scans" if several else "--at x,y,z"
+        check_needs_no_point(command.model, command.inputs or [Path(command.series or "")], option=option)
+
+
+def _sampling(command: Predict) -> Sampling:
+    return Sampling(
+        num_samples=command.num_samples,
+        seed=command.seed,
+        noise_length_mm=command.noise_length,
+        noise_shared=command.noise_shared,
+        level_draws=command.level_draws,
+        reach_mm=command.reach,
+        batch_size=command.batch_size,
+        chunk_size=command.chunk_size,
+    )
+
+
 def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | None":
     """Predict the inputs; None in all processes but the first."""
     from phiseg.compute.devices import keep_freed_memory, usable_device
     from phiseg.inference.case_names import read_case_names
     from phiseg.inference.points import Point, read_points
     from phiseg.inference.prediction_folder import write_predictions
-    from phiseg.inference.sampling_options import Sampling
     from phiseg.plotting.prediction_report import case_picture, write_prediction_report
 
     fabric = fabric_for_processes(command.device, command.devices, command.num_nodes, command="phiseg predict")
@@ -183,16 +206,7 @@ def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | No
         names=read_case_names(command.names) if command.names else None,
         series=command.series,
         file_format=command.format,
-        sampling=Sampling(
-            num_samples=command.num_samples,
-            seed=command.seed,
-            noise_length_mm=command.noise_length,
-            noise_shared=command.noise_shared,
-            level_draws=command.level_draws,
-            reach_mm=command.reach,
-            batch_size=command.batch_size,
-            chunk_size=command.chunk_size,
-        ),
+        sampling=_sampling(command),
         calibrated=not command.uncalibrated,
         strict_spacing=command.strict_spacing,
         device=fabric.device if fabric else usable_device(command.device),

@@ -1,13 +1,15 @@
-"""Options for drawing samples of a scan."""
+"""Options for drawing samples of a scan. Importing this module is fast."""
 
 from dataclasses import dataclass, replace
 from math import inf, isfinite
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from phiseg.core.errors import ConfigError
-from phiseg.inference.preprocessing import SliceCoupling
-from phiseg.inference.slice_noise import Level
-from phiseg.models import Segmenter
+
+if TYPE_CHECKING:
+    from phiseg.inference.preprocessing import SliceCoupling
+    from phiseg.inference.slice_noise import Level
+    from phiseg.models import Segmenter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,7 @@ class Sampling:
     noise_shared: float | None = None
     """Share of the noise variance that is constant along the slices; None uses the share stored with the model, or
     0 if a length is given."""
-    levels: tuple[Level, ...] = ()
+    levels: "tuple[Level, ...]" = ()
     """Changes to the noise of each latent level, fine to coarse; empty for no changes."""
     level_draws: int = 8
     """Number of redraws per latent level to attribute the uncertainty to levels; 0 skips this."""
@@ -51,7 +53,7 @@ class Sampling:
         if self.reach_mm is not None and not self.reach_mm >= 0:
             raise ConfigError(f"reach_mm is {self.reach_mm}; it must be 0 or more")
 
-    def for_model(self, model: Segmenter, learned: SliceCoupling) -> Self:
+    def for_model(self, model: "Segmenter", learned: "SliceCoupling") -> Self:
         """Return a copy with the length and shared part of the noise filled in if they are not set.
 
         Raises:
