@@ -11,7 +11,7 @@ import torch
 
 from helpers import naive_challenges
 from helpers import naive_metrics as naive
-from phiseg.cli.score import Score
+from phiseg.cli.score import ScoreSamples
 from phiseg.core.errors import ConfigError
 from phiseg.metrics.conventions import CONVENTIONS, named_conventions
 from phiseg.metrics.sampled_case import SampledCase
@@ -157,4 +157,4 @@ def test_help_and_documentation_name_every_convention():
     page = Path(__file__).parents[2] / "docs" / "explanation" / "which-numbers-compare.md"
     listed = re.findall(r"^\| `([a-z-]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert listed[: len(CONVENTIONS)] == list(CONVENTIONS)
-    assert set(re.findall(r"(?:ged|hm-iou|qubiq|curvas)-[a-z-]+", Score.__doc__)) >= set(CONVENTIONS)
+    assert set(re.findall(r"(?:ged|hm-iou|qubiq|curvas)-[a-z-]+", ScoreSamples.__doc__)) >= set(CONVENTIONS)

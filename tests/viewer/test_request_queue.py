@@ -74,7 +74,7 @@ def test_twenty_clients_get_their_own_predictions(running):
     for seed in (0, 7, 19):
         _, content = click(port, seed=seed)
         alone[seed] = samples_of([json.loads(line) for line in content.splitlines()])
-    viewer._answers.clear()  # they are computed again
+    viewer._finished.clear()  # they are computed again
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda number: click(port, seed=number), range(20)))
     for number, (status, content) in enumerate(answers):

@@ -15,7 +15,7 @@ from phiseg.inference.input_checks import find_socket, parse_maps
 
 
 @dataclass
-class Batch:
+class PredictBatch:
     """Segment all scans of a folder without interaction, as challenges on grand-challenge.org require.
 
     INPUT contains images/SOCKET/ with .mha files or any other scans that `phiseg predict` reads. OUTPUT receives
@@ -65,7 +65,7 @@ class Batch:
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
-    command = parse(Batch, arguments, prog=prog)
+    command = parse(PredictBatch, arguments, prog=prog)
     check_exists(command.input, advice="give a folder that contains images/SOCKET/*.mha")
     scans, maps = find_socket(command.input, command.socket), parse_maps(command.maps)
     find_model(Path(command.model))

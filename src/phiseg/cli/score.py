@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Score:
+class ScoreSamples:
     """Score samples from any program: compare them with the annotations of every case of a split.
 
     SAMPLES has one of four forms:
@@ -78,7 +78,7 @@ class Score:
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
-    command = parse(Score, arguments, prog=prog)
+    command = parse(ScoreSamples, arguments, prog=prog)
     num_samples = parse_numbers(command.num_samples)
     check_exists(command.samples)
     check_is_dataset(command.data)

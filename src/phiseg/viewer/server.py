@@ -64,7 +64,7 @@ STATIC = Path(__file__).parent / "static"
 
 
 @dataclass(frozen=True)
-class Answer:
+class FinishedPrediction:
     """A finished prediction and its messages to the page."""
 
     drawn: Drawn
@@ -81,7 +81,7 @@ class Viewer:
     queue: RequestQueue = field(default_factory=lambda: RequestQueue(MAX_WAITING))
     exporting: Lock = field(default_factory=Lock)
     num_uploads: int = 0
-    _answers: "OrderedDict[str, Answer]" = field(default_factory=OrderedDict)
+    _finished: "OrderedDict[str, FinishedPrediction]" = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -147,38 +147,38 @@ class Viewer:
         """Yield the messages of a prediction, and finally its id. A repeated request is not computed again."""
         scan = self.scans.get(request.scan)
         if found := self._find(scan, request):
-            name, answer = found
-            yield from answer.messages
+            name, finished = found
+            yield from finished.messages
         else:
             messages: list[Message] = []
             drawn = yield from _recorded(draw(self.model, scan, request), messages)
-            name = self._keep(Answer(drawn, tuple(messages)))
+            name = self._keep(FinishedPrediction(drawn, tuple(messages)))
         yield Done(id=name)
 
-    def _find(self, scan: OpenScan, request: PredictionRequest) -> tuple[str, Answer] | None:
-        """Return the answer to an earlier request with the same settings and its id, if it is still stored."""
+    def _find(self, scan: OpenScan, request: PredictionRequest) -> tuple[str, FinishedPrediction] | None:
+        """Return an earlier prediction with the same settings and its id, if it is still stored."""
         with self._lock:
-            for name, answer in self._answers.items():
-                if answer.drawn.scan is scan and answer.drawn.request == request:
-                    self._answers.move_to_end(name)
-                    return name, answer
+            for name, finished in self._finished.items():
+                if finished.drawn.scan is scan and finished.drawn.request == request:
+                    self._finished.move_to_end(name)
+                    return name, finished
         return None
 
-    def _keep(self, answer: Answer) -> str:
-        """Store an answer under a new id. The least recently used one is dropped if there are too many."""
+    def _keep(self, finished: FinishedPrediction) -> str:
+        """Store a prediction under a new id. The least recently used one is dropped if there are too many."""
         name = secrets.token_urlsafe(9)
         with self._lock:
-            for old, other in list(self._answers.items()):
-                if len(self._answers) >= MAX_PREDICTIONS or not self.scans.holds(other.drawn.scan):
-                    del self._answers[old]
-            self._answers[name] = answer
+            for old, other in list(self._finished.items()):
+                if len(self._finished) >= MAX_PREDICTIONS or not self.scans.holds(other.drawn.scan):
+                    del self._finished[old]
+            self._finished[name] = finished
         return name
 
     def prediction(self, name: str) -> Drawn | None:
         """Return a prediction, or None if it is no longer stored."""
         with self._lock:
-            answer = self._answers.get(name)
-        return answer.drawn if answer else None
+            finished = self._finished.get(name)
+        return finished.drawn if finished else None
 
     async def stream(
         self, request: PredictionRequest, has_left: Callable[[], Awaitable[bool]]

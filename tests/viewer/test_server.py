@@ -1,4 +1,4 @@
-"""Answers of the viewer are kept: a repeated request is not computed again."""
+"""Predictions of the viewer are kept: a repeated request is not computed again."""
 
 from helpers.small_viewer import make_model, samples_of
 from phiseg.viewer import server
@@ -19,7 +19,7 @@ def test_repeated_request_is_not_computed_again(serve, monkeypatch):
     assert len(calls) == 3
 
 
-def test_answers_are_dropped_with_their_scan_and_beyond_the_limit(serve, monkeypatch):
+def test_predictions_are_dropped_with_their_scan_and_beyond_the_limit(serve, monkeypatch):
     monkeypatch.setattr(server, "MAX_PREDICTIONS", 2)
     served = serve(make_model())
     first, second, third = (served.click(num_samples=2, seed=seed)[-1]["id"] for seed in range(3))
@@ -39,7 +39,7 @@ def test_warm_up_draws_samples_with_2d_models_only(serve, monkeypatch):
         monkeypatch.setattr(server, "draw", lambda *arguments, drawn=drawn: kept(draw(*arguments), drawn))
         viewer.warm_up()
         assert len(drawn) == number
-        assert not viewer._answers
+        assert not viewer._finished
 
 
 def kept(messages, drawn):
