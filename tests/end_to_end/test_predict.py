@@ -296,7 +296,7 @@ def test_bad_scan_is_skipped_and_retried_after_fix(predict, model, tmp_path):
         result = predict(folder, tmp_path / "in", *words)
         (line,) = messages(result)
         assert result.code == 2
-        assert line.startswith(f"phiseg: error: {tmp_path / 'pred' / 's0'} was made with {reason}")
+        assert line.startswith(f"phiseg: error: {tmp_path / 'pred'} contains the case s0 with {reason}; all cases")
 
 
 # Bad input

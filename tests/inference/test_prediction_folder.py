@@ -146,7 +146,7 @@ def test_write_predictions_rejects_another_format_in_the_same_folder(trained, tu
     path.write_text(json.dumps(summary))
     _, notes = predict(trained(), tmp_path / "in", report, tmp_path / "out")
     assert notes == ["1 of 1 cases are already finished"]
-    with pytest.raises(OutputError, match=r"made with another format \(nii.gz, now mha\); use another --out"):
+    with pytest.raises(OutputError, match=r"the case a with another format \(nii.gz, now mha\); .* another --out"):
         predict(trained(), tmp_path / "in", report, tmp_path / "out", file_format="mha")
 
 

@@ -62,7 +62,11 @@ def unfinished_predictions(
     settings = _settings(sampling, identity)
     for name, summary in read_summaries(out).items():
         stored = summary["made_with"]
-        _check_same(out / name, {key: stored[key] for key in settings if key in stored}, settings)
+        if difference := _difference({key: stored[key] for key in settings if key in stored}, settings):
+            raise OutputError(
+                f"{out} contains the case {name} with {difference}; all cases in a folder have the same settings: "
+                "use the former value, or another --out"
+            )
     left: list[PredictionJob] = []
     for job in jobs:
         check_point(
@@ -74,9 +78,12 @@ def unfinished_predictions(
         folder = out / job.name
         if finished := read_summary(folder):
             try:
-                _check_same(folder, finished["made_with"], _made_with(job, sampling, identity))
+                difference = _difference(finished["made_with"], _made_with(job, sampling, identity))
             except DataError:
                 left.append(job)
+                continue
+            if difference:
+                raise OutputError(f"{folder} was made with {difference}; use another --out, or remove it")
             continue
         if (folder / SUMMARY).exists():
             raise OutputError(f"{folder} exists, but is not a prediction; use another --out")
@@ -225,16 +232,14 @@ def _settings(sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]
     return restored
 
 
-def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise OutputError if a finished case has another scan or other settings."""
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return the first difference between the properties of a finished case and those of now, for errors."""
     default = {"format": "nii.gz"}  # older folders do not state it
     before, now = default | dict(before), default | dict(now)
-    different = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    if different:
-        raise OutputError(
-            f"{folder} was made with another {different[0]} ({before.get(different[0])}, now "
-            f"{now.get(different[0])}); use another --out, or remove it"
-        )
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            return f"another {key} ({before.get(key)}, now {now.get(key)})"
+    return None
 
 
 def _write_case(
