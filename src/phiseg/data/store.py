@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError, nearest
 from phiseg.core.files import AnyPath
+from phiseg.data.classes import check_classes
 from phiseg.data.intensity import normalise
 from phiseg.data.manifest import DatasetInfo
 from phiseg.data.neighbours import MISSING_ROW, find_neighbours
@@ -336,18 +337,3 @@ class Dataset:
                 changed.append(str(self.path / f"{key}.npy"))
         if changed:
             raise DataError(f"{' and '.join(changed)} changed after preparation; {PREPARE_AGAIN}")
-
-
-def check_classes(
-    labels: NDArray[Any], classes: Sequence[str], *, where: str, fix: str = "map it to one of them"
-) -> None:
-    """Check that `labels` contains only indices of `classes`.
-
-    Raises:
-        DataError: there is another value.
-    """
-    low, high = labels.min(), labels.max()
-    if low < 0 or high >= len(classes):
-        listed = ", ".join(f"{index} {name}" for index, name in enumerate(classes))
-        unknown = low if low < 0 else high
-        raise DataError(f"{where}: label {unknown} is not one of the classes ({listed}); {fix}")

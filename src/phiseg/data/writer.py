@@ -19,11 +19,12 @@ from pydantic import JsonValue
 
 from phiseg.core.errors import DataError
 from phiseg.core.files import atomic_folder, write_json, write_text
+from phiseg.data.classes import check_classes
 from phiseg.data.intensity import Intensity
 from phiseg.data.manifest import MISSING, ArrayInfo, DatasetInfo, SlicePlane
 from phiseg.data.npy import NpyStream
 from phiseg.data.splits import check_splits, split_patients, write_splits
-from phiseg.data.store import Dataset, check_classes
+from phiseg.data.store import Dataset
 
 
 class Case(NamedTuple):

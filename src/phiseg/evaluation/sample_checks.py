@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phiseg.core.errors import DataError
-from phiseg.data.store import Dataset, check_classes
+from phiseg.data.classes import check_classes
+from phiseg.data.store import Dataset
 from phiseg.evaluation.case_scoring import DrawnCase
 from phiseg.evaluation.sample_files import Arrays
 from phiseg.inference.sample_summary import summarise_probs

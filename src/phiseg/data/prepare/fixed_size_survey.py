@@ -13,11 +13,11 @@ from tqdm import tqdm
 
 from phiseg.core.errors import DataError
 from phiseg.core.random import derive_seed
+from phiseg.data.classes import check_classes
 from phiseg.data.manifest import MISSING
 from phiseg.data.prepare.fixed_size_source import FixedSizeOptions, Source
 from phiseg.data.prepare.rescale import rescaled, rescaled_type
 from phiseg.data.splits import SPLIT_NAMES
-from phiseg.data.store import check_classes
 
 SAMPLED_IMAGES = 200
 """Number of images, drawn at random, whose pixels are sampled."""

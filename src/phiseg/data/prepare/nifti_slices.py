@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phiseg.core.errors import ConfigError, DataError
+from phiseg.data.classes import check_classes
 from phiseg.data.manifest import MISSING
 from phiseg.data.prepare.found_files import AnnotatedImage
 from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
 from phiseg.data.spacing import HORIZONTAL, SLICES, VERTICAL
-from phiseg.data.store import check_classes
 from phiseg.data.writer import Case
 from phiseg.imaging.frame import Frame, crop
 from phiseg.imaging.nifti_files import read_nifti, read_nifti_labels
