@@ -272,7 +272,7 @@ class _Training:
             shown = ", ".join(
                 f"{name} {value:.4g}"
                 for name, value in values.items()
-                if name in {"loss", "ged", "s_ncc"} and value is not None
+                if name in {"loss", "ged", "s_ncc"} and value is not None  # short; metrics.jsonl has all scores
             )
             tqdm.write(f"{self.out.name} step {self.step}: validation {shown}", file=sys.stderr)
 

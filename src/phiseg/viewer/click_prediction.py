@@ -282,4 +282,5 @@ def scores_of(prediction: Prediction, annotations: NDArray[np.uint8]) -> CaseSco
         labels, mean, logs, annotations = (array[:, 0] for array in (labels, mean, logs, annotations))
     arrays = (labels, mean, logs, annotations)
     scores = score_case(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+    # The fields of the message, by which the page shows them.
     return CaseScores(ged=scores["ged"], ged_floor=scores["ged_floor"], s_ncc=scores["s_ncc"], dice=scores["dice"])
