@@ -68,6 +68,14 @@ def test_riga_masks_of_six_raters_become_classes(riga, tmp_path, cli):
     np.testing.assert_array_equal(dataset.labels[2, 4], expected)
 
 
+def test_riga_without_patterns_suggests_them(riga, tmp_path, cli):
+    save(riga / "BinRushed1" / "image1prime.tif", colours(1))
+    save(riga / "BinRushed1" / "image1-1.tif", disc_and_cup(1))
+    code, _, err = cli("prepare", "images", riga, tmp_path / "data")
+    assert code == 2
+    assert err.endswith("such as --image '{case}prime.tif' --rater 'image*-{rater}.tif'\n")
+
+
 def test_refuge_folders_of_raters_need_no_pattern(refuge, tmp_path):
     dataset = prepare_images(refuge, tmp_path / "data", values={0: 0, 128: 1, 255: 2}, progress=False)
     assert dataset.annotator_names == ["raterA", "raterB"]

@@ -482,7 +482,7 @@ def test_source_without_usable_case_is_rejected(source, cli):
 def test_folder_without_case_error_shows_both_layouts(tmp_path):
     (tmp_path / "src" / "empty").mkdir(parents=True)
     with pytest.raises(
-        DataError, match=r"src has no cases; expected <case>/image\.nii\.gz .*or imagesTr/<case>_0000"
+        ConfigError, match=r"src has no cases; expected <case>/image\.nii\.gz .*or imagesTr/<case>_0000"
     ):
         prepare(tmp_path / "src")
     with pytest.raises(DataError, match=r"nowhere is not a folder"):

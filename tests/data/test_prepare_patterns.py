@@ -1,5 +1,7 @@
 """`phiseg prepare nifti` with patterns, on small copies of the layouts of public datasets."""
 
+import re
+
 import nibabel
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.nifti import prepare_nifti, preview_nifti
 from phiseg.data.prepare.nifti_slices import Slicing
 from phiseg.data.prepare.patterns import FilePatterns, compile_pattern
+from phiseg.data.prepare.patterns_search import find_by_patterns
+from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.store import Dataset
 from phiseg.imaging.nifti_files import write_nifti
 from phiseg.imaging.volume import Volume
@@ -182,13 +186,16 @@ def test_dry_run_lists_cases_and_writes_nothing(qubiq, tmp_path, cli):
     [
         (
             ["--image", "img.nii.gz", "--rater", "task01_seg*.nii.gz"],
-            ["image.nii.gz (4)", "--image 'case*/image.nii"],
+            ["image.nii.gz (4)", "did you mean --image 'image.nii.gz'?"],
         ),
         (
             ["--image", "image.nii.gz", "--rater", "task1_seg*.nii"],
-            ["task*_seg*.nii.gz (18)", "did you mean --rater 'case*/task*_seg{rater}.nii.gz'?"],
+            ["task*_seg*.nii.gz (18)", "did you mean --rater 'task{target}_seg{rater}.nii.gz' --target 01?"],
         ),
-        (["--image", "image.nii.gz", "--rater", "task*_seg*.nii.gz"], ["'task*_seg{rater}.nii.gz'"]),
+        (
+            ["--image", "image.nii.gz", "--rater", "task*_seg*.nii.gz"],
+            ["does not show which part", "did you mean --rater 'task{target}_seg{rater}.nii.gz' --target 01?"],
+        ),
         (["--image", "image.nii.gz", "--rater", "task{target}_seg{rater}.nii.gz"], ["01, 02", "--target"]),
         (
             ["--image", "image.nii.gz", "--rater", "task{target}_seg{rater}.nii.gz", "--target", "3"],
@@ -209,12 +216,102 @@ def test_wrong_pattern_error_shows_files_and_nearest_pattern(qubiq, tmp_path, cl
         assert message in err
 
 
-def test_suggested_pattern_of_an_error_works(qubiq, tmp_path):
+def suggested(error):
+    """Return the patterns that an error suggests."""
+    options = dict(re.findall(r"--(image|rater|target) ['\"]?([^'\"? ]+)", str(error).split("did you mean ")[-1]))
+    return FilePatterns(
+        images=(options.get("image", "image.nii.gz"),), rater=options["rater"], target=options.get("target")
+    )
+
+
+@pytest.mark.parametrize(("images", "rater"), [("img.nii", "x*.nii"), ("image.nii.gz", "annotation_*.nii.gz")])
+def test_suggested_patterns_of_an_error_work(qubiq, images, rater):
     with pytest.raises(ConfigError) as caught:
-        preview_nifti(qubiq, patterns=FilePatterns(images=("img.nii",), rater="x*.nii"), progress=False)
-    suggested = str(caught.value).split("'")[-2]
-    patterns = FilePatterns(images=(suggested,), rater="task01_seg{rater}.nii.gz")
-    assert len(preview_nifti(qubiq, patterns=patterns, progress=False).cases) == 3
+        preview_nifti(qubiq, patterns=FilePatterns(images=(images,), rater=rater), progress=False)
+    preview = preview_nifti(qubiq, patterns=suggested(caught.value), progress=False)
+    assert len(preview.cases) == 3
+    assert preview.annotators == ("01", "02", "03")
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+def find(folder, image, rater, target=None):
+    patterns = FilePatterns(images=(image,), rater=rater, target=target)
+    return find_by_patterns(folder, patterns, (".png",), SkippedCases())
+
+
+@pytest.fixture
+def isic(tmp_path):
+    """Two images with three masks each; names of masks end with a hash."""
+    names = [f"I_{case}_A{rater}_T1_S1_{97 * case + rater:08x}" for case in (1, 2) for rater in (3, 6, 9)]
+    masks = [f"segs/{name}.png" for name in names]
+    return touch(tmp_path / "ISIC", "images/I_1.png", "images/I_2.png", *masks)
+
+
+def test_suggested_annotator_is_not_a_hash(isic):
+    with pytest.raises(ConfigError, match=r"did you mean --rater 'I_\*_A\{rater\}_T\*_S\*_\*.png'\?"):
+        find(isic, "images/{case}.png", "segs/{case}_B{rater}_*.png")
+    assert find(isic, "images/{case}.png", "I_*_A{rater}_T*_S*_*.png").annotators == ["3", "6", "9"]
+
+
+def test_no_pattern_is_suggested_if_none_distinguishes_annotators(tmp_path):
+    touch(tmp_path, *(f"{case}/{name}.png" for case in "ab" for name in ("image", "anna", "ben")))
+    with pytest.raises(
+        ConfigError, match=r"write \{rater\} where the annotator is, in names such as .*a/anna.png$"
+    ):
+        find(tmp_path, "image.png", "mask{rater}.png")
+
+
+def test_named_parts_work_in_regular_expressions(tmp_path):
+    touch(tmp_path, *(f"p{case}{end}.png" for case in "12" for end in ("prime", "-1", "-2", "-draft")))
+    found = find(tmp_path, r"(?P<case>p\d{1})prime.png", r"(?P<case>p\d)-{rater}\.png")
+    assert [case.case for case in found.cases] == ["p1", "p2"]
+    assert found.annotators == ["1", "2", "draft"]
+    found = find(tmp_path, "{case}prime.png", r"{case}-(?P<rater>\d)\.png")
+    assert found.annotators == ["1", "2"]
+
+
+@pytest.mark.parametrize("rater", ["{case}-{rater}.png", "*-{rater}.png"])
+@pytest.mark.parametrize(("folder", "end"), [("", "prime"), ("img/", "")])
+def test_equal_case_names_begin_with_their_folders(tmp_path, folder, end, rater):
+    for part, cases in (("a", "13"), ("b", "12")):
+        touch(tmp_path, *(f"{part}/{folder}p{case}{end}.png" for case in cases))
+        touch(tmp_path, *(f"{part}/p{case}-{annotator}.png" for case in cases for annotator in "12"))
+    touch(tmp_path, "a/p2-1.png")  # without an image: b/p2 is another case
+    found = find(tmp_path, f"{folder}{{case}}{end}.png", rater)
+    names = [case.case.replace(folder, "") for case in found.cases]
+    assert names == ["a/p1", "a/p3", "b/p1", "b/p2"]
+    for case, name in zip(found.cases, names, strict=True):
+        assert case.labels == {annotator: tmp_path / f"{name}-{annotator}.png" for annotator in "12"}
+
+
+def test_label_of_two_equal_cases_is_rejected(tmp_path):
+    touch(tmp_path, "t1/p1.png", "t2/p1.png", "seg/p1-1.png", "seg/p1-2.png")
+    with pytest.raises(DataError, match=r"seg/p1-1.png is a label of case 'p1', which could be t1/p1 or t2/p1"):
+        find(tmp_path, "t?/{case}.png", "{case}-{rater}.png")
+
+
+def test_equal_case_names_in_one_folder_are_rejected(tmp_path):
+    touch(tmp_path, "a/p1_x.png", "a/p1_y.png", "a/p1-1.png")
+    with pytest.raises(DataError, match=r"a/p1_x.png and a/p1_y.png are both images of case 'a/p1'"):
+        find(tmp_path, "(?P<case>p1)_..png", "{case}-{rater}.png")
+
+
+def test_unknown_layout_error_suggests_patterns(tmp_path, cli):
+    for case in ("UKCHLL001", "UKCHLL002"):
+        write(tmp_path / "src" / case / "image.nii.gz", image(1))
+        for rater in "123":
+            write(tmp_path / "src" / case / f"annotation_{rater}.nii.gz", mask(1))
+    done = cli("prepare", "nifti", tmp_path / "src", tmp_path / "data")
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert "UKCHLL*/annotation_*.nii.gz (6), UKCHLL*/image.nii.gz (2), which is not a known layout" in done.err
+    assert "such as --image 'image.nii.gz' --rater 'annotation_{rater}.nii.gz'" in done.err
 
 
 def test_labels_of_other_names_than_images_are_rejected(tmp_path):
@@ -222,7 +319,7 @@ def test_labels_of_other_names_than_images_are_rejected(tmp_path):
         write(tmp_path / "src" / "img" / f"{case}.nii.gz", image(1))
         write(tmp_path / "src" / "seg" / f"x{case}-1.nii.gz", mask(1))
     patterns = FilePatterns(images=("img/*.nii.gz",), rater=r"seg/.*-(?P<rater>\d).nii.gz")
-    with pytest.raises(DataError, match=r"write \{case\} in both patterns"):
+    with pytest.raises(ConfigError, match=r"write \{case\} in both patterns"):
         preview_nifti(tmp_path / "src", patterns=patterns, progress=False)
 
 

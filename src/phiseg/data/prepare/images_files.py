@@ -25,7 +25,7 @@ from phiseg.data.prepare.fixed_size_source import Item, print_note
 from phiseg.data.prepare.found_files import AnnotatedImage, FoundFiles
 from phiseg.data.prepare.option_checks import check_size
 from phiseg.data.prepare.patterns import FilePatterns
-from phiseg.data.prepare.patterns_search import find_by_patterns
+from phiseg.data.prepare.patterns_search import find_by_patterns, layout_error
 from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.prepare.table import find_in_table
 from phiseg.data.writer import Case
@@ -41,6 +41,7 @@ from phiseg.imaging.pictures import (
 
 CASE_FOLDERS = FilePatterns(images=("{case}/image.*",), rater="{case}/rater-{rater}.*")
 ANNOTATOR_FOLDERS = FilePatterns(images=("images/{case}.*",), rater="{rater}/{case}.*")
+LAYOUTS = "<case>/image.* with <case>/rater-<name>.*, or images/<case>.* with <rater>/<case>.*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +62,18 @@ def find_pictures(source: Path, patterns: FilePatterns | None, skipped: SkippedC
     """List the cases of a folder or of a table.
 
     Raises:
-        ConfigError: no file matches a pattern.
+        ConfigError: no file matches a pattern, or the folder has none of the layouts.
         DataError: the folder does not exist, or two files are the same image or label.
     """
     if source.suffix.lower() == ".csv":
         return find_in_table(source)
-    if patterns is None:
-        patterns = ANNOTATOR_FOLDERS if (source / "images").is_dir() else CASE_FOLDERS
-    return find_by_patterns(source, patterns, SUFFIXES, skipped)
+    if patterns is not None:
+        return find_by_patterns(source, patterns, SUFFIXES, skipped)
+    try:
+        usual = ANNOTATOR_FOLDERS if (source / "images").is_dir() else CASE_FOLDERS
+        return find_by_patterns(source, usual, SUFFIXES, skipped)
+    except ConfigError:
+        raise layout_error(source, LAYOUTS, SUFFIXES) from None
 
 
 def plan_pictures(

@@ -19,12 +19,19 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from phiseg.core.errors import DataError
 from phiseg.data.prepare.found_files import AnnotatedImage, FoundFiles, read_patients
+from phiseg.data.prepare.patterns_search import layout_error
 from phiseg.data.prepare.skipped import SkippedCases
+from phiseg.imaging.nifti_files import SUFFIXES
+
+LAYOUTS = (
+    "<case>/image.nii.gz with <case>/rater-<name>.nii.gz, or imagesTr/<case>_0000.nii.gz with "
+    "labelsTr_<name>/<case>.nii.gz"
+)
 
 _NIFTI = re.compile(r"(?P<stem>.+?)\.nii(\.gz)?")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
@@ -36,28 +43,29 @@ class _Files:
 
     images: list[Path]
     labels: list[tuple[str, Path]]
+    others: list[Path] = field(default_factory=list)
 
 
 def find_annotated_scans(folder: Path, skipped: SkippedCases) -> FoundFiles:
     """List the cases of a folder; incomplete cases are skipped.
 
     Raises:
-        DataError: the folder has neither layout, or its patients.csv is invalid.
+        ConfigError: the folder has neither layout.
+        DataError: the folder does not exist or is a single case, or its patients.csv is invalid.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give a folder with case folders or with imagesTr")
     nnunet = (folder / "imagesTr").is_dir()
-    found = _nnunet(folder) if nnunet else _case_folders(folder, skipped)
+    found = _nnunet(folder) if nnunet else _case_folders(folder)
     if not found and any(stem == "image" for stem, _ in _nifti_files(folder)):
         raise DataError(f"{folder} is a single case; give the folder that contains the cases")
-    if not found:
-        raise DataError(
-            f"{folder} has no cases; expected <case>/image.nii.gz and <case>/rater-<name>.nii.gz, "
-            "or imagesTr/<case>_0000.nii.gz and labelsTr_<name>/<case>.nii.gz"
-        )
+    if not any(files.images and files.labels for files in found.values()):
+        raise layout_error(folder, LAYOUTS, SUFFIXES)
     patients = read_patients(folder / "patients.csv", set(found))
     scans = []
     for case, files in sorted(found.items()):
+        for path in files.others:
+            skipped.note(f"{path} is not named image or rater-<name>; rename it if it is one of them")
         with skipped.unless_good(case):
             _check(files, where=folder / ("imagesTr" if nnunet else case), channel_files=nnunet)
             scans.append(AnnotatedImage(case, patients.get(case, case), tuple(files.images), dict(files.labels)))
@@ -92,17 +100,15 @@ def read_class_names(folder: Path) -> dict[int, str] | None:
         ) from None
 
 
-def _case_folders(folder: Path, skipped: SkippedCases) -> dict[str, _Files]:
+def _case_folders(folder: Path) -> dict[str, _Files]:
     found = {}
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         files = list(_nifti_files(inner))
         images = [path for stem, path in files if stem == "image"]
         labels = [(stem.removeprefix("rater-"), path) for stem, path in files if stem.startswith("rater-")]
-        if images or labels:
-            found[inner.name] = _Files(images, labels)
-            known = {*images, *(path for _, path in labels)}
-            for path in (path for _, path in files if path not in known):
-                skipped.note(f"{path} is not named image or rater-<name>; rename it if it is one of them")
+        known = {*images, *(path for _, path in labels)}
+        if known:
+            found[inner.name] = _Files(images, labels, [path for _, path in files if path not in known])
     return found
 
 
