@@ -43,7 +43,7 @@ SHOWN = (
     *("ged", "ged_unbiased", "ged_floor", "s_ncc", "dice"),
     *("diversity", "diversity_annotators", "area_coverage", "volume_coverage"),
 )
-"""Scores before and after. Not a group of the registry: temperatures mainly change distance, spread and coverage."""
+"""Scores before and after. Not a group of the registry: temperatures change distances, spread and coverage."""
 
 
 class Fit(NamedTuple):
