@@ -27,6 +27,20 @@ def test_check_prints_a_report_and_writes_it_as_json(cli, gaps, tmp_path):
     assert cli("data", "check", gaps, "--json", tmp_path / "report.json", "--overwrite").code == 0
 
 
+@pytest.mark.parametrize("names", [None, ["1", "2", "anna", "ben"]])
+def test_check_names_annotators_as_the_dataset_does(cli, gaps, copy, names):
+    folder = copy(gaps)
+    info = json.loads((folder / "dataset.json").read_text())
+    info["source"] |= {"raters": names} if names else {}
+    (folder / "dataset.json").write_text(json.dumps(info))
+    lines = cli("data", "check", folder).out.splitlines()
+    start = lines.index("annotators: cases annotated, missing, empty") + 1
+    rows = [line.rsplit(maxsplit=3) for line in lines[start : start + 4]]
+    assert [name.strip() for name, *_ in rows] == (names or [f"annotator {number}" for number in range(4)])
+    missing = (~Dataset.open(gaps).valid).sum(axis=0).tolist()
+    assert [int(number) for _, _, number, _ in rows] == missing
+
+
 def test_check_lists_all_problems_and_ends_with_one_line(cli, copy, lesions, replace_arrays, tmp_path):
     folder = copy(lesions)
     labels = np.load(folder / "labels.npy")

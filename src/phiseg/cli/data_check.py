@@ -75,9 +75,10 @@ def _describe(report: "Report") -> str:
         f"  {name:<20} {share.pixels:8.3%} {share.annotations:8.1%}" for name, share in report.classes.items()
     ]
     lines.append("annotators: cases annotated, missing, empty")
+    width = max(len(annotator.name) for annotator in report.annotators)
     lines += [
-        f"  {number:<3}{annotator.looked:8}{annotator.missing:8}{annotator.empty:8}"
-        for number, annotator in enumerate(report.annotators)
+        f"  {annotator.name:<{width}}{annotator.looked:8}{annotator.missing:8}{annotator.empty:8}"
+        for annotator in report.annotators
     ]
     lines.append(f"cases by number of annotators (of {num_annotators}) with a non-empty mask:")
     read = max(1, sum(report.drew.values()))

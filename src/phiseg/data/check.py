@@ -41,6 +41,8 @@ class Count(StrictConfig):
 class Annotator(StrictConfig):
     """Numbers of cases of one annotator."""
 
+    name: str
+    """Name in the source, or `annotator` and the number."""
     looked: int
     """Cases with an annotation, empty or not."""
     missing: int
@@ -205,8 +207,10 @@ class _Tally:
             splits=splits,
             drew={number: self.drew[number] for number in range(info.num_annotators + 1)},
             annotators=tuple(
-                Annotator(looked=int(looked), missing=len(valid) - int(looked), empty=int(empty))
-                for looked, empty in zip(valid.sum(axis=0), self.empty, strict=True)
+                Annotator(name=name, looked=int(looked), missing=len(valid) - int(looked), empty=int(empty))
+                for name, looked, empty in zip(
+                    self.dataset.annotator_names, valid.sum(axis=0), self.empty, strict=True
+                )
             ),
             classes={
                 name: ClassShare(
