@@ -151,6 +151,9 @@ def test_reliability_diagrams_show_largest_classes():
     assert titles(reliability_diagram([method])) == ["class 1", "class 2", "class 3"]
     assert titles(reliability_diagram([swapped])) == ["class 3", "class 4", "class 5"]
     assert_readable(reliability_diagram([method]))
+    names = np.array(["background", "disc", "cup", "a", "b", "c"])
+    named = replace(method, examples=replace(method.examples, classes=names))
+    assert titles(reliability_diagram([named])) == ["disc", "cup", "a"]
 
 
 # Scores and training

@@ -40,6 +40,31 @@ def test_missing_annotation_is_omitted():
     assert drawn == ["annotator 0", "annotator 2", "annotator 3"]  # the numbers of the dataset, not a new count
 
 
+def with_names(method, **names):
+    arrays = {key: np.array(value) for key, value in names.items()}
+    return replace(method, examples=replace(method.examples, **arrays))
+
+
+def test_panels_use_names_of_annotators_and_classes():
+    long = "a radiologist with a very long name"
+    method = with_names(
+        evaluation("a", num_classes=3, num_levels=2),
+        annotators=["1", "anna", "rater_$2$", long],
+        classes=["background", "peripheral zone of the prostate", "disc"],
+    )
+    figure = sample_panel([method], "case-0000")
+    assert titles(figure)[1:5] == ["annotator 1", "anna", r"rater_\$2\$", "a radio…ong name"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["peripheral …the prostate", "disc"]
+    assert_readable(figure)
+    levels = level_panel(method, "case-0000")
+    assert [text.get_text() for text in levels.texts[1:]] == [
+        "residuals\nperipheral zone of\nthe prostate",
+        "residuals\ndisc",
+    ]
+    assert_readable(levels)
+
+
 def test_maps_of_a_kind_share_one_scale():
     methods = [evaluation("a", 0.9), evaluation("b", 0.1)]
     figure = sample_panel(methods, "case-0000")

@@ -234,12 +234,24 @@ def test_invalid_examples_are_rejected(folder):
         ({"samples": np.zeros((2, 8, 16, 16), np.float32)}, "'samples' is float32"),
         ({"cases": np.array(["case-0000", "nobody"])}, "'nobody' is not in cases.csv"),
         ({"image": np.array([[["x" * 3]]], dtype=object)}, "allow_pickle"),
+        ({"annotators": np.array(["anna", "ben"])}, "'annotators' has A = 2, but other arrays have 4"),
+        ({"classes": np.array([0, 1])}, "'classes' is int64"),
     ]:
         original = (folder / "examples.npz").read_bytes()
         edit_examples(folder, **changes)
         refuse(folder, "examples.npz", match)
         (folder / "examples.npz").write_bytes(original)
     read_evaluation(folder)
+
+
+def test_examples_without_names_have_numbers(folder):
+    examples = read_evaluation(folder).examples  # as in older evaluations
+    assert examples.annotator_names == ["annotator 0", "annotator 1", "annotator 2", "annotator 3"]
+    assert examples.class_names == ["class 0", "class 1"]
+    edit_examples(folder, annotators=np.array(["1", "2", "ü", "d"]), classes=np.array(["background", "lesion"]))
+    examples = read_evaluation(folder).examples
+    assert examples.annotator_names == ["1", "2", "ü", "d"]
+    assert examples.class_names == ["background", "lesion"]
 
 
 def test_levels_come_with_their_residuals(folder):

@@ -186,6 +186,8 @@ def test_examples_have_maps_of_their_samples(run, trained, lesions):
     examples = run(num_samples=9, seed=2).examples
     dataset, model = Dataset.open(lesions), load_model(trained())
     row_of = {case["case"]: row for row, case in enumerate(dataset.cases)}
+    assert examples.annotators.tolist() == dataset.annotator_names
+    assert examples.classes.tolist() == list(dataset.info.classes)
     for index, name in enumerate(examples.cases):
         row = row_of[str(name)]
         (case,) = sample_cases(model, dataset, [row], num_samples=9, seed=2, keep_probs=True)

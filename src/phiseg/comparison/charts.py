@@ -146,6 +146,7 @@ def reliability_diagram(evaluations: Sequence[Evaluation], *, max_classes: int =
     known = [(place, own.reliability) for place, own in enumerate(evaluations) if own.reliability is not None]
     areas = np.sum([table[:, :, 2].sum(axis=1) for _, table in known], axis=0)  # (K-1,)
     classes = sorted(np.argsort(-areas, kind="stable")[:max_classes])
+    class_names = evaluations[0].examples.class_names
     with style():
         figure = Figure(figsize=(2.4 + 3.0 * len(classes), max(4.2, 0.3 + 0.29 * len(known))), layout="constrained")
         grid = figure.add_gridspec(
@@ -165,7 +166,7 @@ def reliability_diagram(evaluations: Sequence[Evaluation], *, max_classes: int =
                 curves.plot(x, y, marker="o", markersize=2.6, label=label, **line)
                 counts.stairs(pixels, np.linspace(0, 1, len(pixels) + 1), baseline=None, **line)
             curves.set(xlim=(0, 1), ylim=(0, 1), box_aspect=1)
-            curves.set_title(f"class {k + 1}" if len(areas) > 1 else "")
+            curves.set_title(shortened(class_names[k + 1], _LENGTH) if len(areas) > 1 else "")
             curves.set_ylabel("share of annotators" if column == 0 else "")
             curves.tick_params(labelbottom=False)
             counts.set(yscale="log", box_aspect=0.3)

@@ -17,6 +17,7 @@ from phiseg.plotting.primitives import (
     outline,
     overlay,
     scale_bar,
+    shortened,
     show,
     show_image,
     style,
@@ -42,7 +43,8 @@ def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = 
     top = rows[: len(evaluations[0].examples.views)]
     num_annotations = int(top[0].examples.valid[at[0]].sum())
     num_samples = max(row.examples.samples.shape[1] for row in rows)
-    num_classes = top[0].examples.mean_probs.shape[1]
+    classes, annotators = top[0].examples.class_names, top[0].examples.annotator_names
+    num_classes = len(classes)
     names = [wrapped(name) for name in method_names(evaluations)]
     reasons = [wrapped(part) for part in reason.split(", ")] if reason else []
     blocks = ["\n".join([wrapped(case), *reasons])]
@@ -58,7 +60,7 @@ def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = 
         spaces = [0.0] * len(labels)
         spaces[0], spaces[len(top)] = 0.25, 0.35
         columns = 1 + max(num_samples + 1, num_annotations)
-        grid = PictureGrid(columns, spaces, left=text_width(labels), num_classes=num_classes)
+        grid = PictureGrid(columns, spaces, left=text_width(labels), classes=classes)
         for number, label in enumerate(labels):
             grid.label(number, label)
         for number, row in enumerate(top):
@@ -66,7 +68,7 @@ def sample_panel(evaluations: Sequence[Evaluation], case: str, *, reason: str = 
             annotations = row.picture("annotations")
             for column, annotator in enumerate(np.flatnonzero(row.examples.valid[row.at]), start=1):
                 axes = grid.picture(number, column)
-                row.show_image(axes, title=f"annotator {annotator}" * (number == 0))
+                row.show_image(axes, title=_title(annotators[annotator]) * (number == 0))
                 outline(axes, annotations[annotator], num_classes)
         for number, row in enumerate(rows, start=len(top)):
             above = titles if number == len(top) else [""] * len(titles)
@@ -142,9 +144,10 @@ def level_panel(evaluation: Evaluation, case: str, *, max_classes: int = 3) -> F
     limits[1:] = limits[1:].max(initial=0)  # one scale for all refinements, another for the coarsest logits
 
     with style():
-        rows = [f"residuals\nclass {k}" if num_classes > 2 else "residuals" for k in classes]
+        names = examples.class_names
+        rows = [f"residuals\n{wrapped(names[k])}" if num_classes > 2 else "residuals" for k in classes]
         spaces = [0.25, 0.25, *[0.0] * (len(rows) - 1)]
-        grid = PictureGrid(num_levels, spaces, left=text_width(rows), num_classes=num_classes)
+        grid = PictureGrid(num_levels, spaces, left=text_width(rows), classes=names)
         grid.label(0, "output")
         for column, level in enumerate(probs):
             number = num_levels - column
@@ -168,6 +171,11 @@ def level_panel(evaluation: Evaluation, case: str, *, max_classes: int = 3) -> F
 
 def _index(evaluation: Evaluation, case: str) -> int:
     return int(evaluation.examples.cases.tolist().index(case))
+
+
+def _title(annotator: str) -> str:
+    """Return the title of the picture of an annotator, whose name may be a mere number."""
+    return shortened(f"annotator {annotator}" if annotator.isdecimal() else annotator, 16)
 
 
 def _ged(evaluation: Evaluation, case: str) -> str:

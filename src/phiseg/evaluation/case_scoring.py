@@ -205,6 +205,8 @@ def _stack_views(
         spacing_mm=None if None in spacings else np.array(spacings, dtype=np.float64),
         plane=np.array(views[0].plane(dataset)) if dataset.dims == 3 else None,
         heights=np.array(heights) if len(set(heights)) > 1 else None,
+        annotators=np.array(dataset.annotator_names),
+        classes=np.array(dataset.info.classes),
         **stacked,
     )
 

@@ -82,8 +82,26 @@ class Examples:
     """Number of rows of each picture; rows below are padding. Absent unless pictures differ in height."""
     colours: Annotated[np.ndarray | None, "E3HW", "f"] = None
     """Red, green and blue of pictures, in [-0.5, 0.5]; absent for other images."""
+    annotators: Annotated[np.ndarray | None, "A", "U"] = None
+    """Names of the annotators; absent in older evaluations."""
+    classes: Annotated[np.ndarray | None, "K", "U"] = None
+    """Names of the classes; absent in older evaluations."""
     other_planes: tuple["Examples", ...] = ()
     """The same volumes in the other planes."""
+
+    @property
+    def annotator_names(self) -> list[str]:
+        """Names of the annotators, or numbers if they are unknown."""
+        if self.annotators is None:
+            return [f"annotator {number}" for number in range(self.valid.shape[1])]
+        return [str(name) for name in self.annotators]
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes, or numbers if they are unknown."""
+        if self.classes is None:
+            return [f"class {number}" for number in range(self.mean_probs.shape[1])]
+        return [str(name) for name in self.classes]
 
     @property
     def views(self) -> tuple["Examples", ...]:

@@ -88,7 +88,7 @@ def _one_picture_a_view(dataset: Dataset, views: Sequence[PlaneView]) -> Figure:
     num_annotators = dataset.info.num_annotators
     colours = _annotator_colours(num_annotators)
     widths = np.linspace(1.8, 0.7, num_annotators)  # lower outlines are wider, so that they stay visible
-    grid = PictureGrid(columns, [0.36] * -(-len(views) // columns), left=0.1, num_classes=2, panel=1.6)
+    grid = PictureGrid(columns, [0.36] * -(-len(views) // columns), left=0.1, panel=1.6)
     for place, view in enumerate(views):
         axes = grid.picture(*divmod(place, columns))
         name = shortened(dataset.cases[view.row]["case"], 28)
@@ -104,7 +104,7 @@ def _one_row_a_view(dataset: Dataset, views: Sequence[PlaneView]) -> Figure:
     classes, num_annotators = dataset.info.classes, dataset.info.num_annotators
     names = [f"{wrapped(dataset.cases[view.row]['case'])}\n{_describe(dataset, view)}" for view in views]
     spaces = [0.25, *[0.0] * (len(views) - 1)]
-    grid = PictureGrid(1 + num_annotators, spaces, left=text_width(names), num_classes=2, panel=1.3)
+    grid = PictureGrid(1 + num_annotators, spaces, left=text_width(names), panel=1.3)
     for place, (view, name) in enumerate(zip(views, names, strict=True)):
         grid.label(place, name)
         titles = ["image", *(plain(shortened(name, 20)) for name in dataset.annotator_names)]

@@ -71,22 +71,28 @@ class PictureGrid:
         columns: number of pictures in the longest row.
         spaces: space above each row in inches; titles need 0.25.
         left: space for the labels of rows in inches.
-        num_classes: K, including the background.
+        classes: names of the classes for the legend, including the background; by default none.
         panel: size of a picture in inches.
     """
 
     def __init__(
-        self, columns: int, spaces: Sequence[float], *, left: float, num_classes: int, panel: float = PANEL
+        self,
+        columns: int,
+        spaces: Sequence[float],
+        *,
+        left: float,
+        classes: Sequence[str] = (),
+        panel: float = PANEL,
     ) -> None:
         self.left, self.panel = left, panel
         self.tops = np.cumsum(spaces) + panel * np.arange(len(spaces))  # distance from the top of the figure
         self.width = left + columns * panel + 0.1
-        named = num_classes - 1 if num_classes > 2 else 0
-        ncols = max(1, min(named, int(self.width / 0.8)))
-        self.height = float(self.tops[-1]) + panel + 0.5 + 0.16 * -(-named // ncols)
+        named = [shortened(name, 24) for name in classes[1:]] if len(classes) > 2 else []
+        ncols = max(1, min(len(named), int(self.width / (0.2 + text_width(named or [""])))))
+        self.height = float(self.tops[-1]) + panel + 0.5 + 0.16 * -(-len(named) // ncols)
         self.figure = Figure(figsize=(self.width, self.height))
         if named:
-            lines = [Line2D([], [], color=class_colour(k), label=f"class {k}") for k in range(1, num_classes)]
+            lines = [Line2D([], [], color=class_colour(k), label=name) for k, name in enumerate(named, start=1)]
             self.figure.legend(
                 handles=lines,
                 loc="lower center",
