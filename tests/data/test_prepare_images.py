@@ -156,6 +156,14 @@ def test_value_without_class_skips_the_case(refuge, tmp_path, cli):
     assert "T2.png has the value 7" in err
 
 
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_value_without_class_in_most_masks_is_one_error(refuge, tmp_path, cli, words):
+    code, _, err = cli("prepare", "images", refuge, tmp_path / "data", "--values", "0:0", "128:1", *words)
+    assert code == 2
+    assert "skipped" not in err
+    assert "values without a class: 255; give the class of each, such as --values 0:0 128:1 255:2" in err
+
+
 def test_jpeg_masks_take_the_nearest_value(tmp_path):
     mask = np.zeros((32, 32), dtype=np.uint8)
     mask[8:24, 8:24] = 255

@@ -58,7 +58,7 @@ def write_fixed_size(
     """
     survey = survey_source(source, options, progress)
     if not survey.num_cases:
-        raise DataError(f"{source.path} has no annotated case; check its masks and 'valid'")
+        raise DataError(f"{source.path} has no annotated case; check its masks, and which annotations are missing")
     if survey.num_unread:
         print_note(f"{source.path}: skipped {survey.num_unread} images without annotations")
     classes = options.classes or default_classes(survey.largest_label)
@@ -152,6 +152,6 @@ def _percentile_range(sample: Sequence[NDArray[Any]], path: Path) -> tuple[float
         high = low + max(1.0, abs(low))
     print_note(
         f"{path}: chose --window {low:g} {high:g}, percentiles {PERCENTILES[0]} and {PERCENTILES[1]} of the images "
-        "(of split 'train', if there are splits); for CT set the window, such as --window -1000 400"
+        "(of split 'train', if there are splits); to use other values, set --window LOW HIGH"
     )
     return low, high

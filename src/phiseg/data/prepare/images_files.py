@@ -9,11 +9,11 @@ A annotators, C image channels, H x W pixels.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,7 @@ def plan_pictures(
     skipped: SkippedCases,
     progress: bool,
 ) -> PicturePlan:
-    """Read the headers of all files, and all masks if their values are not given.
+    """Read the headers of all files, and all masks.
 
     Raises:
         ConfigError: the values of the masks or the sizes of the pictures need an option.
@@ -95,30 +95,39 @@ def plan_pictures(
         check_size(*size)
     if values is not None:
         _check_values(values)
-    cases, headers, seen = [], [], set[int]()
+    surveyed: list[_Surveyed] = []
     for case in tqdm(found.cases, desc="checking", unit="case", disable=not progress):
         with skipped.unless_good(case.case):
-            header = _checked_header(case)
-            drawn = set[int]() if values else _values_in(case)
-            cases.append(case)
-            headers.append(header)
-            seen |= drawn
-    if not cases:
+            surveyed.append(_Surveyed(case, _checked_header(case), _values_in(case, automatic=values is None)))
+    if not surveyed:
         raise DataError(f"{source} has no usable case; see the messages above")
-    channels = Counter(1 if grey else header.channels for header in headers)
+    if values is None:
+        values = _automatic_values(set().union(*(case.values for case in surveyed)), source)
+    usable = _with_known_values(surveyed, values, skipped)
+    channels = Counter(1 if grey else case.header.channels for case in usable)
     if len(channels) > 1:
         raise ConfigError(
             f"{channels[1]} pictures are grey and {channels[3]} have colours; use --grey, or convert the pictures"
         )
+    headers = [case.header for case in usable]
     return PicturePlan(
-        cases=cases,
+        cases=[case.files for case in usable],
         headers=headers,
         annotators=tuple(found.annotators),
-        values=values or _automatic_values(seen, source),
+        values=values,
         size=size or _common_size(headers),
         channels=next(iter(channels)),
         grey=grey,
     )
+
+
+class _Surveyed(NamedTuple):
+    """A case after the first pass."""
+
+    files: AnnotatedImage
+    header: PictureHeader
+    values: dict[int, Path]
+    """Values of the masks, except of JPEG files, each with a mask that has it."""
 
 
 def _checked_header(case: AnnotatedImage) -> PictureHeader:
@@ -133,10 +142,45 @@ def _checked_header(case: AnnotatedImage) -> PictureHeader:
     return header
 
 
-def _values_in(case: AnnotatedImage) -> set[int]:
-    if lossy := [path for path in case.labels.values() if _is_lossy(path)]:
+def _values_in(case: AnnotatedImage, *, automatic: bool) -> dict[int, Path]:
+    lossy = [path for path in case.labels.values() if _is_lossy(path)]
+    if lossy and automatic:
         raise ConfigError(f"{lossy[0]} is a JPEG file, whose values vary; give them, such as --values 0:0 255:1")
-    return set().union(*(_values_of(read_mask(path)) for path in case.labels.values()))
+    exact = [path for path in case.labels.values() if path not in lossy]
+    return {int(value): path for path in exact for value in np.flatnonzero(np.bincount(read_mask(path).ravel()))}
+
+
+def _with_known_values(
+    surveyed: list[_Surveyed], values: Mapping[int, int], skipped: SkippedCases
+) -> list[_Surveyed]:
+    """Return the cases whose values have classes; the others are skipped.
+
+    Raises:
+        ConfigError: most cases have a value without a class.
+    """
+    usable = [case for case in surveyed if case.values.keys() <= values.keys()]
+    if 2 * len(usable) < len(surveyed):
+        unknown = sorted(set().union(*(case.values for case in surveyed)) - values.keys())
+        more = {value: label for label, value in enumerate(unknown, start=max(values.values()) + 1)}
+        raise ConfigError(
+            f"the masks have values without a class: {_listed(unknown)}; give the class of each, such as --values "
+            f"{_pairs({**values, **more})}"
+        )
+    for case in surveyed:
+        with skipped.unless_good(case.files.case):
+            for value in sorted(case.values.keys() - values.keys()):
+                raise DataError(
+                    f"{case.values[value]} has the value {value}, which has no class; add it to --values"
+                )
+    return usable
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values[:10])) + (", ..." if len(values) > 10 else "")
+
+
+def _pairs(values: Mapping[int, int]) -> str:
+    return " ".join(f"{value}:{label}" for value, label in sorted(values.items())[:10])
 
 
 def _is_lossy(path: Path) -> bool:
@@ -157,9 +201,9 @@ def _automatic_values(seen: set[int], source: Path) -> dict[int, int]:
         raise DataError(f"{source}: all masks have the value {found[0]} only; check the mask files")
     values = {value: label for label, value in enumerate(found)}
     if len(found) > 2 and found != list(range(len(found))):
-        shown = ", ".join(map(str, found[:10])) + (", ..." if len(found) > 10 else "")
-        example = " ".join(f"{value}:{label}" for value, label in list(values.items())[:10])
-        raise ConfigError(f"the masks have the values {shown}; give the class of each, such as --values {example}")
+        raise ConfigError(
+            f"the masks have the values {_listed(found)}; give the class of each, such as --values {_pairs(values)}"
+        )
     if found != [0, 1] and len(found) == 2:
         print_note(f"{source}: mask value {found[0]} is background and {found[1]} is class 1")
     return values
@@ -221,9 +265,6 @@ class PictureSource:
         """Return the class of each pixel (H, W) of a mask."""
         mask = read_mask(path)
         values, known = self._plan.values, sorted(self._plan.values)
-        unknown = sorted(_values_of(mask) - set(known))
-        if unknown and not _is_lossy(path):
-            raise DataError(f"{path} has the value {unknown[0]}, which has no class; add it to --values")
         table = [values[min(known, key=partial(_distance, level))] for level in range(int(mask.max()) + 1)]
         drawn: NDArray[np.uint8] = np.array(table, dtype=np.uint8)[mask]
         return drawn
@@ -231,7 +272,3 @@ class PictureSource:
 
 def _distance(first: int, second: int) -> int:
     return abs(first - second)
-
-
-def _values_of(mask: NDArray[Any]) -> set[int]:
-    return set(np.flatnonzero(np.bincount(mask.ravel())).tolist())
