@@ -179,7 +179,7 @@ def test_cases_of_a_patient_stay_in_one_split(source):
         ("case,patient\np9,anna\n", r"patients\.csv, line 2: unknown case 'p9'"),
         ("case,patient\np1,anna\np1,bob\n", r"patients\.csv, line 3: case 'p1' occurs twice"),
         (
-            "case;patient\np1;anna\n",
+            "scan,patient\np1,anna\n",
             r"patients\.csv, line 2: no case or no patient; the first line must be 'case,patient'",
         ),
     ],

@@ -110,12 +110,17 @@ def read_patients(path: Path, cases: set[str]) -> dict[str, str]:
 def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """Return the rows of a CSV file with their line numbers.
 
+    The separator is a comma or, if the first line has none, a semicolon or a tab, as spreadsheets write them.
+
     Raises:
         DataError: the file cannot be read.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            return list(enumerate(csv.DictReader(file, strict=True), start=2))
+            first = file.readline()
+            file.seek(0)
+            separator = next((mark for mark in ",;\t" if mark in first), ",")
+            return list(enumerate(csv.DictReader(file, delimiter=separator, strict=True), start=2))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"cannot read {path} ({getattr(error, 'strerror', None) or error}); save it as CSV"

@@ -11,12 +11,12 @@
 | `split` | optional: train, val or test; the same for all images of a patient |
 | `case` | optional name of the image; by default from the file name |
 
-Paths are relative to the folder of the table.
+Paths are relative to the folder of the table. Columns may be separated by commas, semicolons or tabs.
 """
 
 from pathlib import Path
 
-from phiseg.core.errors import DataError, nearest
+from phiseg.core.errors import DataError
 from phiseg.data.prepare.found_files import (
     AnnotatedImage,
     FoundFiles,
@@ -40,12 +40,11 @@ def find_in_table(path: Path) -> FoundFiles:
     if not rows:
         raise DataError(f"{path} has no rows; the first line must be {','.join(REQUIRED)}[,{','.join(OPTIONAL)}]")
     columns = [str(column) for column in rows[0][1]]
-    for column in REQUIRED:
-        if column not in columns:
-            raise DataError(
-                f"{path} has no column '{column}', but {', '.join(columns)} ({nearest(column, columns)}); the "
-                f"first line must be {','.join(REQUIRED)}[,{','.join(OPTIONAL)}]"
-            )
+    if missing := [column for column in REQUIRED if column not in columns]:
+        raise DataError(
+            f"{path} has the columns {', '.join(columns)}, but not {' and '.join(missing)}; the first line must be "
+            f"{','.join(REQUIRED)}[,{','.join(OPTIONAL)}]"
+        )
     labels: dict[str, dict[str, Path]] = {}
     about: dict[str, tuple[str, ...]] = {}
     for line, row in rows:
