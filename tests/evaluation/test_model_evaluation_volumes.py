@@ -149,7 +149,7 @@ def test_sample_panel_has_a_row_for_every_plane(evaluations):
 def test_compare_shows_volume_scores_in_place_of_areas(evaluations, tmp_path):
     table = compare(evaluations, tmp_path / "report")
     markdown = (tmp_path / "report" / "table.md").read_text()
-    assert "volume CRPS / ml ↓ | volume in 90 % | width of 90 %" in markdown
+    assert "volume CRPS / ml ↓ | volume coverage | interval width" in markdown
     assert "area" not in markdown
     with (tmp_path / "report" / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
