@@ -1,4 +1,4 @@
-"""PHiSeg: plausible expert segmentations of a medical image, as many as you like.
+"""PHiSeg: draw plausible expert segmentations of medical images, and see where experts would disagree.
 
 >>> import phiseg
 >>> model = phiseg.load("lesion-phantom")  # or a folder that a training wrote

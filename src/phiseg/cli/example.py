@@ -17,8 +17,8 @@ from phiseg.core.files import check_new_file
 class Example:
     """Write a small synthetic scan with a lesion to try `phiseg predict` and `phiseg view`.
 
-    The scan has the spacing, plane and values of the training images of a model. The command prints the call of
-    `phiseg predict` with the position of the lesion.
+    The scan has the spacing, plane and values of the training images of a model. The command prints the
+    `phiseg predict` command with the position of the lesion.
 
     Examples:
         phiseg example scan.nii.gz

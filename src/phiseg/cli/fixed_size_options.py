@@ -16,10 +16,15 @@ class FixedSizeArguments:
     rescale: Annotated[tuple[float, float] | None, optional("SLOPE INTERCEPT", "keep the stored values")] = None
     """Factor and offset applied to the stored values first, as for DICOM. Integers with a slope of at least 1 (or
     at most -1) are rounded to int16 if they are in its range; all others become float32."""
-    window: Annotated[tuple[float, float] | None, optional("LOW HIGH", "estimated from the values")] = None
-    """Pixel values, after --rescale, that are mapped to the darkest and brightest value (lung CT: -1000 400). The
-    default is 0 255 for 8 bits, 0 1 or -0.5 0.5 for fractions, otherwise the percentiles 0.5 and 99.5 of the images
-    (of split train, if there is one), which are printed."""
+    window: Annotated[
+        tuple[float, float] | None,
+        optional(
+            "LOW HIGH",
+            "0 255 for 8 bits, 0 1 or -0.5 0.5 for fractions, otherwise the percentiles 0.5 and 99.5 of the images "
+            "(of split train, if there is one), which are printed",
+        ),
+    ] = None
+    """Pixel values, after --rescale, that are mapped to -0.5 and 0.5 (lung CT: -1000 400)."""
     zscore: Flag = False
     """Normalise each image to mean 0 and standard deviation 1 instead of using a window (MR)."""
     classes: Annotated[tuple[str, ...] | None, optional("NAME ...", "numbered, as many as in the masks")] = None
@@ -50,8 +55,11 @@ class FixedSizeArguments:
     def fixed_size_options(self) -> "FixedSizeOptions":
         """Return the options, validated."""
         from phiseg.data.prepare.fixed_size_source import FixedSizeOptions
+        from phiseg.data.prepare.option_checks import MIN_SIZE, check_size
         from phiseg.data.splits import parse_fractions
 
+        if self.size is not None:
+            check_size(self.size, smallest=MIN_SIZE)
         return FixedSizeOptions(
             rescale=self.rescale,
             window=self.window,

@@ -51,8 +51,10 @@ class PrepareImages:
     rest is padded with 0."""
     grey: Flag = False
     """Convert colours to grey values."""
-    window: Annotated[tuple[float, float] | None, optional("LOW HIGH", "estimated from the values")] = None
-    """Values that are mapped to -0.5 and 0.5: 0 255 for 8 bits, otherwise percentiles 0.5 and 99.5, by default."""
+    window: Annotated[
+        tuple[float, float] | None, optional("LOW HIGH", "0 255 for 8 bits, otherwise percentiles 0.5 and 99.5")
+    ] = None
+    """Values that are mapped to -0.5 and 0.5."""
     zscore: Flag = False
     """Normalise each picture to mean 0 and standard deviation 1 instead of using a window."""
     classes: Annotated[tuple[str, ...] | None, optional("NAME ...", "numbered")] = None

@@ -54,7 +54,7 @@ class PrepareLidc:
     """Handling of a second annotation of a nodule by the same reader: stored in the slot of a reader who did not
     annotate it, as in datasets made with pylidc, or (`sessions`) merged with the first one."""
     window: Annotated[tuple[float, float], tyro.conf.arg(metavar="LOW HIGH")] = (-1000, 400)
-    """Hounsfield units that are mapped to the darkest and brightest value; values outside are clipped."""
+    """Hounsfield units that are mapped to -0.5 and 0.5; values outside are clipped."""
     seed: int = 0
     """Random seed of the split by patient."""
     fractions: str = "60,20,20"

@@ -1,4 +1,4 @@
-"""preprocessing.json of a model folder: the properties of the training images, to prepare other images alike."""
+"""preprocessing.json of a model folder: properties of the training images, to prepare others in the same way."""
 
 from collections.abc import Sequence
 from typing import Any, Self

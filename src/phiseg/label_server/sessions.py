@@ -79,7 +79,7 @@ class Sessions:
             expiry: time in seconds until the session expires, up to `EXPIRY`; 0 for that.
 
         Raises:
-            DataError: the files are not one scan, or there is no room for them.
+            DataError: the files are not one scan, or the storage limit is reached.
         """
         scan = uploaded_scan(uploads, max_bytes=self.max_bytes)
         size = sum(upload.path.stat().st_size for upload in uploads)
