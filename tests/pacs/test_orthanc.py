@@ -5,17 +5,22 @@ import shutil
 import socket
 import subprocess
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
+from urllib.parse import urlsplit
 
 import numpy as np
 import pydicom
 import pytest
+import requests
 
 from helpers.dicom_checks import read_map, read_on_grid
 from helpers.dicom_slices import write_scan
 from helpers.label_server import client_of, infer, make_server
 from helpers.small_viewer import make_model
-from phiseg.core.errors import DataError
+from phiseg.core.errors import DataError, OutputError
+from phiseg.imaging import dicomweb
 from phiseg.imaging.dicomweb import PASSWORD, USER, Credentials, DicomWeb
 from phiseg.imaging.nifti_files import read_nifti
 from phiseg.imaging.series import read_series
@@ -163,6 +168,53 @@ def test_unknown_series_is_reported(server, tmp_path):
     with pytest.raises(DataError, match=r"127\.0\.0\.1 has no series 1\.2\.99; check the UID"):
         server.fetch_series("1.2.99", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@contextmanager
+def cut_after(number, address):
+    """Yield the address of a proxy that passes on the first bytes of a request and closes the connections."""
+    host, port = urlsplit(address).netloc.split(":")
+    passed = []
+
+    def pass_on(listener):
+        with listener.accept()[0] as client, socket.create_connection((host, int(port))) as target:
+            while part := client.recv(min(number - sum(passed), 2**16)):
+                target.sendall(part)
+                passed.append(len(part))
+            target.shutdown(socket.SHUT_WR)
+            target.settimeout(10)
+            with suppress(OSError):  # until the server has given up, too
+                while target.recv(2**16):
+                    pass
+
+    with socket.create_server((host, 0)) as listener:
+        thread = Thread(target=pass_on, args=(listener,), daemon=True)
+        thread.start()
+        yield address.replace(f":{port}", f":{listener.getsockname()[1]}")
+        thread.join(timeout=60)
+        assert (sum(passed), thread.is_alive()) == (number, False)
+
+
+def test_store_request_that_is_cut_off_leaves_no_instance(server, orthanc, tmp_path, monkeypatch):
+    monkeypatch.setattr(dicomweb, "WAITS_S", ())
+
+    def count():
+        statistics = orthanc.replace("/dicom-web", "/statistics")
+        return requests.get(statistics, auth=next(iter(USERS.items())), timeout=10).json()["CountInstances"]
+
+    write_scan(tmp_path / "scan", uid="1.2.34", StudyInstanceUID="1.2.44")
+    files = sorted((tmp_path / "scan").iterdir())
+    size = sum(file.stat().st_size for file in files)
+    before = count()
+    for share in (0.5, 0.95):
+        with (
+            cut_after(int(share * size), orthanc) as address,
+            pytest.raises(OutputError, match=r"cannot store the results: 127\.0\.0\.1: the connection failed"),
+        ):
+            DicomWeb(address).store(files)
+        assert count() == before
+    server.store(files)
+    assert count() == before + len(files)
 
 
 def test_serve_segments_series_of_the_pacs(server, tmp_path):
