@@ -655,10 +655,10 @@ def test_unknown_format_is_rejected(prepare, tmp_path):
 
 
 def test_command_prepares_dataset_and_prints_summary(cli, pickled, tmp_path):
-    result = cli("prepare", "legacy", pickled(some_crops(10)), tmp_path / "out", "--size", 4, "--lidc")
+    result = cli("prepare", "legacy", pickled(some_crops(10)), tmp_path / "out", "--size", 16, "--lidc")
     assert result.code == 0, result.err
     assert "10 cases of 5 patients" in result.out
-    assert "4 x 4 pixels" in result.out
+    assert "16 x 16 pixels" in result.out
     info = Dataset.open(tmp_path / "out").info
     assert (info.modality, info.plane, info.centred_on) == ("CT", "axial", "nodule")
     assert info.classes == ("background", "nodule")

@@ -30,7 +30,11 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     match = re.fullmatch(r"(\d+)(?:[x,](\d+))?", text)
     if not match:
         raise ConfigError(f"--size '{text}' is not a size in pixels; use a number or HxW, such as 192 or 192x160")
-    return int(match[1]), int(match[2] or match[1])
+    from phiseg.data.prepare.option_checks import MIN_SIZE, check_size
+
+    height, width = int(match[1]), int(match[2] or match[1])
+    check_size(height, width, smallest=MIN_SIZE)
+    return height, width
 
 
 def parse_values(pairs: Sequence[str], *, option: str) -> dict[int, int]:

@@ -29,7 +29,7 @@ from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.lidc_files import LidcFiles, find_lidc_files
 from phiseg.data.prepare.lidc_series import LidcOptions, crop_series
 from phiseg.data.prepare.lidc_volumes import volumes_of
-from phiseg.data.prepare.option_checks import check_size, check_spacing, check_window
+from phiseg.data.prepare.option_checks import MIN_SIZE, check_size, check_spacing, check_window
 from phiseg.data.prepare.skipped import SkippedCases
 from phiseg.data.splits import split_patients
 from phiseg.data.store import Dataset
@@ -117,7 +117,7 @@ def prepare_lidc(
     """
     src, out = Path(src), Path(out)
     options = options or LidcOptions()
-    check_size(options.size)
+    check_size(options.size, smallest=MIN_SIZE)
     check_spacing(options.spacing_mm)
     check_window(window)
     split_patients([], seed=seed, fractions=fractions)  # validate before reading

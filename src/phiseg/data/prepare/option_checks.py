@@ -5,6 +5,8 @@ from math import isfinite
 
 from phiseg.core.errors import ConfigError
 
+MIN_SIZE = 16
+"""Minimum side of an image in pixels for the commands. Smaller values are typing errors."""
 MAX_SIZE = 8192
 """Maximum side of an image in pixels. Larger values are typing errors and would exceed memory."""
 MAX_SPACING = 20.0
@@ -13,11 +15,11 @@ MIN_RESAMPLED = 16
 """Minimum side of a resampled slice in pixels, unless the slice is smaller before resampling."""
 
 
-def check_size(*sides: int) -> None:
-    """Raise ConfigError if a height or width is out of range."""
-    if not all(1 <= side <= MAX_SIZE for side in sides):
+def check_size(*sides: int, smallest: int = 1) -> None:
+    """Raise ConfigError if a height or width is not in the range from `smallest` to `MAX_SIZE`."""
+    if not all(smallest <= side <= MAX_SIZE for side in sides):
         shown = " x ".join(map(str, sides))
-        raise ConfigError(f"size {shown} is out of range; use 1 to {MAX_SIZE} pixels, such as 128")
+        raise ConfigError(f"size {shown} is out of range; use {smallest} to {MAX_SIZE} pixels, such as 128")
 
 
 def check_spacing(spacing_mm: float | None) -> None:
