@@ -122,9 +122,15 @@ def test_dry_run_lists_pictures_and_writes_nothing(refuge, tmp_path, cli):
     code, out, _ = cli("prepare", "images", refuge, tmp_path / "data", *words)
     assert code == 0
     assert not (tmp_path / "data").exists()
-    assert "T3: 24 x 30 pixels, 1 annotators (no label of raterB)" in out
-    assert "images:     16 x 16 pixels, 3 channel(s)" in out
+    assert "T3: 24 x 30 pixels, 1 annotator (no label of raterB)" in out
+    assert "images:     16 x 16 pixels, 3 channels" in out
     assert "classes:    0 background, 1 class 1, 2 class 2" in out
+
+
+def test_tiny_size_is_rejected(refuge, tmp_path, cli):
+    code, _, err = cli("prepare", "images", refuge, tmp_path / "data", "--size", "4")
+    assert code == 2
+    assert "size 4 x 4 is out of range; use 16 to 8192 pixels" in err
 
 
 def test_masks_with_several_values_need_a_map(refuge):

@@ -653,7 +653,7 @@ def test_command_prints_counts_and_summary(lidc_source, good, cli, tmp_path):
     done = cli("prepare", "lidc", lidc_source.root, tmp_path / "data", "--size", 32, "--workers", 1)
     assert done.code == 0
     assert "1 nodules" in done.err
-    assert "1 cases of 1 patients" in done.out
+    assert "1 case of 1 patient" in done.out
     manifest = json.loads((tmp_path / "data" / "dataset.json").read_text())
     assert manifest["command"].startswith("phiseg prepare lidc ")
     assert manifest["source"]["kind"] == "lidc"

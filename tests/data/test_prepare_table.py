@@ -52,7 +52,7 @@ def test_volumes_are_sliced(tmp_path, cli):
     words = ["--values", "2:1", "--classes", "background", "gland", "--modality", "MR"]
     code, out, err = cli("prepare", "table", tmp_path / "list.csv", tmp_path / "data", *words, "--dry-run")
     assert (code, (tmp_path / "data").exists()) == (0, False), err
-    assert "b, split val: 2 x 8 x 6 voxels of 3 x 1 x 1 mm, 1 annotators" in out
+    assert "b, split val: 2 x 8 x 6 voxels of 3 x 1 x 1 mm, 1 annotator" in out
     code, _, err = cli("prepare", "table", tmp_path / "list.csv", tmp_path / "data", *words)
     assert code == 0, err
     dataset = Dataset.open(tmp_path / "data")

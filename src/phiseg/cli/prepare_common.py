@@ -30,14 +30,16 @@ def print_counts(dataset: "Dataset", *, num_used: int) -> None:
 
 def print_summary(dataset: "Dataset") -> None:
     """Print the contents of a dataset and the commands to run next."""
+    from phiseg.data.prepare.preview import counted
+
     counts = ", ".join(
         f"{sum(case['patient'] in part for case in dataset.cases)} {name}"
         for name, part in ((name, set(members)) for name, members in dataset.splits.items())
     )
     patients = len({case["patient"] for case in dataset.cases})
     print(
-        f"{dataset.path}: {dataset.num_cases} cases of {patients} patients ({counts}), "
-        f"{dataset.info.num_annotators} annotators, {dataset.describe_size()}"
+        f"{dataset.path}: {counted(dataset.num_cases, 'case')} of {counted(patients, 'patient')} ({counts}), "
+        f"{counted(dataset.info.num_annotators, 'annotator')}, {dataset.describe_size()}"
     )
     for name, purpose in (("train", "training"), ("val", "validation"), ("test", "evaluation")):
         if not any(case["patient"] in set(dataset.splits.get(name, ())) for case in dataset.cases):
