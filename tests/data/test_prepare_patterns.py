@@ -135,11 +135,12 @@ def test_msseg2_time_points_are_channels(tmp_path):
     )
 
 
-def test_bids_derivatives_with_sessions_are_grouped_by_subject(tmp_path):
+@pytest.mark.parametrize("sessions", [("_ses-a", "_ses-b"), ("",)])
+def test_bids_derivatives_are_grouped_by_subject(tmp_path, sessions):
     for subject in ("01", "02"):
-        for session in ("a", "b"):
-            name = f"sub-{subject}_ses-{session}"
-            anat = tmp_path / "src" / f"sub-{subject}" / f"ses-{session}" / "anat"
+        for session in sessions:
+            name = f"sub-{subject}{session}"
+            anat = tmp_path / "src" / f"sub-{subject}" / session.strip("_") / "anat"
             write(anat / f"{name}_FLAIR.nii.gz", image(1))
             home = tmp_path / "src" / "derivatives" / "manual" / f"sub-{subject}"
             for rater in (1, 2):
@@ -147,15 +148,17 @@ def test_bids_derivatives_with_sessions_are_grouped_by_subject(tmp_path):
                     end = f"space-FLAIR_label-{target}_desc-rater{rater}_mask.nii.gz"
                     write(home / f"{name}_{end}", mask(rater if target == "lesion" else 7))
     patterns = FilePatterns(
-        images=(r"(?P<case>(?P<patient>sub-[^_]+)_ses-[^_]+)_FLAIR.nii.gz",),
+        images=(r"(?P<case>(?P<patient>sub-[^_]+)(_ses-[^_]+)?)_FLAIR.nii.gz",),
         rater="{case}_space-FLAIR_label-{target}_desc-{rater}_mask.nii.gz",
         target="lesion",
     )
     dataset = prepare_nifti(tmp_path / "src", tmp_path / "data", patterns=patterns, progress=False)
     assert sorted({case["patient"] for case in dataset.cases}) == ["sub-01", "sub-02"]
-    assert [case["scan"] for case in dataset.cases] == [f"sub-0{n}_ses-{s}" for n in (1, 2) for s in "ab"]
+    assert [case["scan"] for case in dataset.cases] == [
+        f"sub-0{n}{session}" for n in (1, 2) for session in sessions
+    ]
     assert dataset.info.source["raters"] == ["rater1", "rater2"]
-    np.testing.assert_array_equal(dataset.labels[3, 1], mask(2)[:, :, 0].T)
+    np.testing.assert_array_equal(dataset.labels[-1, 1], mask(2)[:, :, 0].T)
 
 
 def test_labels_belong_to_the_image_whose_name_they_begin_with(tmp_path):
