@@ -250,7 +250,9 @@ class Model:
         """Refuse an image whose values the preprocessing cannot have produced, such as 0 to 255."""
         fix = "call model.prepare(image) first"
         if not image.is_floating_point():
-            raise DataError(f"the image holds integers ({image.dtype}), but the network expects prepared floats; {fix}")
+            raise DataError(
+                f"the image holds integers ({image.dtype}), but the network expects prepared floats; {fix}"
+            )
         low, high = float(image.min()), float(image.max())
         if not (isfinite(low) and isfinite(high)):
             raise DataError("the image has NaN or infinite pixels; repair it, or exclude it")
