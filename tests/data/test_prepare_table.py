@@ -62,8 +62,8 @@ def test_volumes_are_sliced(tmp_path, cli):
 
 
 @pytest.mark.parametrize("separator", [";", "\t"])
-def test_table_with_another_separator_is_read(tmp_path, separator):
-    rows = [["image", "rater", "label"], ["a.png", "r", "b,c.png"]]
+def test_table_of_a_spreadsheet_is_read(tmp_path, separator):
+    rows = [["Image", "Rater", "Label"], ["a.png", "r", "b,c.png"]]
     (tmp_path / "list.csv").write_text("\n".join(map(separator.join, rows)))
     (case,) = find_in_table(tmp_path / "list.csv").cases
     assert case.labels == {"r": tmp_path / "b,c.png"}
@@ -73,7 +73,7 @@ def test_table_with_another_separator_is_read(tmp_path, separator):
     ("text", "message"),
     [
         ("picture,rater,label\na.png,r,b.png", "columns picture, rater, label, but not image;"),
-        ("image,mask\na.png,b.png", "columns image, mask, but not rater and label;"),
+        ("image,mask\na.png,b.png", "columns image, mask, but not rater, label;"),
         ("image,rater,label\n", "has no rows"),
         ("image,rater,label\na.png,,b.png", "line 2: image, rater or label is empty"),
         ("image,rater,label\na.png,r,b.png\na.png,r,c.png", "line 3: a second label of annotator 'r'"),

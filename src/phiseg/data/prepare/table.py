@@ -36,13 +36,15 @@ def find_in_table(path: Path) -> FoundFiles:
     Raises:
         DataError: the table lacks a column or a value, or contradicts itself.
     """
-    rows = read_rows(path)
+    rows = [
+        (line, {str(name).strip().lower(): text for name, text in row.items()}) for line, row in read_rows(path)
+    ]
     if not rows:
         raise DataError(f"{path} has no rows; the first line must be {','.join(REQUIRED)}[,{','.join(OPTIONAL)}]")
-    columns = [str(column) for column in rows[0][1]]
+    columns = rows[0][1].keys()
     if missing := [column for column in REQUIRED if column not in columns]:
         raise DataError(
-            f"{path} has the columns {', '.join(columns)}, but not {' and '.join(missing)}; the first line must be "
+            f"{path} has the columns {', '.join(columns)}, but not {', '.join(missing)}; the first line must be "
             f"{','.join(REQUIRED)}[,{','.join(OPTIONAL)}]"
         )
     labels: dict[str, dict[str, Path]] = {}
