@@ -16,7 +16,7 @@ from phiseg.training.loop import train
 def test_check_prints_a_report_and_writes_it_as_json(cli, gaps, tmp_path):
     done = cli("data", "check", gaps, "--json", tmp_path / "report.json")
     assert done.code == 0
-    for text in ("15 cases of 15 patients", "GED floor", "no problems found", "lesion"):
+    for text in ("15 cases of 15 patients", "GED floor, if annotators", "no problems found", "lesion"):
         assert text in done.out
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["problems"] == []

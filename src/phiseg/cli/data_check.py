@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataCheck:
-    """Check a dataset for errors and report how far its annotators agree.
+    """Check a dataset for errors and report how well its annotators agree.
 
     The command reads the whole dataset and lists every problem: modified files, invalid labels, NaN pixels, and
     images that are in two splits. It exits with code 2 if there are any.
@@ -90,7 +90,7 @@ def _describe(report: "Report") -> str:
         "agreement of two annotators (IoU; two empty masks count as 1):",
         f"  over all {agreement.pairs} pairs: {_number(agreement.iou)}",
         f"  over {agreement.pairs_who_both_drew} pairs of non-empty masks: {_number(agreement.iou_who_both_drew)}",
-        "GED floor: "
+        "GED floor, if annotators are independent given the image: "
         + ", ".join(f"{_number(floor)} with {number} samples" for number, floor in agreement.ged_floor.items()),
     ]
     lines += [f"note: {note}" for note in report.notes]
