@@ -154,6 +154,7 @@ def test_batch_keeps_previous_results(cli, model, source, tmp_path):
         (("--maps", "masks:a"), "with one of the results labels, mean, gamma, samples"),
         (("--maps", "labels:../a"), "'labels:../a' is not RESULT:SOCKET"),
         (("--maps", "labels:a", "mean:a"), "'mean:a' repeats a result or a socket"),
+        (("--maps", "labels:a", "mean:A"), "'mean:A' repeats a result or a socket"),
         (("--points", "none.json"), "none.json does not exist; give a JSON or CSV file with points"),
     ],
 )

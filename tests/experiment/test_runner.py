@@ -107,6 +107,15 @@ def test_invalid_rows_are_rejected(choice, reason):
         list_experiment_jobs(**choice)
 
 
+def test_rows_whose_names_differ_only_in_case_are_rejected(tmp_path):
+    files = [tmp_path / "own.yaml", tmp_path / "others" / "Own.yaml"]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(load_recipe("unet-small").to_yaml())
+    with pytest.raises(ConfigError, match="two rows are named 'one/own/seed-0', ignoring case"):
+        list_experiment_jobs(list(map(str, files)))
+
+
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [

@@ -42,6 +42,8 @@ def test_read_case_names_maps_scans_to_cases(read):
         ("scan,case\na,b,c\n", "line 2 is not a scan"),
         ("scan,case\na,b\na,c\n", "line 3: the scan 'a' is listed twice"),
         ("scan,case\na,b\nc,b\n", "line 3: the case 'b' is listed twice"),
+        ("scan,case\na,b\nc,B\n", "line 3: the names 'b' and 'B' differ only in case, which some disks ignore"),
+        ("scan,case\na,Cases.csv\n", "line 2: 'Cases.csv' is the name of a file in the results"),
         ("scan,case\na,../b\n", r"line 2: '../b' is not a valid name; use at most 64 letters"),
         ("scan,case\na,b c\n", "'b c' is not a valid name"),
         ("scan,case\na,.b\n", "'.b' is not a valid name"),
@@ -88,6 +90,19 @@ def test_name_scans_rejects_missing_and_ambiguous_scans(names, match):
     scans = [ScanFile(f"{folder}-x", Path(folder) / "x.nii", "nifti") for folder in "ab"]
     with pytest.raises(ConfigError, match=match):
         name_scans(scans, names)
+
+
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [
+        (("cases.csv",), r"a case cannot be named cases.csv, like a file in the results; rename the scan"),
+        (("b", "B"), "the names 'b' and 'B' differ only in case, which some disks ignore; rename a scan"),
+    ],
+)
+def test_list_prediction_jobs_rejects_names_of_no_separate_folder(names, match):
+    scans = [ScanFile(name, Path(f"{name}.nii"), "nifti") for name in names]
+    with pytest.raises(ConfigError, match=match):
+        list_prediction_jobs(scans, [], {})
 
 
 def finished(scan, *names):

@@ -185,6 +185,12 @@ def test_equal_names_are_prefixed_with_folders(tmp_path):
     assert set(names(tmp_path)) == {"a-x-ct", "b-x-ct", "y-ct", "mr"}  # as many as it takes
 
 
+def test_names_that_differ_only_in_case_are_prefixed_with_folders(tmp_path):
+    for path in ("a/CT.nii", "b/ct.nii", "c/mr.nii"):
+        nifti(tmp_path / path)
+    assert set(names(tmp_path)) == {"a-CT", "b-ct", "mr"}
+
+
 def test_files_named_image_are_named_after_folders(tmp_path):
     """As in datasets: `phiseg prepare nifti` names the case of case01/image.nii.gz case01."""
     nifti(tmp_path / "a" / "case01" / "image.nii.gz")
@@ -221,7 +227,7 @@ def test_prefixed_name_is_unique(tmp_path):
 def test_indistinguishable_names_are_rejected(tmp_path):
     for name in ("a.png", "a.nii", "a.png.nii"):
         nifti(tmp_path / name) if name.endswith("nii") else png(tmp_path / name)
-    with pytest.raises(DataError, match=r"would have the same name .*a.png; rename one of them"):
+    with pytest.raises(DataError, match=r"would have the same name .*a.png, ignoring case; rename one of them"):
         find_scans([tmp_path])
 
 

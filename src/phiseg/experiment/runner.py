@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -136,8 +137,11 @@ def list_experiment_jobs(
         for seed in seeds
         if not (regime == "all" and models[method] == "unet")  # as in the paper
     ]
-    if repeated := {job.name for job in jobs if [other.name for other in jobs].count(job.name) > 1}:
-        raise ConfigError(f"two rows are named '{min(repeated)}'; give each method and seed once, and rename files")
+    folders = Counter(job.name.casefold() for job in jobs)  # some disks ignore case
+    if repeated := [name for name, number in folders.items() if number > 1]:
+        raise ConfigError(
+            f"two rows are named '{repeated[0]}', ignoring case; give each method and seed once, and rename files"
+        )
     chosen = [job for job in jobs if any(fnmatchcase(job.name, pattern) for pattern in rows)]
     if not chosen:
         names = ", ".join(job.name for job in jobs) or "none (a deterministic method has only regime one)"

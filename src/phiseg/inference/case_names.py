@@ -10,6 +10,8 @@ from phiseg.inference.points import read_rows
 from phiseg.inference.scans import ScanFile, file_name
 
 COLUMNS = ("scan", "case")
+RESERVED = ("cases.csv", "failed.csv", "report.html")
+"""Files next to the folders of the cases. No case can have their names."""
 
 
 def read_case_names(path: Path) -> dict[str, str]:
@@ -19,7 +21,7 @@ def read_case_names(path: Path) -> dict[str, str]:
         The name of the case of each scan. A scan is a path, a file or folder name, a series UID or a patient ID.
 
     Raises:
-        DataError: the file cannot be read, has other columns, or names a scan or a case twice.
+        DataError: the file cannot be read, has other columns, names a scan or a case twice, or has an invalid name.
     """
     names: dict[str, str] = {}
     for line, row in read_rows(path, COLUMNS, needs="scan,case", others=False):
@@ -31,13 +33,22 @@ def read_case_names(path: Path) -> dict[str, str]:
                 f"{path}, line {line}: '{case}' is not a valid name; use at most 64 letters, digits and "
                 "characters of '_-.', and start and end with a letter or digit"
             )
+        if case.casefold() in RESERVED:
+            raise DataError(f"{path}, line {line}: '{case}' is the name of a file in the results; use another name")
         if scan in names or case in names.values():
             twice = f"the scan '{scan}'" if scan in names else f"the case '{case}'"
             raise DataError(f"{path}, line {line}: {twice} is listed twice; remove one of the lines")
+        if alike := [other for other in names.values() if other.casefold() == case.casefold()]:
+            raise DataError(f"{path}, line {line}: {only_case_differs(alike[0], case)}; rename one of them")
         names[scan] = case
     if not names:
         raise DataError(f"{path} has no names; give one scan and its case per line")
     return names
+
+
+def only_case_differs(first: str, second: str) -> str:
+    """Return the problem of two names of folders that are one on some disks."""
+    return f"the names '{first}' and '{second}' differ only in case, which some disks ignore"
 
 
 def name_scans(scans: Sequence[ScanFile], names: Mapping[str, str]) -> list[ScanFile]:

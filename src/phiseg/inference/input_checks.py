@@ -85,7 +85,7 @@ def parse_maps(words: Sequence[str]) -> dict[str, str]:
                 f"'{word}' is not RESULT:SOCKET; write, for example, labels:segmentation, with one of the results "
                 f"{', '.join(MAPS)}"
             )
-        if result in maps or socket in maps.values():
+        if result in maps or socket.casefold() in map(str.casefold, maps.values()):  # some disks ignore case
             raise ConfigError(f"'{word}' repeats a result or a socket; give each of them once")
         maps[result] = socket
     return maps

@@ -1,12 +1,12 @@
 """The cases of a prediction: a scan, or a point in a scan, each with the name of its folder."""
 
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count, groupby
 from typing import Any
 
 from phiseg.core.errors import ConfigError
+from phiseg.inference.case_names import RESERVED, only_case_differs
 from phiseg.inference.points import Point
 from phiseg.inference.scans import ScanFile
 
@@ -39,8 +39,8 @@ def list_prediction_jobs(
         finished: summaries of the cases that the output folder contains, by name.
 
     Raises:
-        ConfigError: there are points of an unknown scan, two cases have the same name, or the user chose another
-            name for a scan than before.
+        ConfigError: there are points of an unknown scan, two cases have the same name, a name is reserved, or the
+            user chose another name for a scan than before.
     """
     finished = finished or {}
     unknown = sorted(set(points_by_case) - {name for scan in scans for name in scan.names})
@@ -57,10 +57,22 @@ def list_prediction_jobs(
             here = [None]
         names = _name_cases(scan, here, finished, others={other.name for other in scans} - {scan.name})
         jobs += [PredictionJob(name, scan, point) for name, point in zip(names, here, strict=True)]
-    for name, number in Counter(job.name for job in jobs).items():
-        if number > 1:
-            raise ConfigError(f"a scan and a point of another scan would both be named {name}; rename the scan")
+    _check_names([job.name for job in jobs])
     return jobs
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raise a ConfigError if cases would share a folder, as on disks that ignore case, or replace a file."""
+    taken: dict[str, str] = {}
+    for name in names:
+        other = taken.get(name.casefold())
+        if name.casefold() in RESERVED:
+            raise ConfigError(f"a case cannot be named {name}, like a file in the results; rename the scan")
+        if other == name:
+            raise ConfigError(f"a scan and a point of another scan would both be named {name}; rename the scan")
+        if other is not None:
+            raise ConfigError(f"{only_case_differs(other, name)}; rename a scan or use --names")
+        taken[name.casefold()] = name
 
 
 def share_jobs(jobs: Sequence[PredictionJob], rank: int, num_processes: int) -> list[PredictionJob]:

@@ -282,23 +282,25 @@ def _name_after_folders(scans: list[ScanFile]) -> list[ScanFile]:
 
 
 def _name_apart(scans: list[ScanFile]) -> list[ScanFile]:
-    """Prefix the names of folders to equal names of scans until all names differ."""
+    """Prefix the names of folders to equal names of scans until all differ. Case is ignored, as by some disks."""
     folders = [_absolute(scan.path).parent for scan in scans]
-    shared = Counter(zip(folders, (scan.name for scan in scans), strict=True))
+    shared = Counter(zip(folders, (scan.name.casefold() for scan in scans), strict=True))
     own = [
-        scan.path.name if shared[folder, scan.name] > 1 else scan.name
+        scan.path.name if shared[folder, scan.name.casefold()] > 1 else scan.name
         for scan, folder in zip(scans, folders, strict=True)
     ]
     names, depth = own, 0
-    while len(set(names)) < len(names):
+    while len(count := Counter(name.casefold() for name in names)) < len(names):
         depth += 1
-        count = Counter(names)
         if depth == max(len(folder.parts) for folder in folders):
             name, _ = count.most_common(1)[0]
-            first, second, *_ = (scan.path for scan, taken in zip(scans, names, strict=True) if taken == name)
-            raise DataError(f"{first} and {second} would have the same name {name}; rename one of them")
+            same = (scan.path for scan, taken in zip(scans, names, strict=True) if taken.casefold() == name)
+            first, second, *_ = same
+            raise DataError(
+                f"{first} and {second} would have the same name {name}, ignoring case; rename one of them"
+            )
         names = [
-            _with_folders(name, folder.parts[1:][-depth:]) if count[taken] > 1 else taken
+            _with_folders(name, folder.parts[1:][-depth:]) if count[taken.casefold()] > 1 else taken
             for folder, name, taken in zip(folders, own, names, strict=True)
         ]
     return [replace(scan, name=name) for scan, name in zip(scans, names, strict=True)]
