@@ -5,6 +5,8 @@
 
 Samples are drawn at the middle of each nodule, as `phiseg predict` draws them. For each nodule, the readers'
 volumes in ml are compared with the samples' 90 % interval. A reader who did not outline the nodule counts as 0 ml.
+The floor of the CRPS is that of samples from the readers' own distribution, if readers are independent given the
+scan: half the mean difference between two readers.
 """
 
 import argparse
@@ -51,9 +53,9 @@ def main() -> None:
         i for i, patient in enumerate(file["case_ids"]) if not options.patients or patient in options.patients
     ]
     rows: list[dict[str, Any]] = []
-    measured = ("inside 90 %", "width / mean volume", "volume ratio", "CRPS (ml)", "presence off")
+    measured = ("inside 90 %", "width / mean volume", "volume ratio", "CRPS (ml)", "its floor", "presence off")
     print(f"| noise length | shared | nodules | {' | '.join(measured)} |")
-    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for length, shared in product(options.noise_length, options.noise_shared):
         sampling = Sampling(
             num_samples=options.num_samples, noise_length_mm=length, noise_shared=shared, level_draws=0
@@ -90,6 +92,7 @@ def score_nodule(model: Segmenter, file: Any, index: int, sampling: Sampling) ->
         "width": round((spread.high - spread.low) / readers.mean(), 4),
         "ratio": round(float(np.mean(spread.samples)) / readers.mean(), 4),
         "crps_ml": round(scores.crps or 0.0, 5),
+        "crps_floor_ml": round(float(np.abs(readers[:, None] - readers).sum()) / (READERS * (READERS - 1)) / 2, 5),
         "present": found.present,
         "readers_present": float((readers > 0).mean()),
     }
@@ -98,9 +101,9 @@ def score_nodule(model: Segmenter, file: Any, index: int, sampling: Sampling) ->
 def summary(rows: list[dict[str, Any]]) -> str:
     """Return the cells of the table: means over nodules; medians of width and ratio."""
     off = np.mean([abs(row["present"] - row["readers_present"]) for row in rows])
-    inside, crps = (np.mean([row[key] for row in rows]) for key in ("inside", "crps_ml"))
+    inside, crps, floor = (np.mean([row[key] for row in rows]) for key in ("inside", "crps_ml", "crps_floor_ml"))
     width, ratio = (np.median([row[key] for row in rows]) for key in ("width", "ratio"))
-    return f"{inside:.2f} | {width:.2f} | {ratio:.2f} | {crps:.3f} | {off:.2f}"
+    return f"{inside:.2f} | {width:.2f} | {ratio:.2f} | {crps:.3f} | {floor:.3f} | {off:.2f}"
 
 
 def nodule(file: Any, index: int) -> tuple[Volume, tuple[int, int, int], np.ndarray]:
