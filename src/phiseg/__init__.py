@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from phiseg.api.deployment import export_onnx as export_onnx
     from phiseg.api.deployment import predict as predict
     from phiseg.api.deployment import write_monai_bundle as write_monai_bundle
+    from phiseg.api.experiments import run_experiment as run_experiment
     from phiseg.api.model import Model as Model
     from phiseg.api.model import load as load
     from phiseg.api.results import Comparison as Comparison
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from phiseg.core.bundled import recipe_names as recipe_names
     from phiseg.core.errors import PhisegError as PhisegError
     from phiseg.core.records import Records as Records
+    from phiseg.data.check import check_dataset as check_dataset
     from phiseg.data.prepare.arrays import prepare_arrays as prepare_arrays
     from phiseg.data.prepare.images import prepare_images as prepare_images
     from phiseg.data.prepare.legacy import prepare_legacy as prepare_legacy
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from phiseg.evaluation.calibrate import calibrate as calibrate
     from phiseg.imaging.volume import Volume as Volume
     from phiseg.inference.sampling_options import Sampling as Sampling
+    from phiseg.plotting.contact_sheet import choose_cases as choose_cases
+    from phiseg.plotting.contact_sheet import contact_sheet as contact_sheet
     from phiseg.training.combining import combine as combine
     from phiseg.training.recipe import Recipe as Recipe
     from phiseg.training.recipe import load_recipe as load_recipe
@@ -58,12 +62,14 @@ _MODULES = {
         "train",
     ),
     "phiseg.api.deployment": ("export_onnx", "predict", "write_monai_bundle"),
+    "phiseg.api.experiments": ("run_experiment",),
     "phiseg.api.model": ("Model", "load"),
     "phiseg.api.results": ("Comparison", "Predictions", "Run", "Samples", "Scores"),
     "phiseg.api.scoring": ("score",),
     "phiseg.core.errors": ("PhisegError",),
     "phiseg.core.records": ("Records",),
     "phiseg.core.bundled": ("recipe_names",),
+    "phiseg.data.check": ("check_dataset",),
     "phiseg.data.prepare.arrays": ("prepare_arrays",),
     "phiseg.data.prepare.images": ("prepare_images",),
     "phiseg.data.prepare.legacy": ("prepare_legacy",),
@@ -74,6 +80,7 @@ _MODULES = {
     "phiseg.evaluation.calibrate": ("calibrate",),
     "phiseg.imaging.volume": ("Volume",),
     "phiseg.inference.sampling_options": ("Sampling",),
+    "phiseg.plotting.contact_sheet": ("choose_cases", "contact_sheet"),
     "phiseg.training.combining": ("combine",),
     "phiseg.training.recipe": ("Recipe", "load_recipe"),
 }

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -287,3 +288,30 @@ def test_predict_reads_names_as_text_and_warns_at_the_caller(scans, trained):
     assert {warning.filename for warning in warned} == {__file__}
     failed = phiseg.predict(trained(), "scans/empty.nii.gz", "none", **settings)
     assert (list(failed.failed), failed["case"], failed["look"]) == (["empty"], [], [])
+
+
+# run_experiment and dataset tools
+
+
+def test_run_experiment_returns_the_table_and_resumes(lesions, tmp_path):
+    recipe = phiseg.load_recipe("unet-small", channels=[4, 4], steps=2, validation_samples=2)
+    (tmp_path / "tiny.yaml").write_text(recipe.with_settings(name="tiny").to_yaml())
+    call = partial(
+        phiseg.run_experiment, lesions, tmp_path / "out", methods=[tmp_path / "tiny.yaml"], regimes=["one"]
+    )
+    table = call(steps=2, num_samples=2, progress=False)
+    assert table["method"] == ["tiny"]
+    assert str(table).startswith("Trained with one expert")
+    assert table.report.is_file()
+    assert "Every row: 2 steps" in " ".join(table.notes)
+    before = (tmp_path / "out/rows/one/tiny/seed-0/eval/summary.json").stat().st_mtime_ns
+    assert call(steps=2, num_samples=2, progress=False)["dice"] == table["dice"]
+    assert (tmp_path / "out/rows/one/tiny/seed-0/eval/summary.json").stat().st_mtime_ns == before
+    with pytest.raises(ConfigError, match="either steps or minutes"):
+        call(progress=False)
+
+
+def test_dataset_tools_are_public(lesions):
+    data = phiseg.Dataset.open(lesions)
+    assert phiseg.check_dataset(data, progress=False).cases == data.num_cases
+    assert len(phiseg.contact_sheet(data, phiseg.choose_cases(data, 2)).axes) >= 2
