@@ -158,8 +158,10 @@ def make_tables(folder: Path = HERE) -> dict[str, list[dict[str, Any]]]:
 def _table(methods: dict[str, list[Row]], folder: Path) -> list[dict[str, Any]]:
     """Return one line per method, averaged over its seeds; the best ones by unbiased GED come first."""
     scores = {name: _aligned([read_cases(folder / row["cases"]) for row in rows]) for name, rows in methods.items()}
+    budgets = {name: {row["minutes"] for row in rows} for name, rows in methods.items()}
     lines = []
     for method, rows in methods.items():
+        rivals = [name for name in methods if name != method and budgets[name] == budgets[method]]
         line: dict[str, Any] = {"method": method, "trainings": len(rows)}
         for name in SHOWN:
             values = [cases[name] for cases in scores[method]]
@@ -171,7 +173,7 @@ def _table(methods: dict[str, list[Row]], folder: Path) -> list[dict[str, Any]]:
         seconds = [float(row["seconds_per_100_samples"]) for row in rows if row["seconds_per_100_samples"]]
         line |= {"seconds_per_100_samples": float(np.mean(seconds)) if seconds else None}
         line |= {name: rows[0][name] for name in ("minutes", "parameters", "commit", "code")}
-        line["best"] = " ".join(name for name in SHOWN if _is_best(name, method, scores))
+        line["best"] = " ".join(name for name in SHOWN if _is_best(name, method, rivals, scores))
         lines.append(line)
     return sorted(lines, key=lambda line: (line["ged_unbiased"] is None, line["ged_unbiased"]))
 
@@ -186,11 +188,11 @@ def _aligned(trainings: list[Cases]) -> list[Cases]:
     return ordered
 
 
-def _is_best(name: str, method: str, scores: dict[str, list[Cases]]) -> bool:
+def _is_best(name: str, method: str, others: list[str], scores: dict[str, list[Cases]]) -> bool:
     """Return whether a method is better than all others in a score, in a paired test over patients and seeds."""
     if not SCORES[name].sign or not defined(scores[method][0][name]):
         return False
-    rivals = [other for other in scores if other != method and defined(scores[other][0][name])]
+    rivals = [other for other in others if defined(scores[other][0][name])]
     patients = scores[method][0]["patient"]
     for rival in rivals:
         ours, theirs = ([cases[name] for cases in scores[one]] for one in (method, rival))
@@ -231,7 +233,7 @@ def _markdown(tracks: dict[str, Any], lines: dict[str, list[dict[str, Any]]]) ->
         parts.append(f"![Unbiased GED and sampling time of each method]({track}.png)\n")
     note = (
         "Brackets: 95 % interval over patients, and seeds if there are several. Bold: better than all other "
-        f"methods, p < {SIGNIFICANCE} in a paired test over patients.\n"
+        f"methods of the same budget, p < {SIGNIFICANCE} in a paired test over patients.\n"
     )
     return "\n".join([*parts, note])
 

@@ -79,10 +79,10 @@ def test_row_from_outside_reaches_table_and_plot(rows, folder, synthetic):
                 "--commit",
                 "1a",
             ),
-            *("--seed", "0", "--minutes", "60", "--hardware", "CPU", "--seconds", "2.5", "--folder", str(folder)),
+            *("--seed", "0", "--minutes", "60.0", "--hardware", "CPU", "--seconds", "2.5", "--folder", str(folder)),
         ]
     )
-    rows.add_row(bad, VALUES | {"method": "bad"}, folder)
+    rows.add_row(bad, VALUES | {"method": "bad", "minutes": 60.0}, folder)
     (first, second) = rows.read_rows(folder)
     assert (first["method"], second["method"], first["num_samples"]) == ("bad", "good", "3")
     assert second["samples_sha256"] == read_evaluation(good).summary.samples.sha256
@@ -101,6 +101,17 @@ def test_row_from_outside_reaches_table_and_plot(rows, folder, synthetic):
     assert f"**{read_evaluation(good).summary.ged_unbiased:.4f}**" in text
     assert "| 60 min |" in text
     assert (folder / "results" / "tiny.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_methods_are_compared_only_at_equal_budget(rows, folder, synthetic):
+    good, bad = synthetic("good"), synthetic("bad", noise=0.4)
+    rows.add_row(good, VALUES | {"method": "long", "minutes": 60.0}, folder)
+    rows.add_row(bad, VALUES | {"method": "short"}, folder)
+    assert [line["best"] for line in rows.make_tables(folder)["tiny"]] == ["", ""]
+    rows.add_row(good, VALUES | {"method": "better"}, folder)
+    best = {line["method"]: line["best"] for line in rows.make_tables(folder)["tiny"]}
+    assert "ged_unbiased" in best["better"]
+    assert best["long"] == best["short"] == ""
 
 
 def test_plot_shows_quality_against_sampling_time(rows, folder, synthetic):
