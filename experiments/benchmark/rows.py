@@ -158,7 +158,7 @@ def make_tables(folder: Path = HERE) -> dict[str, list[dict[str, Any]]]:
 def _table(methods: dict[str, list[Row]], folder: Path) -> list[dict[str, Any]]:
     """Return one line per method, averaged over its seeds; the best ones by unbiased GED come first."""
     scores = {name: _aligned([read_cases(folder / row["cases"]) for row in rows]) for name, rows in methods.items()}
-    budgets = {name: {row["minutes"] for row in rows} for name, rows in methods.items()}
+    budgets = {name: {row["minutes"] and float(row["minutes"]) for row in rows} for name, rows in methods.items()}
     lines = []
     for method, rows in methods.items():
         rivals = [name for name in methods if name != method and budgets[name] == budgets[method]]

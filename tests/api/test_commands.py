@@ -309,6 +309,10 @@ def test_run_experiment_returns_the_table_and_resumes(lesions, tmp_path):
     assert (tmp_path / "out/rows/one/tiny/seed-0/eval/summary.json").stat().st_mtime_ns == before
     with pytest.raises(ConfigError, match="either steps or minutes"):
         call(progress=False)
+    with pytest.raises(ConfigError, match="unknown regime 'All'"):
+        call(regimes="All", steps=2)
+    with pytest.raises(ConfigError, match="no method 'tinny' to set aside"):
+        call(steps=2, set_aside="tinny")
 
 
 def test_dataset_tools_are_public(lesions):

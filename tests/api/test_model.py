@@ -133,6 +133,9 @@ def test_sample_draws_independent_noise_for_other_images(model, lesions, monkeyp
     correlation = torch.corrcoef(torch.cat([first, second]))[0, 1]
     assert abs(correlation) < 5 / 2000**0.5  # five standard errors
     torch.testing.assert_close(model.sample(image[:1] + 1e-7, 2000, seed=7), first)  # rounding errors
+    hounsfield = np.random.default_rng(0).integers(-1000, 401, (50, 1, 16, 16))
+    window = torch.from_numpy((hounsfield + 1000) / 1400 - 0.5)
+    assert torch.equal(model.sample(window, 2, seed=7), model.sample(window.float() + 1e-7, 2, seed=7))
 
 
 def test_prepare_refers_volumes_to_predict(model, monkeypatch):

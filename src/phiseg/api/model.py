@@ -273,11 +273,12 @@ class Model:
 def _image_key(image: Tensor) -> str:
     """Return the key of the noise of an image (C, H, W) or (C, D, H, W): a hash of a coarse grid of its pixels.
 
-    With the same noise for all images, their samples would be large or small together. Pixels are rounded to 0.01,
-    so that the key of an image hardly ever depends on the rounding errors of the machine that prepared it.
+    With the same noise for all images, their samples would be large or small together. Pixels are rounded, so that
+    the key of an image hardly ever depends on the rounding errors of the machine that prepared it. The step is not
+    a round number, because many integer intensities would then lie between two steps.
     """
     grid = tuple(slice(None, None, max(1, length // 8)) for length in image.shape[1:])
-    coarse = (image[:, *grid].double() * 100).round().to(torch.int64)
+    coarse = (image[:, *grid].double() * 97.31).round().to(torch.int64)
     return hashlib.blake2b(coarse.cpu().numpy().tobytes(), digest_size=16).hexdigest()
 
 

@@ -80,6 +80,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     command = parse(Experiment, words, prog=prog)
     if not command.dry_run:
         check_is_dataset(command.data)
+    from phiseg.comparison.comparability import check_set_aside
     from phiseg.comparison.table_formats import to_text
     from phiseg.core.errors import TrainingError
     from phiseg.experiment.experiment_report import write_experiment_report
@@ -95,6 +96,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
 
     methods = command.methods or METHODS
     jobs = list_experiment_jobs(methods, regimes=command.regimes, seeds=command.seeds, rows=command.rows)
+    check_set_aside([Path(method).stem for method in methods], command.set_aside)
     values = {
         "steps": command.steps,
         "minutes": command.minutes,

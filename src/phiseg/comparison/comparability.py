@@ -88,7 +88,8 @@ def comparability_notes(
         tested = (
             "The training time was the same."
             if equal_time
-            else "They are not tested against each other. Use --equal-time if their training time was the same."
+            else "They are not tested against each other. Use --equal-time (in Python: equal_time=True) if their "
+            "training time was the same."
         )
         notes.append(f"Trained for different numbers of steps: {each}. {tested}")
     early = [

@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from phiseg.comparison.best_scores import Test
-from phiseg.comparison.comparability import check_set_aside
 from phiseg.comparison.compare import Section, write_comparison
 from phiseg.comparison.examples import chosen_cases
-from phiseg.comparison.tables import Table, method_names
+from phiseg.comparison.tables import Table
 from phiseg.core.errors import DataError
 from phiseg.data.store import Dataset
 from phiseg.evaluation.evaluation_folder import MARKER, Evaluation, read_evaluation
@@ -37,13 +36,13 @@ def write_experiment_report(
         out: folder of the experiment, which also receives the report.
         title: title of the report.
         test: unit that the significance test treats as independent.
-        set_aside: methods with unsuitable settings; they are shown, but not tested.
+        set_aside: methods with unsuitable settings; they are shown, but not tested, except in a section without
+            other methods.
 
     Returns:
         The table of each regime, by title.
 
     Raises:
-        ConfigError: no row has a method in `set_aside`.
         DataError: no row is finished, or a row is damaged.
     """
     dataset = Dataset.open(data)
@@ -57,13 +56,12 @@ def write_experiment_report(
                 for trainings in finished.values()
             ]
             evaluations, labels = _with_examples(pooled, dataset)
-            aside = [name for name in set_aside if name in finished]
+            aside = [name for name in set_aside if name in finished and not finished.keys() <= set(set_aside)]
             sections.append(
                 Section(regime, heading, evaluations, labels, [_how(finished)], set_aside=aside, equal_time=True)
             )
     if not sections:
         raise DataError(f"{out} has no finished row; run the rows first")
-    check_set_aside([name for section in sections for name in method_names(section.evaluations)], set_aside)
     title = title or f"Experiment on {dataset.info.name}"
     tables = write_comparison(sections, out, overwrite=True, title=title, test=test)
     return {section.title: table for section, table in zip(sections, tables, strict=True)}

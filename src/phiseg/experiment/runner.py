@@ -122,6 +122,9 @@ def list_experiment_jobs(
     Raises:
         ConfigError: a method is unknown, or no row matches.
     """
+    for regime in regimes:
+        if regime not in REGIMES:
+            raise ConfigError(f"unknown regime '{regime}' ({nearest(regime, REGIMES)})")
     models = {}
     for method in methods:
         if not method.endswith((".yaml", ".yml")) and method not in recipe_names():

@@ -26,6 +26,9 @@ from phiseg.imaging.volume import PLANES, Plane, Volume, coarsest_plane, differe
 
 Window = tuple[float, float]
 
+MAX_CHANNELS = 16
+"""Number of slices up to which an image with labels of one slice is read as channels."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slicing:
@@ -131,7 +134,7 @@ def on_one_grid(
 ) -> tuple[list[Volume], dict[str, Volume]]:
     """Read the files of a scan, with the axes in the order of the first image.
 
-    If the labels have one slice, the third axis of images with several slices holds channels.
+    If the labels have one slice, the third axis of images with several slices holds channels, up to `MAX_CHANNELS`.
 
     Returns:
         Images (I, J, K, C) and the labels (I, J, K) of each annotator.
@@ -159,8 +162,8 @@ def on_one_grid(
 
 
 def _is_slice_of(labels: Volume, image: Volume) -> bool:
-    """Return whether the labels have one slice, with the rows and columns of an image of several slices."""
-    return labels.grid == (*image.grid[:2], 1) != image.grid
+    """Return whether the labels have one slice, with the rows and columns of an image of a few slices."""
+    return labels.grid == (*image.grid[:2], 1) and 1 < image.grid[2] <= MAX_CHANNELS
 
 
 def _slice_with_channels(image: Volume) -> Volume:

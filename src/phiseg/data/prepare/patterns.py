@@ -11,6 +11,7 @@ A pattern is a glob or a regular expression. It is compared with the end of each
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from phiseg.core.errors import ConfigError, nearest
 
@@ -36,6 +37,7 @@ class FilePatterns:
     """Value of the part `target` in the names of the label files; None if there is only one."""
 
 
+@cache
 def compile_pattern(text: str, option: str) -> re.Pattern[str]:
     """Compile a pattern.
 

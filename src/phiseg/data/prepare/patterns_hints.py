@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
-from itertools import product, takewhile
+from itertools import islice, product, takewhile
 from pathlib import Path
 
 from phiseg.core.errors import ConfigError, PhisegError
@@ -22,6 +22,8 @@ MAX_FOLDERS = 2
 """Number of forms of folder names up to which they are part of a kind."""
 MAX_FILES = 300
 """Number of files of a kind on which suggestions are tested."""
+MAX_CANDIDATES = 60
+"""Number of pairs of patterns that are tested, the most plausible first."""
 
 _NUMBER = re.compile(r"(?<![^\W_])[0-9a-fA-F]{8,}(?![^\W_])|\d+")
 """A hash or a number in a name."""
@@ -100,15 +102,19 @@ def suggest(
     if rater:
         label_kinds = _matched(files, compile_pattern(rater.rater, "--rater"))
     tested = [path for members in files.values() for path in members]
-    for with_folder, image_kind, label_kind in product((False, True), image_kinds, label_kinds):
-        shared = _shared_beginning(image_kind, label_kind)
-        image_globs = [images.images] if images else [(glob,) for glob in _globs(image_kind, shared, with_folder)]
-        rater_globs = [rater.rater] if rater else _rater_globs(label_kind, shared, with_folder)
-        for image, label in product(image_globs, rater_globs):
-            patterns = FilePatterns(images=image, rater=label, target=rater.target if rater else None)
-            if better := _working(patterns, tested):
-                return better
-    return None
+
+    def candidates() -> Iterator[FilePatterns]:
+        for with_folder, image_kind, label_kind in product((False, True), image_kinds, label_kinds):
+            shared = _shared_beginning(image_kind, label_kind)
+            image_globs = (
+                [images.images] if images else [(glob,) for glob in _globs(image_kind, shared, with_folder)]
+            )
+            rater_globs = [rater.rater] if rater else _rater_globs(label_kind, shared, with_folder)
+            for image, label in product(image_globs, rater_globs):
+                yield FilePatterns(images=image, rater=label, target=rater.target if rater else None)
+
+    working = (_working(patterns, tested) for patterns in islice(candidates(), MAX_CANDIDATES))
+    return next(filter(None, working), None)
 
 
 def kinds_of_names(paths: Iterable[str]) -> dict[str, list[str]]:
@@ -213,9 +219,9 @@ def _working(patterns: FilePatterns, paths: Sequence[str]) -> FilePatterns | Non
         patterns = replace(patterns, target=targets[0])
     try:
         case_of = {path: case for names in case_names(channels) for path, case in names.items()}
-        drawn, homeless = labels_by_case(labels_of_target(labels, patterns), case_of)
+        drawn, unmatched = labels_by_case(labels_of_target(labels, patterns), case_of)
     except PhisegError:
         return None
     raters = [rater for labels_of_case in drawn.values() for rater in labels_of_case]
     annotated = 2 * len(drawn) >= len(set(case_of.values()))
-    return patterns if annotated and len(set(raters)) < len(raters) > len(homeless) else None
+    return patterns if annotated and len(set(raters)) < len(raters) > len(unmatched) else None

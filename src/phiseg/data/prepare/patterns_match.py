@@ -21,7 +21,8 @@ def matches(pattern: re.Pattern[str], paths: Iterable[str]) -> Found:
 def case_names(channels: Sequence[Found]) -> list[dict[str, str]]:
     """Return the case of each image: the part `case`, or a unique name.
 
-    If two folders have images of the same case, the names of all cases begin with their folders.
+    If two folders have images of the same case, the names of all cases begin with their folders. This is not
+    possible with several channels, which may be in different folders.
 
     Args:
         channels: images of each channel.
@@ -30,7 +31,7 @@ def case_names(channels: Sequence[Found]) -> list[dict[str, str]]:
         DataError: two images of a folder are the same channel of a case.
     """
     names = [_names(found, with_folder=False) for found in channels]
-    if any(_twice(case_of) for case_of in names):
+    if len(channels) == 1 and any(_twice(case_of) for case_of in names):
         names = [_names(found, with_folder=True) for found in channels]
     for case_of in names:
         if case := _twice(case_of):
@@ -102,11 +103,11 @@ def labels_by_case(labels: Found, case_of: dict[str, str]) -> tuple[dict[str, di
     """
     matcher = _Matcher(case_of)
     drawn: dict[str, dict[str, str]] = defaultdict(dict)
-    homeless = []
+    unmatched = []
     for path, match in labels.items():
         case, rater = matcher.case_of_label(path, match), match["rater"]
         if case is None:
-            homeless.append(path)
+            unmatched.append(path)
         elif rater in drawn[case]:
             raise DataError(
                 f"{drawn[case][rater]} and {path} are both labels of annotator '{rater}' for case '{case}'; use a "
@@ -114,7 +115,7 @@ def labels_by_case(labels: Found, case_of: dict[str, str]) -> tuple[dict[str, di
             )
         else:
             drawn[case][rater] = path
-    return drawn, homeless
+    return drawn, unmatched
 
 
 class _Matcher:

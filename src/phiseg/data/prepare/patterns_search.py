@@ -1,8 +1,11 @@
 """Find images and the labels of their annotators by patterns."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+
+from tqdm import tqdm
 
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.found_files import (
@@ -45,7 +48,7 @@ def find_by_patterns(
     if not labels or "rater" not in rater_pattern.groupindex:
         raise no_label(paths, folder, patterns)
     names = case_names(channels)
-    drawn, homeless = labels_by_case(
+    drawn, unmatched = labels_by_case(
         labels_of_target(labels, patterns), {path: case for case_of in names for path, case in case_of.items()}
     )
     if not drawn:
@@ -53,13 +56,20 @@ def find_by_patterns(
             f"{folder}: no label of --rater '{patterns.rater}' belongs to an image of --image "
             f"'{patterns.images[0]}'; write {{case}} in both patterns"
         )
-    if homeless:
-        skipped.note(f"{len(homeless)} labels without an image, such as {folder / homeless[0]}")
+    if unmatched:
+        skipped.note(f"{len(unmatched)} labels without an image, such as {folder / unmatched[0]}")
     images_by_case: dict[str, dict[int, str]] = defaultdict(dict)
     for number, case_of in enumerate(names):
         for path, case in case_of.items():
             images_by_case[case][number] = path
     listed = read_patients(folder / "patients.csv", set(images_by_case))
+    prefixed = [case for case in images_by_case if "/" in case and case not in listed]
+    if prefixed and "patient" not in image_patterns[0].groupindex:
+        tqdm.write(
+            f"phiseg: cases of one name in several folders, such as {prefixed[0]}, count as different patients; "
+            "if they are not, write {patient} in --image, or list them in patients.csv",
+            file=sys.stderr,
+        )
     cases = []
     for case, images in sorted(images_by_case.items(), key=lambda item: by_numbers(item[0])):
         with skipped.unless_good(case):
