@@ -15,7 +15,8 @@ from helpers.synthetic_evaluations import (
 )
 from phiseg.comparison.tables import comparison_table
 from phiseg.core.errors import DataError, OutputError
-from phiseg.evaluation.evaluation_folder import Examples, read_evaluation, read_training
+from phiseg.evaluation.evaluation_folder import read_evaluation, read_training
+from phiseg.evaluation.example_cases import Examples
 from phiseg.evaluation.summary import Summary, patients_of
 from phiseg.experiment.pooling import pool_trainings
 from phiseg.metrics.score_registry import summary_scores

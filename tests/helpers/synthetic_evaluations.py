@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from scipy.ndimage import gaussian_filter
 
-from phiseg.evaluation.evaluation_folder import REQUIRED_COLUMNS, Evaluation, Examples, write_evaluation
+from phiseg.evaluation.evaluation_folder import REQUIRED_COLUMNS, Evaluation, write_evaluation
+from phiseg.evaluation.example_cases import Examples
 from phiseg.evaluation.summary import DatasetRef, ModelRef, Summary
 from phiseg.metrics import expected_calibration_error
 from phiseg.metrics.score_registry import case_scores

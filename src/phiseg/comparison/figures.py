@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from phiseg.comparison.tables import method_names
-from phiseg.evaluation.evaluation_folder import Evaluation, Examples
+from phiseg.evaluation.evaluation_folder import Evaluation
+from phiseg.evaluation.example_cases import Examples
 from phiseg.plotting.primitives import (
     PictureGrid,
     outline,

@@ -16,7 +16,7 @@ from torch import Tensor
 from phiseg.core.errors import ConfigError
 from phiseg.data.check import disagreement
 from phiseg.data.store import Dataset
-from phiseg.evaluation.evaluation_folder import Examples
+from phiseg.evaluation.example_cases import Examples
 from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Provenance, Summary
 from phiseg.metrics import consensus, expected_cross_entropy
 from phiseg.metrics.sampled_case import SampledCase

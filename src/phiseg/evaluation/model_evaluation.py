@@ -29,7 +29,8 @@ from phiseg.evaluation.case_scoring import (
     stack_examples,
     summarise_scores,
 )
-from phiseg.evaluation.evaluation_folder import MARKER, Examples, read_evaluation, write_evaluation
+from phiseg.evaluation.evaluation_folder import MARKER, read_evaluation, write_evaluation
+from phiseg.evaluation.example_cases import Examples
 from phiseg.evaluation.shards import MARKER as SHARD_MARKER
 from phiseg.evaluation.shards import Shard, read_shards, write_shard
 from phiseg.evaluation.summary import DatasetRef, ModelRef, Provenance, Summary

@@ -62,7 +62,7 @@ def find_pictures(source: Path, patterns: FilePatterns | None, skipped: SkippedC
     """List the cases of a folder or of a table.
 
     Raises:
-        ConfigError: no file matches a pattern, or the folder has none of the layouts.
+        ConfigError: no file matches a pattern, or the folder does not have a known layout.
         DataError: the folder does not exist, or two files are the same image or label.
     """
     if source.suffix.lower() == ".csv":
