@@ -154,8 +154,10 @@ def test_resampling_can_be_disabled():
 
 
 def test_common_spacing_has_priority_over_range():
-    stack = spaced((2, 0.5, 0.5), spacing_mm=[1, 1], spacing_range_mm=[1, 1], resample=False)
+    stack = spaced((2, 0.5, 0.5), spacing_mm=[1, 1], spacing_range_mm=[1, 1])
     assert (stack.step, stack.warnings) == ((2, 2), ())
+    with pytest.raises(DataError, match=r"but the model was trained on 1 x 1 mm"):
+        spaced((2, 0.5, 0.5), spacing_mm=[1, 1], spacing_range_mm=[1, 1], resample=False)
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_store_request_that_is_cut_off_leaves_no_instance(server, orthanc, tmp_p
         statistics = orthanc.replace("/dicom-web", "/statistics")
         return requests.get(statistics, auth=next(iter(USERS.items())), timeout=10).json()["CountInstances"]
 
-    write_scan(tmp_path / "scan", uid="1.2.34", StudyInstanceUID="1.2.44")
+    write_scan(tmp_path / "scan", uid="1.2.35", StudyInstanceUID="1.2.45")
     files = sorted((tmp_path / "scan").iterdir())
     size = sum(file.stat().st_size for file in files)
     before = count()
