@@ -1,7 +1,7 @@
 """Rows of the benchmark: rows.csv with one line per training, and a file with the scores of its cases.
 
     python experiments/benchmark/rows.py add EVAL --track TRACK --method NAME --code URL --commit HASH --seed N \
-        --minutes M --hardware TEXT [--seconds S] [--note TEXT] [--folder FOLDER]
+        --minutes M --hardware TEXT [--seconds S] [--set-aside REASON] [--note TEXT] [--folder FOLDER]
     python experiments/benchmark/rows.py table [--folder FOLDER]
 
 EVAL is an evaluation with 100 samples, written by `phiseg score` or `phiseg evaluate`. `add` stores it as a row,
@@ -29,10 +29,12 @@ from phiseg.plotting.primitives import to_png
 HERE = Path(__file__).parent
 COLUMNS = (
     *("track", "method", "seed", "code", "commit", "minutes", "hardware", "seconds_per_100_samples", "parameters"),
-    *("num_samples", "samples_sha256", "phiseg_version", "cases", "note"),
+    *("num_samples", "samples_sha256", "phiseg_version", "cases", "set_aside", "note"),
 )
-"""Columns of rows.csv. `cases` is the file with the scores of the cases, `minutes` the budget of the training."""
+"""Columns of rows.csv. `cases` is the file with the scores of the cases, `minutes` the budget of the training,
+`set_aside` the reason why a row is shown but not compared with others, such as unsuitable settings."""
 SHOWN = ("ged_unbiased", "ged", "ged_floor", "hm_iou", "s_ncc", "dice")
+NOTES = ("set_aside", "note")
 SIGNIFICANCE = 0.01
 MIN_PATIENTS = 5
 DIGITS = 6
@@ -46,8 +48,8 @@ def add_row(evaluation: Path, values: dict[str, Any], folder: Path = HERE) -> Ro
 
     Args:
         evaluation: folder of the evaluation.
-        values: track, method, seed, code, commit, minutes, hardware; optionally seconds_per_100_samples, parameters
-            and note.
+        values: track, method, seed, code, commit, minutes, hardware; optionally seconds_per_100_samples, parameters,
+            set_aside and note.
         folder: folder of the benchmark.
 
     Raises:
@@ -58,8 +60,8 @@ def add_row(evaluation: Path, values: dict[str, Any], folder: Path = HERE) -> Ro
         raise DataError(f"there is no track '{values['track']}'; choose one of {', '.join(tracks)}")
     found = read_evaluation(evaluation)
     summary, protocol = found.summary, tracks[values["track"]]
-    for name, given in (("num_samples", summary.num_samples), ("split", summary.split)):
-        if given != protocol[name]:
+    for name in ("num_samples", "split", "dice_annotator"):
+        if (given := getattr(summary, name)) != protocol[name]:
             raise DataError(f"{evaluation} has {name} {given}, but track {values['track']} needs {protocol[name]}")
     rows = read_rows(folder)
     slug = re.sub(r"[^a-z0-9]+", "-", f"{values['track']} {values['method']} seed {values['seed']}".lower()).strip(
@@ -159,9 +161,11 @@ def _table(methods: dict[str, list[Row]], folder: Path) -> list[dict[str, Any]]:
     """Return one line per method, averaged over its seeds; the best ones by unbiased GED come first."""
     scores = {name: _aligned([read_cases(folder / row["cases"]) for row in rows]) for name, rows in methods.items()}
     budgets = {name: {row["minutes"] and float(row["minutes"]) for row in rows} for name, rows in methods.items()}
+    set_aside = {name for name, rows in methods.items() if any(row["set_aside"] for row in rows)}
     lines = []
     for method, rows in methods.items():
         rivals = [name for name in methods if name != method and budgets[name] == budgets[method]]
+        rivals = [] if method in set_aside else [name for name in rivals if name not in set_aside]
         line: dict[str, Any] = {"method": method, "trainings": len(rows)}
         for name in SHOWN:
             values = [cases[name] for cases in scores[method]]
@@ -174,6 +178,7 @@ def _table(methods: dict[str, list[Row]], folder: Path) -> list[dict[str, Any]]:
         line |= {"seconds_per_100_samples": float(np.mean(seconds)) if seconds else None}
         line |= {name: rows[0][name] for name in ("minutes", "parameters", "commit", "code")}
         line["best"] = " ".join(name for name in SHOWN if _is_best(name, method, rivals, scores))
+        line |= {name: "; ".join(dict.fromkeys(row[name] for row in rows if row[name])) for name in NOTES}
         lines.append(line)
     return sorted(lines, key=lambda line: (line["ged_unbiased"] is None, line["ged_unbiased"]))
 
@@ -222,7 +227,7 @@ def _markdown(tracks: dict[str, Any], lines: dict[str, list[dict[str, Any]]]) ->
             seconds = line["seconds_per_100_samples"]
             budget = f"{float(line['minutes']):g} min" if line["minutes"] else "-"
             shown = [
-                line["method"],
+                f"{line['method']} †" if line["set_aside"] else line["method"],
                 str(line["trainings"]),
                 budget,
                 *cells,
@@ -230,12 +235,18 @@ def _markdown(tracks: dict[str, Any], lines: dict[str, list[dict[str, Any]]]) ->
             ]
             rows.append(f"| {' | '.join(shown)} |")
         parts.append("\n".join(rows) + "\n")
+        parts.append("\n".join(f"- {line['method']}: {text}" for line in lines[track] if (text := _note(line))) + "\n")
         parts.append(f"![Unbiased GED and sampling time of each method]({track}.png)\n")
     note = (
         "Brackets: 95 % interval over patients, and seeds if there are several. Bold: better than all other "
-        f"methods of the same budget, p < {SIGNIFICANCE} in a paired test over patients.\n"
+        f"methods of the same budget, p < {SIGNIFICANCE} in a paired test over patients (without the variance between "
+        "seeds if there is one seed). †: shown, but not compared with others.\n"
     )
     return "\n".join([*parts, note])
+
+
+def _note(line: dict[str, Any]) -> str:
+    return "; ".join([f"† {line['set_aside']}"] * bool(line["set_aside"]) + [line["note"]] * bool(line["note"]))
 
 
 def _cell(line: dict[str, Any], name: str) -> str:
@@ -288,6 +299,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--seconds", type=float, dest="seconds_per_100_samples", help="time of 100 samples of one case"
     )
     add.add_argument("--parameters", type=int, help="number of parameters, if the evaluation has none")
+    add.add_argument("--set-aside", metavar="REASON", help="why the row is not compared with others")
     add.add_argument("--note", default="")
     for one in (add, commands.add_parser("table", help="make results/ from the rows")):
         one.add_argument("--folder", type=Path, default=HERE)

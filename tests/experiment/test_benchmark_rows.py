@@ -41,7 +41,7 @@ def folder(tmp_path, rows):
     """An empty benchmark with one track of 3 samples."""
     place = tmp_path / "benchmark"
     place.mkdir()
-    track = {"title": "Tiny lesions", "split": "train", "num_samples": 3}
+    track = {"title": "Tiny lesions", "split": "train", "num_samples": 3, "dice_annotator": "all"}
     (place / "tracks.json").write_text(json.dumps({"tiny": track}))
     rows.write_rows(place, [])
     return place
@@ -114,6 +114,20 @@ def test_methods_are_compared_only_at_equal_budget(rows, folder, synthetic):
     assert best["long"] == best["short"] == ""
 
 
+def test_set_aside_row_is_marked_and_not_compared(rows, folder, synthetic):
+    good, bad = synthetic("good"), synthetic("bad", noise=0.4)
+    rows.add_row(good, VALUES | {"method": "good"}, folder)
+    rows.add_row(bad, VALUES | {"method": "bad", "set_aside": "learning rate too high", "note": "10 steps"}, folder)
+    assert [line["best"] for line in rows.make_tables(folder)["tiny"]] == ["", ""]  # nothing to compare with
+    text = (folder / "results" / "table.md").read_text()
+    assert "| bad † |" in text
+    assert "- bad: † learning rate too high; 10 steps" in text
+    rows.add_row(bad, VALUES | {"method": "worse"}, folder)
+    best = {line["method"]: line["best"] for line in rows.make_tables(folder)["tiny"]}
+    assert "ged_unbiased" in best["good"]
+    assert best["bad"] == ""
+
+
 def test_plot_shows_quality_against_sampling_time(rows, folder, synthetic):
     """Only rows with a sampling time are in the right panel; seeds of a method are averaged."""
     for name, noise, seconds in (("fast", 0.2, (1.0, 3.0)), ("slow", 0.0, (40.0,)), ("untimed", 0.1, (None,))):
@@ -162,6 +176,11 @@ def test_rows_that_do_not_follow_the_protocol_are_refused(rows, folder, syntheti
         rows.add_row(synthetic("few", num_samples=2), VALUES | {"method": "y"}, folder)
     with pytest.raises(DataError, match="split test, but track tiny needs train"):
         rows.add_row(synthetic("test", split="test"), VALUES | {"method": "y"}, folder)
+    tracks = json.loads((folder / "tracks.json").read_text())
+    tracks["expert"] = tracks["tiny"] | {"dice_annotator": 0}
+    (folder / "tracks.json").write_text(json.dumps(tracks))
+    with pytest.raises(DataError, match="dice_annotator all, but track expert needs 0"):
+        rows.add_row(good, VALUES | {"method": "y", "track": "expert"}, folder)
     resplit = copy(lesions, "resplit")
     Dataset.open(resplit).resplit(seed=7, fractions=(60, 20, 20))
     with pytest.raises(DataError, match="has other cases than the track"):
