@@ -48,8 +48,8 @@ def add_row(evaluation: Path, values: dict[str, Any], folder: Path = HERE) -> Ro
 
     Args:
         evaluation: folder of the evaluation.
-        values: track, method, seed, code, commit, minutes, hardware; optionally seconds_per_100_samples, parameters,
-            set_aside and note.
+        values: track, method, seed, code, commit, minutes, hardware; optionally seconds_per_100_samples,
+            parameters, set_aside and note.
         folder: folder of the benchmark.
 
     Raises:
@@ -235,12 +235,14 @@ def _markdown(tracks: dict[str, Any], lines: dict[str, list[dict[str, Any]]]) ->
             ]
             rows.append(f"| {' | '.join(shown)} |")
         parts.append("\n".join(rows) + "\n")
-        parts.append("\n".join(f"- {line['method']}: {text}" for line in lines[track] if (text := _note(line))) + "\n")
+        parts.append(
+            "\n".join(f"- {line['method']}: {text}" for line in lines[track] if (text := _note(line))) + "\n"
+        )
         parts.append(f"![Unbiased GED and sampling time of each method]({track}.png)\n")
     note = (
         "Brackets: 95 % interval over patients, and seeds if there are several. Bold: better than all other "
-        f"methods of the same budget, p < {SIGNIFICANCE} in a paired test over patients (without the variance between "
-        "seeds if there is one seed). †: shown, but not compared with others.\n"
+        f"methods of the same budget, p < {SIGNIFICANCE} in a paired test over patients (with one seed, without "
+        "the variance between seeds). †: shown, but not compared with others.\n"
     )
     return "\n".join([*parts, note])
 
