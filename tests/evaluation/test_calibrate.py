@@ -13,7 +13,7 @@ from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.evaluation.calibrate import Fit, _Cases, _choose_cases, fit_calibration
+from phiseg.evaluation.calibrate import MARGIN, Fit, _Cases, _choose_cases, fit_calibration, gamma_loss
 from phiseg.evaluation.temperature_search import LOGITS, logit_temperature
 from phiseg.models import load_model
 from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig
@@ -182,6 +182,39 @@ def test_logit_temperature_of_bundled_model_ignores_number_of_samples(tmp_path):
     assert np.abs(curves[4] - curves[32]).max() / losses.mean(0)[neutral] < moved / 10
 
 
+class UnevenConfidence(Bars):
+    """Samples with the right labels that are far more confident in the left half of the image."""
+
+    def decode_samples(self, encoding, noise, num_samples):
+        logits = super().decode_samples(encoding, noise, num_samples)
+        factor = torch.where(torch.arange(SIZE) < SIZE // 2, 4.0, 1.0)
+        return logits * factor
+
+
+def test_margin_is_chosen_if_gamma_improves(bars):
+    """Labels do not change, so neither does the GED. Gamma then correlates better with the errors of the labels."""
+    found = fit(UnevenConfidence(2.0, 5.0), bars)
+    assert found.calibration == Calibration(margin=MARGIN)
+    assert found.held_out["gamma_loss"] > 0
+    assert found.after["ged"] == found.before["ged"]
+
+
+def test_margin_is_not_chosen_if_confidence_carries_information(bars):
+    """All samples are alike: only their probabilities show where the border may be."""
+    assert fit(Bars(2.0, 1.2, shares=(0, 0)), bars).calibration.margin is None
+
+
+def test_gamma_loss_equals_naive_correlation():
+    rng = np.random.default_rng(0)
+    logits, annotations = rng.normal(size=(5, 3, 4, 4)), rng.integers(3, size=(2, 4, 4))
+    probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    gamma = -(probs.mean(0) * np.log(probs + 1e-8)).sum(1).mean(0)
+    shares = [(probs.argmax(1) != one).mean(0) for one in annotations]
+    expected = 1 - np.mean([np.corrcoef(gamma.ravel(), share.ravel())[0, 1] for share in shares])
+    found = gamma_loss(torch.from_numpy(logits).float(), torch.from_numpy(annotations))
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
 def test_cases_to_fit_on_come_from_as_many_patients_as_possible(tmp_path):
     dataset = write_bars(tmp_path / "data", num_patients=6, slices=4)
     rows = list(range(2, dataset.num_cases))
@@ -252,8 +285,8 @@ def test_stored_temperatures_are_used_unless_uncalibrated(cli, trained, lesions,
         json.loads((evaluated(cli, run, lesions, tmp_path / name, *words) / "summary.json").read_text())
         for name, *words in (("plain", "--uncalibrated"), ("tempered",))
     )
-    assert plain["model"]["calibration"] == {"noise": [], "logits": 1.0}
-    assert tempered["model"]["calibration"] == {"noise": [3.0, 2.0], "logits": 1.5}
+    assert plain["model"]["calibration"] == {"noise": [], "logits": 1.0, "margin": None}
+    assert tempered["model"]["calibration"] == {"noise": [3.0, 2.0], "logits": 1.5, "margin": None}
     assert plain["diversity"] != tempered["diversity"]
     assert "calibration:\n  noise: [3.0, 2.0]" in cli("info", run).out
 
@@ -269,7 +302,8 @@ def evaluated(cli, run, data, out, *words):
         ({"noise": [1.0]}, "1 noise temperatures, but the model has 2 levels"),
         ({"logits": 0}, "logits"),
         ({"noise": [1.0, -2.0]}, "noise"),
-        ({"version": 2}, "not a valid calibration file"),
+        ({"margin": -1}, "margin"),
+        ({"version": 3}, "not a valid calibration file"),
     ],
 )
 def test_invalid_calibration_is_rejected(cli, trained, lesions, copy, tmp_path, values, says):

@@ -16,8 +16,10 @@ class Calibrate:
     """Calibrate the spread and the confidence of a model's samples on validation data.
 
     The command fits temperatures and stores them in the model folder: a factor on the noise of each latent level
-    (by the unbiased GED) and a divisor of the logits (by the Brier score of the mean prediction). They are stored
-    only if 5-fold cross-validation over patients shows a gain beyond chance; this needs at least 5 patients.
+    (by the unbiased GED) and a divisor of the logits (by the Brier score of the mean prediction). If the divisor
+    stays 1, all pixels of a sample get the same confidence, if gamma then shows better where samples are wrong. The
+    result is stored only if 5-fold cross-validation over patients shows a gain beyond chance; this needs at least 5
+    patients.
 
     `predict`, `sample`, `evaluate`, `export` and `phiseg.load` use the temperatures unless `--uncalibrated` is
     given. Fit on the split that the model was selected on, never on the split that you report.
@@ -74,6 +76,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         print(f"  {name} on held-out patients (cross-validation): lower by {gain:.5f}")
     noise = ", ".join(f"{factor:g}" for factor in fit.calibration.noise) or "1 for all levels"
     print(f"noise factors, fine to coarse: {noise}; temperature of the logits: {fit.calibration.logits:g}")
+    if fit.calibration.margin:
+        print(f"equal confidence in all pixels of a sample: logit margin {fit.calibration.margin:g}")
     if fit.calibration != Calibration():
         print(f"stored in {command.model}; use --uncalibrated to sample without them")
         return

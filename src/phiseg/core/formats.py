@@ -45,7 +45,7 @@ class Format:
 
 DATASET = Format("phiseg-dataset", version=2, oldest=1)
 MODEL = Format("phiseg-model")
-CALIBRATION = Format("phiseg-calibration")
+CALIBRATION = Format("phiseg-calibration", version=2, oldest=1)
 STATE = Format("phiseg-state")
 EVALUATION = Format("phiseg-evaluation")
 EVALUATION_SHARD = Format("phiseg-evaluation-shard")

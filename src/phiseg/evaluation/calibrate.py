@@ -1,8 +1,10 @@
 """Fit temperatures on validation data: the spread of samples at each latent level, and their confidence.
 
 The spread of samples is learned by the prior on the training images. On other images, samples can be too similar or
-too different. A factor on the noise of each level corrects this as far as a factor can. Neither objective depends
-on the number of samples. `temperature_search` keeps a temperature only if it helps on held-out patients.
+too different. A factor on the noise of each level corrects this as far as a factor can. The objectives of both
+temperatures do not depend on the number of samples. The margin gives all pixels of a sample the same confidence, if
+gamma then shows better where samples are wrong. `temperature_search` keeps a temperature only if it helps on
+held-out patients.
 """
 
 from collections import Counter
@@ -24,11 +26,24 @@ from phiseg.core.hub import is_hub_name
 from phiseg.core.random import derive_seed
 from phiseg.data.store import Dataset
 from phiseg.evaluation.model_evaluation import warn_of_leak
-from phiseg.evaluation.temperature_search import LOGITS, cross_validated, logit_temperature, search_noise
+from phiseg.evaluation.temperature_search import (
+    LOGITS,
+    chosen_margin,
+    cross_validated,
+    logit_temperature,
+    search_noise,
+)
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.sample_summary import SampleSummary, summarise_samples
 from phiseg.inference.sampling import check_fits, samples_at_once
-from phiseg.metrics import brier_score, energy_distance, expected_calibration_error, most_probable, reliability
+from phiseg.metrics import (
+    brier_score,
+    energy_distance,
+    expected_calibration_error,
+    most_probable,
+    reliability,
+    s_ncc,
+)
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration
 from phiseg.models.noise import seeded_generator
@@ -37,6 +52,8 @@ from phiseg.training.card import patient_tokens
 
 MIN_PATIENTS = 5
 """Minimum number of patients to distinguish a gain from chance."""
+MARGIN = 9.0
+"""Margin of a calibrated model with equal confidence in all pixels; with two classes, a probability of 0.9999."""
 NUM_CASES = 200
 """Default number of cases to fit on."""
 SHOWN = (
@@ -56,8 +73,8 @@ class Fit(NamedTuple):
     before: dict[str, float]
     after: dict[str, float]
     held_out: dict[str, float]
-    """Decrease of `ged_unbiased` and `brier` on held-out patients with temperatures fitted on the other folds; 0 if
-    the fit to all patients changes nothing."""
+    """Decrease of `ged_unbiased`, `brier` and `gamma_loss` on held-out patients with temperatures fitted on the
+    other folds; 0 if the fit to all patients changes nothing."""
 
 
 def calibrate(
@@ -128,10 +145,13 @@ def fit_calibration(
     samples would not be suitable: it is lower for smoother samples because S is finite, so its optimum depends on
     S.
 
-    The noise temperatures, and then that of the logits, are kept only if they help in a cross-validation: fitted on
-    the patients of the other folds, they must lower the score of the held-out patients by more than chance. Each
-    step of the search for the noise temperatures must also be significant. With fewer than `MIN_PATIENTS` patients,
-    all temperatures stay 1.
+    If the temperature of the logits stays 1, the margin is tried. It is chosen by `gamma_loss`, whose target does
+    not depend on the confidence of the samples, and only if the Brier score does not get worse.
+
+    The noise temperatures, and then that of the logits or the margin, are kept only if they help in a
+    cross-validation: fitted on the patients of the other folds, they must lower the score of the held-out patients
+    by more than chance. Each step of the search for the noise temperatures must also be significant. With fewer
+    than `MIN_PATIENTS` patients, all temperatures stay 1.
 
     All logit temperatures are scored on the same samples. Noise temperatures need new samples, so the search
     rejects one after the first patients if it does not help there.
@@ -166,14 +186,17 @@ def fit_calibration(
 
     with bar:
         try:
-            before, losses = cases.measure(Calibration())
+            before, losses, confidence = cases.measure(Calibration())
             fitted, held_out = Calibration(), dict[str, float]()
             if cases.num_patients >= MIN_PATIENTS:
                 noise, held_out["ged_unbiased"] = cross_validated(search, cases.distances, neutral, everyone, seed)
                 if noise != neutral:
-                    _, losses = cases.measure(Calibration(noise=noise))
+                    _, losses, confidence = cases.measure(Calibration(noise=noise))
                 logits, held_out["brier"] = logit_temperature(losses, seed=seed)
-                fitted = Calibration(noise=() if noise == neutral else noise, logits=logits)
+                margin = None
+                if logits == 1 and not _worse(*confidence.brier.T):
+                    margin, held_out["gamma_loss"] = chosen_margin(confidence.gamma, seed=seed, margin=MARGIN)
+                fitted = Calibration(noise=() if noise == neutral else noise, logits=logits, margin=margin)
             after = before if fitted == Calibration() else cases.measure(fitted)[0]
         finally:
             model.calibration = Calibration()
@@ -189,6 +212,33 @@ def _choose_cases(dataset: Dataset, rows: list[int], number: int, seed: int) -> 
         places.append((taken[patient], len(places), row))
         taken[patient] += 1
     return sorted(row for _, _, row in sorted(places)[:number])
+
+
+class _Confidence(NamedTuple):
+    """Losses (patients, 2), without and with the margin."""
+
+    brier: NDArray[np.float64]
+    gamma: NDArray[np.float64]
+
+
+def _worse(before: NDArray[np.float64], after: NDArray[np.float64]) -> bool:
+    """Return whether the losses of patients rise by more than chance."""
+    rise = after - before
+    return bool(rise.mean() > 2 * rise.std(ddof=1) / np.sqrt(len(rise)))
+
+
+def gamma_loss(logits: Tensor, annotations: Tensor) -> float:
+    """Return 1 minus the correlation of gamma with the share of samples that differ from an annotator.
+
+    This is 1 - S_NCC with another target, which depends on the labels of the samples and not on their confidence.
+
+    Args:
+        logits: samples (S, K, *size).
+        annotations: (A, *size).
+    """
+    (summary,) = summarise_samples([logits[None]])
+    differs = (summary.labels != annotations[:, None]).float().mean(1)  # (A, *size)
+    return 1 - s_ncc(summary.gamma, differs).value
 
 
 class _Cases:
@@ -225,27 +275,36 @@ class _Cases:
                 self.known[noise, patient] = float(np.mean([self._distance(row) for row in rows[patient]]))
         return np.array([self.known[noise, patient] for patient in patients.tolist()])
 
-    def measure(self, calibration: Calibration) -> tuple[dict[str, float], NDArray[np.float64]]:
-        """Return the mean scores, and the Brier score by patient and temperature of `LOGITS`."""
+    def measure(self, calibration: Calibration) -> tuple[dict[str, float], NDArray[np.float64], "_Confidence"]:
+        """Return the mean scores, the Brier score by patient and temperature of `LOGITS`, and losses with `MARGIN`.
+
+        The last two do not depend on the temperature and the margin of `calibration`.
+        """
         self.model.calibration = Calibration(noise=calibration.noise)
         scores: list[dict[str, float | None]] = []
-        losses, bins = [], torch.zeros(())
+        losses, confidence, bins = [], [], torch.zeros(())
+        candidates = Calibration(), Calibration(margin=MARGIN)
         for patient, rows in enumerate(self.rows.values()):
-            table, distances = [], []
+            table, distances, effects = [], [], []
             for row in rows:
                 logits, annotations = self._logits(row), torch.from_numpy(self.dataset.annotations(row))
                 on_device = annotations.long().to(logits.device)
                 table.append([brier_score((logits / factor).softmax(1), on_device) for factor in LOGITS])
-                (summary,) = summarise_samples([logits[None] / calibration.logits])
+                drawn = [candidate.apply(logits, dim=1) for candidate in candidates]
+                briers = [brier_score(samples.softmax(1), on_device) for samples in drawn]
+                effects.append((briers, [gamma_loss(samples, on_device) for samples in drawn]))
+                (summary,) = summarise_samples([calibration.apply(logits, dim=1)[None]])
                 summary = SampleSummary(*(tensor.cpu() for tensor in summary))
                 scores.append(score_case(*summary, annotations))
                 distances.append(scores[-1]["ged_unbiased"] or 0.0)
                 bins = bins + reliability(summary.mean_probs, annotations)
             self.known[calibration.noise or self.neutral, patient] = float(np.mean(distances))
             losses.append(np.mean(table, axis=0))
+            confidence.append(np.mean(effects, axis=0))
         columns = {name: [value for row in scores if (value := row.get(name)) is not None] for name in SHOWN}
         means = {name: float(np.mean(values)) for name, values in columns.items() if values}
-        return {**means, "ece": expected_calibration_error(bins)}, np.stack(losses)
+        brier, gamma = np.stack(confidence, axis=1)
+        return {**means, "ece": expected_calibration_error(bins)}, np.stack(losses), _Confidence(brier, gamma)
 
     def _distance(self, row: int) -> float:
         labels = most_probable(self._logits(row).softmax(1), dim=1).cpu()

@@ -21,6 +21,8 @@ LOGITS = tuple(FACTOR**step for step in range(-MAX_STEPS, MAX_STEPS + 1))
 """Candidate temperatures of the logits."""
 CHANCE = 0.05
 """Probability that any temperature changes although none should."""
+NUM_KINDS = 3
+"""Kinds of temperatures that are fitted: those of the noise, that of the logits, and the margin."""
 NUM_FOLDS = 5
 """Number of folds of the cross-validation over patients."""
 FIRST_LOOK = 20
@@ -57,7 +59,7 @@ def cross_validated(
         chosen = fit(order[np.arange(len(order)) % NUM_FOLDS != number])
         if chosen != neutral:
             gains[held_out] = losses(neutral, held_out) - losses(chosen, held_out)
-    clear = _better(gains, num_errors=float(student.ppf(1 - CHANCE / 2, len(order) - 1)))  # noise and logits: 2
+    clear = _better(gains, num_errors=float(student.ppf(1 - CHANCE / NUM_KINDS, len(order) - 1)))
     return best if clear else neutral, float(gains.mean())
 
 
@@ -122,6 +124,24 @@ def logit_temperature(table: NDArray[np.float64], *, seed: int) -> tuple[float, 
         seed,
     )
     return round(best, 4), gain
+
+
+def chosen_margin(table: NDArray[np.float64], *, seed: int, margin: float) -> tuple[float | None, float]:
+    """Return `margin` if it helps on held-out patients, otherwise None, and its gain there.
+
+    Args:
+        table: losses (patients, 2), without and with the margin.
+        seed: seed of the folds.
+        margin: the margin.
+    """
+    losses: dict[float | None, NDArray[np.float64]] = {None: table[:, 0], margin: table[:, 1]}
+    return cross_validated(
+        lambda among: min(losses, key=lambda candidate: float(losses[candidate][among].mean())),
+        lambda candidate, among: losses[candidate][among],
+        None,
+        np.arange(len(table)),
+        seed,
+    )
 
 
 def _better(gains: NDArray[np.float64], *, num_errors: float) -> bool:

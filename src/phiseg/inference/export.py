@@ -47,7 +47,7 @@ class OneSample(nn.Module):
         """
         encoding = self.model.encode(image)
         tempered = self.model.temper([level[:, None] for level in noise])  # each (B, 1, *shape)
-        logits = self.model.decode_samples(encoding, tempered, 1)[:, 0] / self.model.calibration.logits
+        logits = self.model.calibration.apply(self.model.decode_samples(encoding, tempered, 1)[:, 0], dim=1)
         return logits, logits.softmax(1)
 
     def export(self, size: tuple[int, ...]) -> torch.export.ExportedProgram:

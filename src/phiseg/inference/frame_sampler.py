@@ -208,6 +208,6 @@ class FrameSampler(ABC):
         for start in range(0, num_samples, self.sampling.chunk_size):
             part = [level[:, start : start + self.sampling.chunk_size] for level in noise]
             size = min(self.sampling.chunk_size, num_samples - start)
-            logits = self.model.decode_samples(encoding, part, size) / self.model.calibration.logits
+            logits = self.model.calibration.apply(self.model.decode_samples(encoding, part, size), dim=2)
             chunks.append(self._slices(logits.float().softmax(2)).cpu().numpy())
         return np.concatenate(chunks, axis=1)

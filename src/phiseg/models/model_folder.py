@@ -137,7 +137,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_calibration(path: Path, model: Segmenter) -> Calibration:
     stored = _read_json(path)
-    if not CALIBRATION.is_current(stored):
+    if not CALIBRATION.is_readable(stored):
         raise ModelError(f"{path} is not a valid calibration file; run `phiseg calibrate` again")
     try:
         calibration = Calibration.parse(

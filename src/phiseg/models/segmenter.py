@@ -239,7 +239,7 @@ class Segmenter(nn.Module, ABC):
         for start in range(0, num_samples, step):
             number = min(step, num_samples - start)
             noise = [level.to(image.device) for level in draw_noise(shapes, len(image), number, generators)]
-            yield self.decode_samples(encoding, self.temper(noise), number) / self.calibration.logits
+            yield self.calibration.apply(self.decode_samples(encoding, self.temper(noise), number), dim=2)
 
     def weights_from(self, other: "Segmenter") -> dict[str, Tensor]:
         """Return the weights to start training from, given another model: by default, all of its weights."""
