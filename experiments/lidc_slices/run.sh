@@ -40,7 +40,7 @@ search)
   ;;
 steps)
   for method in $small; do
-    echo "$method $("$python" "$here/../volumes/budget.py" "$minutes" "$method" data64 $augment)"
+    echo "$method $("$python" "$here/../budget.py" "$minutes" "$method" data64 $augment)"
   done | tee steps64.part
   mv steps64.part steps64
   ;;

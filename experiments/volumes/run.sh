@@ -8,20 +8,22 @@ bin=${BIN:-$here/../../.venv/bin}
 mkdir -p "$1" && cd "$1"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-[ -d volumes ] || "$bin/phiseg" prepare phantom lesion3d volumes --num-cases "${CASES:-400}" --seed 0
+[ -d volumes ] || "$bin/phiseg" prepare phantom lesion3d volumes --size 32 --num-cases "${CASES:-400}" --seed 0
 [ -d slices ] || "$bin/python" "$here/slices.py" volumes slices
 
 minutes=${MINUTES:-20}
 train() { # NAME RECIPE DATA SETTINGS...: the number of steps is that of the budget
-  [ -f "steps-$1" ] || "$bin/python" "$here/budget.py" "$minutes" "${@:2}" > "steps-$1.part"
+  [ -f "steps-$1" ] || "$bin/python" "$here/../budget.py" "$minutes" "${@:2}" > "steps-$1.part"
   [ -f "steps-$1" ] || mv "steps-$1.part" "steps-$1"
   "$bin/phiseg" train "$2" --data "$3" --out "runs/$1" --resume --train.steps "$(cat "steps-$1")" \
     --train.validate_every 1000000 --train.validation_samples 4 "${@:4}"
 }
-train slices phiseg-small slices
-train context phiseg-small slices --model.context 1
-train probunet3d probunet3d-small volumes
-train phiseg3d phiseg3d-small volumes
+# One resolution and one level fewer than in the recipes, because images are half as large.
+channels="--model.channels [16,16,24,32,48]" levels="--model.num_levels 4"
+train slices phiseg-small slices $channels $levels
+train context phiseg-small slices --model.context 1 $channels $levels
+train probunet3d probunet3d-small volumes $channels --train.batch_size 2
+train phiseg3d phiseg3d-small volumes $channels $levels --train.batch_size 2
 
 mkdir -p samples
 slicewise() { # MODEL SPLIT NUMBER LENGTH
