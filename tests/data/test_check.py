@@ -181,6 +181,31 @@ def test_check_ignores_labels_of_missing_annotators(copy, gaps, replace_arrays):
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the LIDC crops are not here")
+@pytest.mark.parametrize(("empty", "noted"), [((0, 30), True), ((10, 20), False)])
+def test_check_notes_annotations_sorted_by_who_drew(tmp_path, empty, noted):
+    """Of 60 annotations each, annotators have the given numbers of empty ones."""
+
+    def case(number):
+        labels = np.stack([np.full((16, 16), number >= count, np.uint8) for count in empty])
+        image = np.random.default_rng(number).normal(size=(1, 16, 16)).astype(np.float32)
+        return Case(f"case-{number}", f"p{number}", image, labels, np.ones(2, dtype=bool))
+
+    write_dataset(
+        tmp_path / "data",
+        name="sorted",
+        classes=("background", "lesion"),
+        num_annotators=2,
+        image_shape=(1, 16, 16),
+        image_dtype=np.float32,
+        intensity=Intensity(kind="zscore"),
+        cases=map(case, range(60)),
+    )
+    notes = [note for note in check(tmp_path / "data").notes if "sorted by who drew" in note]
+    assert len(notes) == noted
+    if noted:
+        assert "0% (annotator 0) to 50% (annotator 1)" in notes[0]
+
+
 def test_check_of_lidc_crops_matches_known_values(tmp_path):
     with np.load(SHARED_DATA / "lidc_maxslice71.npz") as file:
         crops = {name: file[name] for name in ("images", "masks", "case_ids", "split", "pixel_spacing_mm")}

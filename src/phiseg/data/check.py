@@ -23,6 +23,10 @@ from phiseg.data.store import Dataset
 from phiseg.metrics.ged import ged_floor
 from phiseg.metrics.overlap import pairwise_iou
 
+MIN_CASES_FOR_SHARES = 50
+"""Minimum number of cases of an annotator for a note on the share of empty annotations."""
+UNEVEN_SHARES = 0.2
+"""Difference between the shares of empty annotations of two annotators above which there is a note."""
 FLOOR_SAMPLES = (16, 100)
 """Numbers of samples for which the GED floor is reported, as in the figures of the paper."""
 
@@ -121,8 +125,25 @@ def check_dataset(dataset: Dataset, *, progress: bool = True) -> Report:
             *_few("constant images", tally.constant),
             *copies,
             *_few(UNKNOWN_SPACING, _without_spacing(dataset)),
+            *_uneven_annotators(dataset, tally.empty),
         ],
         splits=_count_splits(dataset, homes),
+    )
+
+
+def _uneven_annotators(dataset: Dataset, empty: NDArray[np.int64]) -> Iterator[str]:
+    """Yield a note if the share of empty annotations (A,) differs so much that their order may depend on them."""
+    annotated = dataset.valid.sum(axis=0)
+    known = np.flatnonzero(annotated >= MIN_CASES_FOR_SHARES)
+    shares = empty[known] / annotated[known]
+    if len(known) < 2 or shares.max() - shares.min() <= UNEVEN_SHARES:
+        return
+    low, high = (
+        f"{shares[at]:.0%} ({dataset.annotator_names[known[at]]})" for at in (shares.argmin(), shares.argmax())
+    )
+    yield (
+        f"empty annotations: {low} to {high}. If a number does not always stand for the same person, annotations may "
+        "be sorted by who drew, and a model trained on one annotator is biased"
     )
 
 
