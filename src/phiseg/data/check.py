@@ -142,7 +142,7 @@ def _uneven_annotators(dataset: Dataset, empty: NDArray[np.int64]) -> Iterator[s
         f"{shares[at]:.0%} ({dataset.annotator_names[known[at]]})" for at in (shares.argmin(), shares.argmax())
     )
     yield (
-        f"empty annotations: {low} to {high}. If a number does not always stand for the same person, annotations may "
+        f"empty annotations: {low} to {high}. If a number does not stand for one person, annotations may "
         "be sorted by who drew, and a model trained on one annotator is biased"
     )
 
