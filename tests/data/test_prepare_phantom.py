@@ -155,7 +155,7 @@ def test_prepare_phantom_writes_dataset(kind, tmp_path):
     assert dataset.info.command == "cmd"
     assert dataset.info.spacing_mm == pytest.approx((phantom.spacing_mm * phantom.size / 32,) * 2)
     assert [len(dataset.rows(split)) for split in ("train", "val", "test")] == [6, 2, 2]
-    assert dataset.cases[7]["case"] == dataset.cases[7]["patient"] == f"{kind}-00007"
+    assert (dataset.cases[7]["case"], dataset.cases[7]["patient"]) == (f"{kind}-00007", f"{kind}-seed2-00007")
     scene = draw_scene(kind, seed=2, index=7, size=32)
     np.testing.assert_allclose(dataset.image(7)[0], scene.image - 0.5, atol=1e-3)
     stream = np.random.default_rng(derive_seed(2, "annotators", 7))
@@ -173,6 +173,9 @@ def test_longer_phantom_starts_with_the_shorter_one(tmp_path):
     assert again.fingerprint == short.fingerprint
     other = prepare_phantom("lesion", tmp_path / "other", seed=1, size=16, num_cases=4, progress=False)
     assert other.fingerprint != short.fingerprint
+    names = [{case["patient"] for case in dataset.cases} for dataset in (short, long, other)]
+    assert names[0] < names[1]
+    assert not names[1] & names[2]
 
 
 def test_smallest_phantom_has_a_case_in_every_split(tmp_path):

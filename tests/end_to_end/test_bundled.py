@@ -10,8 +10,10 @@ import phiseg
 from phiseg.core.bundled import bundled_models
 from phiseg.core.errors import ModelError
 from phiseg.data.prepare.phantom import prepare_phantom
+from phiseg.data.splits import split_patients
 from phiseg.data.store import Dataset
 from phiseg.evaluation.calibrate import calibrate
+from phiseg.evaluation.model_evaluation import warn_of_leak
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
 from phiseg.inference.preprocessing import Preprocessing
@@ -48,6 +50,20 @@ def test_bundled_model_is_small_and_needs_no_network(name, monkeypatch):
     assert samples.shape == (1, 3, 2, 64, 64)
     assert samples.isfinite().all()
     assert all(parameter.dtype == torch.float32 for parameter in model.network.parameters())
+
+
+@pytest.mark.parametrize(("seed", "size", "leaks"), [(0, 64, True), (0, 32, True), (7, 64, False)])
+def test_bundled_phantom_model_recognises_its_phantoms(tmp_path, capsys, seed, size, leaks):
+    """Phantoms with the seed of the training are training phantoms in any size and number, others never."""
+    dataset = prepare_phantom("lesion", tmp_path / "data", seed=seed, size=size, num_cases=30, progress=False)
+    model = load_model(bundled_models()["lesion-phantom"])
+    assert Preprocessing.of(model).dataset.fingerprint != dataset.fingerprint
+    trained_on = split_patients([f"lesion-{index:05d}" for index in range(1000)], seed=0)["train"]
+    number = len(set(trained_on).intersection(dataset.splits["train"]))
+    assert (number > 0) == leaks
+    warn_of_leak(model, dataset, "train")
+    warning = capsys.readouterr().err
+    assert f"leak: {number} of the 18 patients" in warning if leaks else warning == ""
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -178,10 +178,10 @@ def true_volumes_ml(dataset: Dataset, row: int, num: int = 1000, *, seed: int = 
 
 def _case(kind: str, phantom: _Phantom, seed: int, index: int, size: int) -> Case:
     scene = draw_scene(kind, seed=seed, index=index, size=size)
-    name = f"{kind}-{index:05d}"
+    person = f"{kind}-seed{seed}" if seed else kind  # the index of another seed is another patient
     return Case(
-        case=name,
-        patient=name,
+        case=f"{kind}-{index:05d}",
+        patient=f"{person}-{index:05d}",
         image=scene.image[None],
         labels=scene.annotate(phantom.num_annotators, _stream(seed, "annotators", index)),
         valid=np.ones(phantom.num_annotators, dtype=np.bool_),
