@@ -14,15 +14,12 @@ from phiseg.models.registry import MODELS, ModelConfig, build_model, model_class
 from phiseg.models.segmenter import SegmenterConfig
 
 
-def test_registry_matches_config_union():
-    union, *_ = get_args(ModelConfig)
-    configs = {get_args(config.model_fields["name"].annotation): config for config in get_args(union)}
-    assert configs == {(name,): kind.Config for name, kind in MODELS.items()}
-    for name, kind in MODELS.items():
-        assert kind.Config().name == name
-        assert issubclass(kind.Config, SegmenterConfig)
-        assert kind.__annotations__["config"] is kind.Config
-        assert type(TypeAdapter(ModelConfig).validate_python({"name": name})) is kind.Config
+@pytest.mark.parametrize(("name", "kind"), MODELS.items())
+def test_name_selects_model_and_config(name, kind):
+    assert get_args(kind.Config.model_fields["name"].annotation) == (name,)
+    assert issubclass(kind.Config, SegmenterConfig)
+    assert kind.__annotations__["config"] is kind.Config
+    assert type(TypeAdapter(ModelConfig).validate_python({"name": name})) is kind.Config
 
 
 @pytest.mark.parametrize("name", MODELS)

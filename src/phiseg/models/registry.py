@@ -1,26 +1,28 @@
-"""Registry of models. To add a model: a module with its class and config, and an entry in both lists below."""
+"""Registry of models. To add a model: a module with its class and config, and an entry in `MODELS`."""
 
-from typing import Annotated, Any
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field
 
 from phiseg.core.errors import ConfigError, nearest
-from phiseg.models.ccdm import CCDM, CCDMConfig
-from phiseg.models.cvae import CVAE, CVAEConfig
-from phiseg.models.ensemble import Ensemble, EnsembleConfig
-from phiseg.models.flow_ssn import FlowSSN, FlowSSNConfig
-from phiseg.models.hprobunet import HProbUNet, HProbUNetConfig
-from phiseg.models.mcdropout import MCDropout, MCDropoutConfig
-from phiseg.models.mose import MoSE, MoSEConfig
-from phiseg.models.multihead import MultiHead, MultiHeadConfig
-from phiseg.models.phiseg import PHiSeg, PHiSegConfig
-from phiseg.models.phiseg_ensemble import PHiSegEnsemble, PHiSegEnsembleConfig
-from phiseg.models.phiseg_flow import PHiSegFlow, PHiSegFlowConfig
-from phiseg.models.probunet import ProbUNet, ProbUNetConfig
+from phiseg.models.ccdm import CCDM
+from phiseg.models.cvae import CVAE
+from phiseg.models.ensemble import Ensemble
+from phiseg.models.flow_ssn import FlowSSN
+from phiseg.models.hprobunet import HProbUNet
+from phiseg.models.mcdropout import MCDropout
+from phiseg.models.mose import MoSE
+from phiseg.models.multihead import MultiHead
+from phiseg.models.phiseg import PHiSeg
+from phiseg.models.phiseg_ensemble import PHiSegEnsemble
+from phiseg.models.phiseg_flow import PHiSegFlow
+from phiseg.models.probunet import ProbUNet
 from phiseg.models.segmenter import Segmenter, SegmenterConfig
-from phiseg.models.ssn import SSN, SSNConfig
-from phiseg.models.unet import UNet, UNetConfig
+from phiseg.models.ssn import SSN
+from phiseg.models.unet import UNet
 
 MODELS: dict[str, type[Segmenter]] = {
     "ccdm": CCDM,
@@ -39,23 +41,10 @@ MODELS: dict[str, type[Segmenter]] = {
     "unet": UNet,
 }
 
-ModelConfig = Annotated[
-    CCDMConfig
-    | CVAEConfig
-    | EnsembleConfig
-    | FlowSSNConfig
-    | HProbUNetConfig
-    | MCDropoutConfig
-    | MoSEConfig
-    | MultiHeadConfig
-    | PHiSegConfig
-    | PHiSegEnsembleConfig
-    | PHiSegFlowConfig
-    | ProbUNetConfig
-    | SSNConfig
-    | UNetConfig,
-    Field(discriminator="name"),
-]
+if TYPE_CHECKING:
+    ModelConfig = SegmenterConfig
+else:  # the config of any registered model, which pydantic chooses by its name
+    ModelConfig = Annotated[reduce(or_, (kind.Config for kind in MODELS.values())), Field(discriminator="name")]
 
 
 def build_model(config: SegmenterConfig) -> Segmenter:
