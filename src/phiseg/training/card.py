@@ -63,7 +63,7 @@ def patient_tokens(dataset: Dataset, split: str, *, salt: str | None) -> list[st
     if salt is None:
         fingerprint = dataset.fingerprint
         return sorted(hashlib.sha256(f"{fingerprint}/{patient}".encode()).hexdigest()[:16] for patient in patients)
-    return sorted({_token(normalised_patient(patient), salt) for patient in patients})
+    return sorted({patient_token(patient, salt) for patient in patients})
 
 
 def normalised_patient(patient: str) -> str:
@@ -77,8 +77,10 @@ def normalised_patient(patient: str) -> str:
 
 
 @cache  # takes about 5 ms and is needed in every validation
-def _token(patient: str, salt: str) -> str:
-    return hashlib.scrypt(patient.encode(), salt=salt.encode(), n=2**11, r=8, p=1, dklen=8).hex()
+def patient_token(patient: str, salt: str) -> str:
+    """Return the token of one patient, 16 hexadecimal digits."""
+    name = normalised_patient(patient)
+    return hashlib.scrypt(name.encode(), salt=salt.encode(), n=2**11, r=8, p=1, dklen=8).hex()
 
 
 def model_card(recipe: Recipe, dataset: Dataset, step: int, scores: Mapping[str, float | None]) -> str:

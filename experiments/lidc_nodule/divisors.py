@@ -1,0 +1,59 @@
+"""Print the best divisor of the logits for several numbers of samples S, by Brier score and by NLL.
+
+    python experiments/lidc_nodule/divisors.py MODEL DATA --split val
+
+All S use the same samples, in groups of S. The candidates are those of `phiseg calibrate`. The gain is the relative
+decrease of the Brier score or of the NLL (the negative log-likelihood of the mean of S samples) compared with 1.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phiseg.data.store import Dataset
+from phiseg.evaluation.temperature_search import LOGITS
+from phiseg.metrics import brier_score
+from phiseg.models import load_model
+from phiseg.models.noise import seeded_generator
+
+NUMBERS = (4, 8, 16, 32, 64, 128)
+
+
+def main() -> None:
+    """Print a table with one row per number of samples."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--num-cases", type=int, default=60, help="cases, drawn at random with seed 0")
+    options = parser.parse_args()
+    dataset, model = Dataset.open(options.data), load_model(options.model, calibrated=False)
+    rows = np.random.default_rng(0).permutation(dataset.rows(options.split))[: options.num_cases].tolist()
+    losses = np.zeros((len(NUMBERS), 2, len(LOGITS)))
+    for row in rows:
+        image = torch.from_numpy(dataset.image(row, context=model.config.context))[None]
+        generators = [seeded_generator(0, "sample", dataset.cases[row]["case"])]
+        logits = model.sample(image, max(NUMBERS), generator=generators, chunk_size=8)[0]
+        annotations = torch.from_numpy(dataset.annotations(row)).long()
+        for place, divisor in enumerate(LOGITS):
+            probs = (logits / divisor).softmax(1)
+            for number, table in zip(NUMBERS, losses, strict=True):
+                table[:, place] += np.mean([scores(group, annotations) for group in probs.split(number)], axis=0)
+    print(f"{len(rows)} cases of {len({dataset.cases[row]['patient'] for row in rows})} patients")
+    print("| S | divisor, Brier | gain | divisor, NLL | gain |\n|---:|---:|---:|---:|---:|")
+    for number, table in zip(NUMBERS, losses, strict=True):
+        found = [(LOGITS[curve.argmin()], 1 - curve.min() / curve[LOGITS.index(1.0)]) for curve in table]
+        print(f"| {number} | " + " | ".join(f"{best:.2f} | {gain:.2%}" for best, gain in found) + " |")
+
+
+def scores(probs: Tensor, annotations: Tensor) -> tuple[float, float]:
+    """Return the Brier score and the NLL of samples (S, K, *size) for annotations (A, *size)."""
+    likelihood = probs.mean(0).gather(0, annotations)
+    return brier_score(probs, annotations), -float(likelihood.clamp_min(1e-12).log().mean())
+
+
+if __name__ == "__main__":
+    main()
