@@ -6,7 +6,7 @@ import torch
 
 from phiseg.imaging.volume import Volume
 from phiseg.models.model_folder import save_calibration, save_model
-from phiseg.models.noise import seeded_generator
+from phiseg.models.noise import image_key, seeded_generator
 from phiseg.models.phiseg import PHiSegConfig
 from phiseg.models.registry import build_model
 
@@ -78,7 +78,7 @@ def random_volume(shape, affine=AXES):
     return Volume(values, np.asarray(affine, dtype=np.float64))
 
 
-def mean_of_samples(model, image, num_samples, seed=0):
-    """Return mean probabilities (B, K, H, W) of images, each sampled with the same noise."""
-    generators = [seeded_generator(seed, "mean prediction") for _ in image]
+def mean_of_samples(model, image, num_samples, seed=0, *, case):
+    """Return mean probabilities (B, K, H, W) of images, each sampled with the noise of `case`, a prepared image."""
+    generators = [seeded_generator(seed, "mean prediction", image_key(case)) for _ in image]
     return model.sample(torch.as_tensor(image), num_samples, generator=generators).softmax(2).mean(1).numpy()

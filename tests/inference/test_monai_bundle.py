@@ -62,7 +62,9 @@ def test_monai_command_matches_phiseg_on_scan_grid(save, images, tmp_path):
     slices = to_slices(read_nifti(images / "scan.nii.gz"), "axial").values
     assert slices.shape == (4, 13, 11)
     image = normalise(slices, Intensity(**WINDOW))[:, None]
-    expected = np.moveaxis(mean_of_samples(model, image, 3, seed=5), 1, 3)  # (slices, H, W, K)
+    expected = np.moveaxis(
+        mean_of_samples(model, image, 3, seed=5, case=prepared(tmp_path / "bundle", images)), 1, 3
+    )  # (slices, H, W, K)
     mean, labels = (nibabel.load(tmp_path / "out" / f"scan_{name}.nii.gz") for name in ("mean", "labels"))
     np.testing.assert_allclose(mean.affine, AXES, atol=1e-5)
     np.testing.assert_allclose(labels.affine, AXES, atol=1e-5)
@@ -80,7 +82,9 @@ def test_arrays_without_plane_are_unchanged(kind, save, images, tmp_path):
     write_monai_bundle(folder, tmp_path / "bundle")
     written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=2)
     scored = (array - array.mean((1, 2), keepdims=True)) / array.std((1, 2), keepdims=True)
-    (expected,) = mean_of_samples(load_model(folder), scored[None].astype(np.float32), 2)
+    (expected,) = mean_of_samples(
+        load_model(folder), scored[None].astype(np.float32), 2, case=prepared(tmp_path / "bundle", images)
+    )
     found = np.squeeze(written["case_mean.nii.gz"].get_fdata())
     np.testing.assert_allclose(found, np.moveaxis(expected, 0, 2), atol=1e-5)
     np.testing.assert_array_equal(written["case_labels.nii.gz"].get_fdata(), found.argmax(2))
@@ -98,7 +102,9 @@ def test_centred_model_predicts_only_the_centre(save, images, tmp_path):
     seen = np.full((10, 8), -0.5, dtype=np.float32)
     seen[2:8] = shown[:, 3:11]
     np.testing.assert_allclose(prepared(tmp_path / "bundle", images)[0, 0].numpy(), seen, atol=1e-6)
-    (expected,) = mean_of_samples(load_model(folder), seen[None, None], 2)
+    (expected,) = mean_of_samples(
+        load_model(folder), seen[None, None], 2, case=prepared(tmp_path / "bundle", images)
+    )
     whole = np.zeros((3, 6, 15))
     whole[:, :, 3:11] = expected[:, 2:8]
     found = np.squeeze(written["flat_mean.nii.gz"].get_fdata())
@@ -181,7 +187,9 @@ def test_stack_neighbours_matches_the_context_of_predict(save, images, tmp_path)
     written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=2)
     found = written["scan_mean.nii.gz"]
     np.testing.assert_allclose(found.affine, affine, atol=1e-5)
-    means = mean_of_samples(load_model(folder), expected, 2)  # (6, 3, 10, 8)
+    means = mean_of_samples(
+        load_model(folder), expected, 2, case=prepared(tmp_path / "bundle", images)
+    )  # (6, 3, 10, 8)
     np.testing.assert_allclose(found.get_fdata(), means.transpose(3, 2, 0, 1), atol=1e-5)
     assert "| neighbouring slices | 2 on each side" in (tmp_path / "bundle" / "docs" / "README.md").read_text()
 
@@ -247,6 +255,21 @@ def test_mean_is_independent_of_batch_and_chunks(save):
     alone = torch.cat([MeanPrediction(folder, num_samples=5, chunk_size=2)(part[None]) for part in image])
     torch.testing.assert_close(together, alone)
     assert not torch.allclose(together, MeanPrediction(folder, num_samples=5, seed=1)(image), atol=1e-4)
+
+
+def test_images_have_independent_noise(save):
+    """The network sees zeros instead of each image, so that only the noise can differ."""
+    network, found = MeanPrediction(str(save()), num_samples=1), []
+    first, second = torch.rand(2, 1, 10, 8) - 0.5
+    Evaluator(
+        [{"image": image} for image in (first, second, first)],
+        network,
+        lambda image, network: network(torch.zeros_like(image)),
+        lambda item: found.append(item["pred"]),
+        torch.device("cpu"),
+    ).run()
+    assert torch.equal(found[0], found[2])
+    assert (found[0] - found[1]).abs().max() > 1e-3
 
 
 def test_uncalibrated_bundle_omits_temperatures(save, tmp_path):

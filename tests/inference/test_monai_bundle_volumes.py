@@ -41,7 +41,9 @@ def test_bundle_of_volumes_matches_phiseg(depth, save, images, tmp_path):
     np.testing.assert_allclose(prepared(tmp_path / "bundle", images).numpy(), image, atol=1e-6)
     written = run(tmp_path / "bundle", images, tmp_path / "out", num_samples=3)
     seen = np.pad(image, [(0, 0), (0, 4 - depth), (0, 0), (0, 0)], mode="edge")
-    (expected,) = mean_of_samples(load_model(folder), seen[None], 3)  # (K, 4, 12, 14)
+    (expected,) = mean_of_samples(
+        load_model(folder), seen[None], 3, case=prepared(tmp_path / "bundle", images)
+    )  # (K, 4, 12, 14)
     mean, labels = written["scan_mean.nii.gz"], written["scan_labels.nii.gz"]
     np.testing.assert_allclose(mean.affine, affine, atol=1e-5)
     np.testing.assert_allclose(mean.get_fdata(), expected[:, :depth].transpose(3, 2, 1, 0), atol=1e-5)

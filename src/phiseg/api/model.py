@@ -3,7 +3,6 @@
 Shapes: B images, S samples, K classes, C image channels, H x W pixels.
 """
 
-import hashlib
 import warnings
 from collections.abc import Sequence
 from math import ceil, isfinite
@@ -29,7 +28,7 @@ from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_volume
 from phiseg.inference.scans import Scan, find_scans, read_scan
 from phiseg.models import Segmenter, load_model
-from phiseg.models.noise import Generators, seeded_generator
+from phiseg.models.noise import Generators, image_key, seeded_generator
 
 WINDOW_MARGIN = 0.25
 """How far values may lie outside -0.5 to 0.5, the range of a windowed image, before an image counts as raw."""
@@ -170,7 +169,7 @@ class Model:
         self.network.check_image(self.network.fill_context(values))
         self._check_prepared(values)
         if generator is None:
-            generator = [seeded_generator(seed, "sample", _image_key(one)) for one in values]
+            generator = [seeded_generator(seed, "sample", image_key(one)) for one in values]
         return self.network.sample(
             values.to(self.device, torch.float32), num_samples, generator=generator, chunk_size=chunk_size
         )
@@ -268,18 +267,6 @@ class Model:
                 f"the image has values from {low:g} to {high:g}, but the network expects prepared images "
                 f"({expected}); {fix}"
             )
-
-
-def _image_key(image: Tensor) -> str:
-    """Return the key of the noise of an image (C, H, W) or (C, D, H, W): a hash of a coarse grid of its pixels.
-
-    With the same noise for all images, their samples would be large or small together. Pixels are rounded, so that
-    the key of an image hardly ever depends on the rounding errors of the machine that prepared it. The step is not
-    a round number, because many integer intensities would then lie between two steps.
-    """
-    grid = tuple(slice(None, None, max(1, length // 8)) for length in image.shape[1:])
-    coarse = (image[:, *grid].double() * 97.31).round().to(torch.int64)
-    return hashlib.blake2b(coarse.cpu().numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def _as_stack(

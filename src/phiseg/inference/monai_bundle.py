@@ -29,7 +29,7 @@ from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_summary import summarise_samples
 from phiseg.models import load_model
 from phiseg.models.model_folder import CALIBRATION_FILE
-from phiseg.models.noise import seeded_generator
+from phiseg.models.noise import image_key, seeded_generator
 
 MARKER = "models/phiseg/config.json"
 """The file that identifies a bundle written by phiseg."""
@@ -38,7 +38,8 @@ MARKER = "models/phiseg/config.json"
 class MeanPrediction(nn.Module):
     """The network of the bundle: the mean probabilities of several samples.
 
-    The noise depends only on the seed, so all images, and all slices of a volume, have the same noise.
+    The noise depends on the seed and on `case`, which `Evaluator` sets: slices of one case have the same noise,
+    different cases have independent noise.
 
     Args:
         folder: model folder.
@@ -51,10 +52,11 @@ class MeanPrediction(nn.Module):
         super().__init__()
         self.model = load_model(Path(folder))
         self.num_samples, self.seed, self.chunk_size = num_samples, seed, chunk_size
+        self.case = ""
 
     def forward(self, image: Tensor) -> Tensor:
         """Return mean probabilities (B, K, H, W) of preprocessed images (B, C, H, W)."""
-        generators = [seeded_generator(self.seed, "mean prediction") for _ in range(len(image))]
+        generators = [seeded_generator(self.seed, "mean prediction", self.case) for _ in range(len(image))]
         chunks = self.model.sample_chunks(image, self.num_samples, generator=generators, chunk_size=self.chunk_size)
         return torch.stack([summary.mean_probs for summary in summarise_samples(chunks)])
 
@@ -81,7 +83,7 @@ class Evaluator:
 
     Args:
         dataset: dataset of dictionaries with a preprocessed `image` (C, ...).
-        network: network on `device`.
+        network: network on `device`; its noise depends on the image.
         inferer: MONAI inferer, called with the image (1, C, ...) and the network.
         postprocessing: transform that takes the dictionary with the prediction (K, ...) as `pred` and writes files.
         device: device of the network.
@@ -90,7 +92,7 @@ class Evaluator:
     def __init__(
         self,
         dataset: Sequence[dict[str, Any]],
-        network: nn.Module,
+        network: MeanPrediction,
         inferer: Callable[[Tensor, nn.Module], Tensor],
         postprocessing: Callable[[dict[str, Any]], Any],
         device: torch.device,
@@ -109,6 +111,7 @@ class Evaluator:
         self.network.eval()
         for number in range(len(self.dataset)):
             item = self.dataset[number]
+            self.network.case = image_key(item["image"])
             pred = self.inferer(item["image"][None].to(self.device), self.network)[0]
             self.postprocessing(item | {"pred": pred})
 

@@ -42,6 +42,8 @@ python -m monai.bundle run --config_file configs/inference.json --meta_file conf
 | neighbouring slices | {_neighbours(preprocessing, config)} |
 | classes | {", ".join(preprocessing.classes)} |
 
+Different images have independent noise. The slices of an image share theirs.
+
 `NAME_mean.nii.gz` (classes in the last dimension) and `NAME_labels.nii.gz` have the grid of the image `NAME`.
 
 To check the bundle, run the following commands. The second one downloads MONAI's schema to SCHEMA.json, unless this

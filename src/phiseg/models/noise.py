@@ -1,5 +1,6 @@
 """Noise: seeded generators, and draws that do not depend on batch size, chunk size or device."""
 
+import hashlib
 from collections.abc import Sequence
 from math import prod
 
@@ -15,6 +16,18 @@ Generators = torch.Generator | Sequence[torch.Generator]
 def seeded_generator(seed: int, *keys: str | int) -> torch.Generator:
     """Return a new CPU generator for the random stream identified by `seed` and `keys`."""
     return torch.Generator().manual_seed(derive_seed(seed, *keys))
+
+
+def image_key(image: Tensor) -> str:
+    """Return the key of the noise of an image (C, H, W) or (C, D, H, W): a hash of a coarse grid of its pixels.
+
+    With the same noise for all images, their samples would be large or small together. Pixels are rounded, so that
+    the key of an image hardly ever depends on the rounding errors of the machine that prepared it. The step is not
+    a round number, because many integer intensities would then lie between two steps.
+    """
+    grid = tuple(slice(None, None, max(1, length // 8)) for length in image.shape[1:])
+    coarse = (image[:, *grid].double() * 97.31).round().to(torch.int64)
+    return hashlib.blake2b(coarse.cpu().numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def one_per_image(generator: Generators, batch_size: int) -> list[torch.Generator]:
