@@ -153,7 +153,7 @@ def test_command_exports_size_and_bundle_without_temperatures(save, cli, tmp_pat
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     assert json.loads(metadata["classes"]) == ["background", "lesion"]
     assert PREPROCESSING.items() <= json.loads(metadata["preprocessing"]).items()
-    assert json.loads(metadata["calibration"]) == {"noise": [], "logits": 1}
+    assert json.loads(metadata["calibration"]) == {"noise": [], "logits": 1, "margin": None}
     assert (metadata["phiseg_version"], metadata["recipe"]) == (phiseg.__version__, "tiny-phiseg")
     assert metadata["intended_use"] == INTENDED_USE
     assert b".py" not in path.read_bytes()  # no stack traces with the paths of this machine
