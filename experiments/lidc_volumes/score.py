@@ -2,9 +2,11 @@
 
     python experiments/lidc_volumes/score.py MODEL VOLUMES.npz --noise-length 5 10 inf --noise-shared 0 0.5
     python experiments/lidc_volumes/score.py MODEL VOLUMES.npz --noise-length 5 --store --out NODULES.csv
+    python experiments/lidc_volumes/score.py MODEL3D VOLUMES.npz --out NODULES.csv
 
-Samples are drawn at the middle of each nodule, as `phiseg predict` draws them. For each nodule, the readers'
-volumes in ml are compared with the samples' 90 % interval. A reader who did not outline the nodule counts as 0 ml.
+A 3-D model has learned how slices belong together, so it takes no coupling, and `--store` has no effect. Samples
+are drawn at the middle of each nodule, as `phiseg predict` draws them. For each nodule, the readers' volumes in ml
+are compared with the samples' 90 % interval. A reader who did not outline the nodule counts as 0 ml.
 The floor of the CRPS is that of samples from the readers' own distribution, if readers are independent given the
 scan: half the mean difference between two readers.
 """
@@ -56,19 +58,21 @@ def main() -> None:
     measured = ("inside 90 %", "width / mean volume", "volume ratio", "CRPS (ml)", "its floor", "presence off")
     print(f"| noise length | shared | nodules | {' | '.join(measured)} |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
-    for length, shared in product(options.noise_length, options.noise_shared):
+    couplings = product(options.noise_length, options.noise_shared) if model.config.dims == 2 else [(None, None)]
+    for length, shared in couplings:
         sampling = Sampling(
             num_samples=options.num_samples, noise_length_mm=length, noise_shared=shared, level_draws=0
         )
         scored = [score_nodule(model, file, index, sampling) for index in chosen]
         rows += [{"noise_length_mm": length, "noise_shared": shared, **row} for row in scored]
-        print(f"| {length:g} mm | {shared:g} | {len(scored)} | {summary(scored)} |", flush=True)
+        coupling = "learned |" if length is None else f"{length:g} mm | {shared:g}"
+        print(f"| {coupling} | {len(scored)} | {summary(scored)} |", flush=True)
     if options.out:
         with options.out.open("w", newline="", encoding="utf-8") as table:
             writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    if options.store:
+    if options.store and length is not None:
         coupling = SliceCoupling(length_mm=length if isfinite(length) else None, shared=shared)
         store(find_model(Path(options.model)), coupling, scored, name=options.volumes.stem)
 
