@@ -221,6 +221,21 @@ def test_markdown_is_bold_and_escapes_names():
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines[:4]} == {len(main_columns()) + 1}
 
 
+def test_further_score_without_a_value_in_any_row_has_no_column():
+    cases = make_cases(0.8)
+    unknown, known = (
+        evaluation("a"),
+        evaluation("b", cases=cases | {"surface_distance": [1.5] * len(cases["case"])}),
+    )
+    for methods, shown in (([unknown], False), ([unknown, known], True)):
+        table = comparison_table(methods)
+        text = to_markdown({"": table})
+        assert ("surface distance / mm |" in text) == shown
+        assert ("Surface distance / mm: " in text) == shown
+        assert "surface_distance," in to_csv({"": table})
+    assert "| 1.50 |" in text
+
+
 def test_text_is_aligned_with_stars():
     table = comparison_table([evaluation("a-long-name", 0.9), evaluation("c", 0.1)])
     lines = to_text(table).splitlines()

@@ -2,7 +2,7 @@
 
 import math
 from fractions import Fraction
-from itertools import permutations
+from itertools import permutations, product
 
 
 def _sizes(first, second, label):
@@ -192,3 +192,44 @@ def staple(masks, num_iterations=300):
         sensitivity = [sum(weights[i] for i in pixels if masks[j][i]) / foreground for j in raters]
         specificity = [sum(1 - weights[i] for i in pixels if not masks[j][i]) / background for j in raters]
     return weights
+
+
+def surface(mask, label):
+    """The places of the pixels of a label that have a neighbour along an axis without it, or none in the image.
+
+    `mask` is an array of any number of dimensions.
+    """
+    places = set()
+    for place, value in _pixels(mask):
+        for axis in range(len(place)):
+            for step in (-1, 1):
+                other = tuple(at + step * (axis == number) for number, at in enumerate(place))
+                inside = all(0 <= at < side for at, side in zip(other, mask.shape, strict=True))
+                if value == label and not (inside and mask[other] == label):
+                    places.add(place)
+    return places
+
+
+def _pixels(mask):
+    return [(place, mask[place]) for place in product(*map(range, mask.shape))]
+
+
+def surface_distance(prediction, annotations, num_classes, spacing, empty=None):
+    """Mean over labels and annotators of the mean distance of all surface pixels to the other surface."""
+    found = []
+    for annotation in annotations:
+        for label in range(1, num_classes):
+            one, two = surface(prediction, label), surface(annotation, label)
+            if not (one and two):
+                found += [] if empty is None else [empty]
+                continue
+            nearest = [
+                min(
+                    math.dist(*([at * mm for at, mm in zip(p, spacing, strict=True)] for p in (a, b)))
+                    for b in others
+                )
+                for these, others in ((one, two), (two, one))
+                for a in these
+            ]
+            found.append(sum(nearest) / len(nearest))
+    return sum(found) / len(found) if found else None

@@ -26,7 +26,9 @@ def score(probs, annotations, **options):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_score_case_matches_reference(num_classes, seed, size):
     probs, annotations = make_case(num_classes, seed=seed, size=size)
-    found = score(probs, annotations, voxel_ml=0.25 if len(size) == 3 else None)
+    spacing = (5, 10, 5)[-len(size) :]  # voxels of 0.25 ml
+    found = score(probs, annotations, spacing_mm=spacing)
+    segmented, drawn = probs.mean(0).argmax(0).numpy(), annotations.numpy()
     probs, annotations = probs.flatten(2, -2), annotations.flatten(1, -2)  # a volume as slices below each other
     samples, experts, numbers = probs.argmax(1).tolist(), annotations.tolist(), probs.tolist()
     gamma = naive.gamma(numbers)
@@ -42,6 +44,7 @@ def test_score_case_matches_reference(num_classes, seed, size):
         "best_dice": naive.best_dice(samples, experts, num_classes),
         "diversity": naive.diversity(samples, num_classes),
         "diversity_annotators": delta,
+        "surface_distance": naive.surface_distance(segmented, drawn, num_classes, spacing),
         **(naive_areas if len(size) == 2 else naive_volumes)(samples, experts, num_classes),
         "ged_cross": naive.mean_distance(samples, experts, num_classes),
         "ged_within_samples": naive.mean_distance(samples, samples, num_classes),
@@ -73,11 +76,12 @@ def naive_volumes(samples, experts, num_classes):
     }
 
 
-def test_score_case_without_voxel_size_has_no_crps_in_ml():
+def test_score_case_without_spacing_has_no_scores_in_ml_and_mm():
     probs, annotations = make_case(2, size=(3, 2, 5))
-    known, unknown = score(probs, annotations, voxel_ml=2.0), score(probs, annotations)
-    assert unknown == known | {"volume_crps": None}
+    known, unknown = score(probs, annotations, spacing_mm=(2, 1, 1)), score(probs, annotations)
+    assert unknown == known | {"volume_crps": None, "surface_distance": None}
     assert known["volume_crps"] is not None
+    assert known["surface_distance"] > 0
 
 
 def test_score_case_of_empty_volumes_has_no_relative_width():

@@ -32,7 +32,7 @@ def mean_scores(dataset, samples):
             None,
             torch.from_numpy(dataset.annotations(row)),
             num_classes=2,
-            voxel_ml=dataset.voxel_ml(row),
+            spacing_mm=dataset.voxel_spacing_mm(row),
         )
         for row, drawn in enumerate(samples)
     ]

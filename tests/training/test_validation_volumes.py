@@ -41,7 +41,7 @@ def test_validate_volumes_with_all_annotators(model, dataset, make_recipe):
             with torch.no_grad():
                 losses.append(float(model(image, labels, generator=generators).total))
         annotations = torch.from_numpy(dataset.annotations(case.row))
-        scores.append(score_case(*case.summary, annotations, voxel_ml=2.5 * 0.5 * 0.7 / 1000))
+        scores.append(score_case(*case.summary, annotations, spacing_mm=(2.5, 0.5, 0.7)))
     assert len(losses) == dataset.valid[:4].sum()
     assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     for name in ("ged", "s_ncc", "dice", "volume_crps"):

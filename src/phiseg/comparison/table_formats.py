@@ -58,8 +58,16 @@ def main_columns() -> list[Column]:
 
 
 def further_columns(tables: Iterable[Table]) -> list[Column]:
-    """Return the columns of the second table: the method and the scores beyond the paper."""
-    return [_METHOD, *map(score_column, _further_scores(tables))]
+    """Return the columns of the second table: the method and the scores beyond the paper that any row has."""
+    return [_METHOD, *map(score_column, _shown_scores([*tables]))]
+
+
+def _shown_scores(tables: Sequence[Table]) -> list[Score]:
+    """Return the further scores that are defined in any row; those in mm and ml need a known spacing."""
+    rows = [row for table in tables for row in table.rows]
+    return [
+        score for score in _further_scores(tables) if any(row.scores.get(score.name) is not None for row in rows)
+    ]
 
 
 def _further_scores(tables: Iterable[Table]) -> list[Score]:
@@ -79,7 +87,7 @@ def score_column(score: Score) -> Column:
 
 def further_note(tables: Iterable[Table]) -> str:
     """Return the line below the second table that explains its columns."""
-    return definitions(score for score in _further_scores(tables) if not score.beside)
+    return definitions(score for score in _shown_scores([*tables]) if not score.beside)
 
 
 def has_further(table: Table) -> bool:

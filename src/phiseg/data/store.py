@@ -14,7 +14,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -276,10 +275,9 @@ class Dataset:
         in_plane, between = self.spacing_mm(row), positive_number(self.cases[row], SLICES)
         return None if in_plane is None or between is None else (between, *in_plane)
 
-    def voxel_ml(self, row: int) -> float | None:
-        """Return the volume of a voxel of a volume in ml, or None if it is unknown or the case is an image."""
-        spacing = self.voxel_spacing_mm(row) if self.dims == 3 else None
-        return None if spacing is None else prod(spacing) / 1000
+    def axis_spacing_mm(self, row: int) -> tuple[float, ...] | None:
+        """Return the spacing of a case along its axes (H, W) or (D, H, W) in mm, or None if it is unknown."""
+        return self.voxel_spacing_mm(row) if self.dims == 3 else self.spacing_mm(row)
 
     def thickness_mm(self, row: int) -> float | None:
         """Return the slice thickness of a case in mm, or None if it is unknown."""

@@ -70,7 +70,7 @@ def sampled_case(dataset: Dataset, row: int, drawn: DrawnCase, dice_annotator: D
         annotations,
         reference=reference,
         num_classes=len(dataset.info.classes),
-        voxel_ml=dataset.voxel_ml(row),
+        spacing_mm=dataset.axis_spacing_mm(row),
     )
 
 

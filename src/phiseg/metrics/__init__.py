@@ -23,6 +23,7 @@ from phiseg.metrics.overlap import dice, iou, most_probable, pairwise_dice, pair
 from phiseg.metrics.score import CaseScore, PixelScore, Score
 from phiseg.metrics.score_registry import SCORES
 from phiseg.metrics.significance import PairedTest, paired_t_test, patient_interval, patient_t_test
+from phiseg.metrics.surface import surface_distance
 
 __all__ = [
     "EPSILON",
@@ -66,5 +67,6 @@ __all__ = [
     "s_ncc",
     "score_case",
     "soft_dice",
+    "surface_distance",
     "top_label_calibration_error",
 ]

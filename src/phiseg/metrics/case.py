@@ -1,5 +1,7 @@
 """All scores of one case: one row of `phiseg evaluate`."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from phiseg.metrics.sampled_case import SampledCase
@@ -13,7 +15,7 @@ def score_case(
     annotations: Tensor,
     *,
     reference: Tensor | None = None,
-    voxel_ml: float | None = None,
+    spacing_mm: Sequence[float] | None = None,
 ) -> dict[str, float | None]:
     """Score the samples of one image or volume against its annotations.
 
@@ -24,14 +26,14 @@ def score_case(
         annotations: (A, *size) labels of the annotators who saw the image.
         reference: (A', *size) annotations for the Dice score of the mean prediction, which is averaged over them;
             default: all annotators. If empty, Dice is undefined.
-        voxel_ml: volume of a voxel in ml, for the scores in ml.
+        spacing_mm: distance between pixels along each axis, for the scores in mm and ml.
 
     Returns:
         Every `CaseScore` of the registry for images or volumes, by name. Undefined scores are None (fewer than two
-        annotators or samples, no reference).
+        annotators or samples, no reference, no spacing).
 
     Raises:
         DataError: labels are not integers in 0..K-1, there is no sample or no annotation, or they differ in size.
     """
-    case = SampledCase(labels, mean_probs, mean_log_probs, annotations, reference=reference, voxel_ml=voxel_ml)
+    case = SampledCase(labels, mean_probs, mean_log_probs, annotations, reference=reference, spacing_mm=spacing_mm)
     return {score.name: score.value(case) for score in case_scores(case.dims)}

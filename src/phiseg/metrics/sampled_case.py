@@ -1,6 +1,8 @@
 """The samples and annotations of one case, with the quantities that several scores are computed from."""
 
+from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ class SampledCase:
         reference: (A', *size) annotations for the Dice score of the mean prediction, which is averaged over them;
             default: all annotators. If empty, Dice is undefined.
         num_classes: K; needed only without `mean_probs`.
-        voxel_ml: volume of a voxel in ml; None if it is unknown or the case is an image.
+        spacing_mm: distance between pixels along each axis; None if it is unknown.
 
     Raises:
         DataError: labels are not integers in 0..K-1, there is no sample or no annotation, or they differ in size.
@@ -41,7 +43,7 @@ class SampledCase:
         *,
         reference: Tensor | None = None,
         num_classes: int | None = None,
-        voxel_ml: float | None = None,
+        spacing_mm: Sequence[float] | None = None,
     ) -> None:
         if mean_probs is not None:
             num_classes = len(mean_probs)
@@ -60,7 +62,7 @@ class SampledCase:
         self.annotations = annotations
         self.reference = annotations if reference is None else reference
         self.dims = annotations.ndim - 1
-        self.voxel_ml = voxel_ml
+        self.spacing_mm = spacing_mm
 
     @cached_property
     def prediction(self) -> Tensor:
@@ -105,6 +107,11 @@ class SampledCase:
         """The scores of the samples' areas in pixels, or of their volumes in voxels."""
         areas = self.counts.first.T  # (S + A, K-1)
         return area_scores_from(areas[: self.num_samples], areas[self.num_samples :])
+
+    @property
+    def voxel_ml(self) -> float | None:
+        """The size of a voxel of a volume in ml; None if it is unknown or the case is an image."""
+        return None if self.spacing_mm is None or self.dims == 2 else prod(self.spacing_mm) / 1000
 
     @cached_property
     def mean_area(self) -> float:

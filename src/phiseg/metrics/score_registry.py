@@ -16,12 +16,21 @@ from phiseg.metrics.matching import best_mean, matched_mean
 from phiseg.metrics.overlap import pairwise_dice
 from phiseg.metrics.sampled_case import SampledCase
 from phiseg.metrics.score import CaseScore, DerivedScore, Group, PixelScore, Score
+from phiseg.metrics.surface import surface_distance
 
 
 def _mean_dice(case: SampledCase) -> float | None:
     if not len(case.reference):
         return None
     return float(pairwise_dice(case.prediction[None], case.reference, num_classes=case.num_classes).mean())
+
+
+def _surface_distance(case: SampledCase) -> float | None:
+    if not len(case.reference) or case.spacing_mm is None:
+        return None
+    return surface_distance(
+        case.prediction, case.reference, num_classes=case.num_classes, spacing_mm=case.spacing_mm
+    )
 
 
 def _crps_ml(case: SampledCase) -> float | None:
@@ -139,6 +148,15 @@ _ENTRIES: tuple[Score, ...] = (
         of=lambda case: mean_distinct(case.annotation_distances),
         min_annotators=2,
         description="Mean distance 1 - IoU of two annotations.",
+    ),
+    CaseScore(
+        name="surface_distance",
+        group="further",
+        heading="surface distance / mm",
+        decimals=2,
+        of=_surface_distance,
+        description="Average symmetric surface distance of the mean prediction and an annotation, in mm; empty "
+        "masks are excluded.",
     ),
     CaseScore(
         name="area_crps",

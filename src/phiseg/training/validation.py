@@ -73,7 +73,9 @@ def validate(
             if not samples.summary.mean_probs.isfinite().all():  # diverged, as the loss above shows
                 continue
             annotations = torch.from_numpy(dataset.annotations(samples.row))
-            case_samples = SampledCase(*samples.summary, annotations, voxel_ml=dataset.voxel_ml(samples.row))
+            case_samples = SampledCase(
+                *samples.summary, annotations, spacing_mm=dataset.axis_spacing_mm(samples.row)
+            )
             for score in scores:
                 add(score.name, score.value(case_samples))
     return _means(fabric, sums, counts)
