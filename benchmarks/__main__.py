@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[Scale, Path], list[Section]]] = {
     "startup": lambda scale, _: startup.run(scale),
     "clicks": lambda scale, _: clicks.run(scale),
     "growth": growth.run,
+    "growth3d": growth.run_volumes,
 }
 HEAD = """# Benchmark results
 

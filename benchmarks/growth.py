@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.measuring import Cost, Scale, Section, in_own_process, in_words
 
-PICTURE = "growth.png"
+PICTURE, PICTURE_3D = "growth.png", "growth3d.png"
 
 
 class Axis(NamedTuple):
@@ -78,20 +78,56 @@ AXES = (
     Axis("scoring by classes, including drawing", "streamed_scoring", 2, "1", {"num_classes": ...}, {}),
     Axis("evaluation by cases", "evaluation", 8, "1; constant memory", {}, {"num_cases": ..., "num_samples": 16}),
 )
+SLICES = {"batch_size": 2, "depth": ...}
+SAMPLES = {"num_samples": 4, "chunk_size": 4, "depth": ...}
+VOLUMES = {"volumes": True}
+AXES_3D = (
+    Axis("step by slices, 3-D", "training_step", 8, "1 (voxels)", {"way": "phiseg", **VOLUMES}, SLICES),
+    Axis("- with checkpointing", "training_step", 8, "1 (voxels)", {"way": "checkpointed", **VOLUMES}, SLICES),
+    Axis("- 2-D, every slice an image", "training_step", 8, "1 (images)", {"way": "phiseg", **NETWORK}, SLICES),
+    Axis(
+        "step by side of 8 slices, 3-D",
+        "training_step",
+        32,
+        "2 (voxels)",
+        {"way": "phiseg", **VOLUMES},
+        {"batch_size": 2, "depth": 8, "size": ...},
+    ),
+    Axis("4 samples by slices, 3-D", "sampling", 8, "1 (voxels)", {"way": "streamed", **VOLUMES}, SAMPLES),
+    Axis("- 2-D, every slice an image", "sampling", 8, "1 (images)", {"way": "streamed", **NETWORK}, SAMPLES),
+)
+"""Volumes with `phiseg3d-small`, and their slices with `phiseg-small`."""
 STANDARD = {"batch_size": 4, "size": 64, "num_samples": 100, "chunk_size": 16}
 """Upper limit of the scale; smaller scales are kept."""
 
 
 def run(scale: Scale, folder: Path) -> list[Section]:
-    """Measure every axis and draw `growth.png` in `folder`."""
-    scale = replace(scale, **{name: min(most, getattr(scale, name)) for name, most in STANDARD.items()})
-    table = Section(
+    """Measure every axis of images and draw `growth.png` in `folder`."""
+    scale = standard(scale)
+    title = (
         f"Growth (phiseg-small, {scale.size} x {scale.size} pixels, batches of {scale.batch_size}, "
-        "unless stated otherwise)",
-        ("what", "values", "time", "MB above start", "exponent of time", "expected"),
+        "unless stated otherwise)"
     )
+    return [section(title, AXES, scale, folder / PICTURE)]
+
+
+def run_volumes(scale: Scale, folder: Path) -> list[Section]:
+    """Measure every axis of volumes and draw `growth3d.png` in `folder`."""
+    scale = standard(scale)
+    title = f"Growth in 3-D (phiseg3d-small, {scale.size} x {scale.size} pixels, 2 volumes in a training step)"
+    return [section(title, AXES_3D, scale, folder / PICTURE_3D)]
+
+
+def standard(scale: Scale) -> Scale:
+    """Return the scale with the upper limits of `STANDARD`."""
+    return replace(scale, **{name: min(most, getattr(scale, name)) for name, most in STANDARD.items()})
+
+
+def section(title: str, all_axes: Sequence[Axis], scale: Scale, picture: Path) -> Section:
+    """Measure axes and draw them in `picture`."""
+    table = Section(title, ("what", "values", "time", "MB above start", "exponent of time", "expected"))
     curves = []
-    for axis in AXES:
+    for axis in all_axes:
         values = [axis.first * 2**point for point in range(scale.growth)]
         costs = [measure(axis, value, scale) for value in values]
         curves.append((axis, values, costs))
@@ -106,12 +142,12 @@ def run(scale: Scale, folder: Path) -> list[Section]:
                 axis.expected,
             ]
         )
-    draw(curves, folder / PICTURE)
-    table.notes.append(f"![time and memory]({PICTURE})")
+    draw(curves, picture)
+    table.notes.append(f"![time and memory]({picture.name})")
     table.notes.append(
         "The exponent p of time ~ n^p comes from the last two points, where fixed costs matter least."
     )
-    return [table]
+    return table
 
 
 def measure(axis: Axis, value: int, scale: Scale) -> Cost:

@@ -27,6 +27,8 @@ class Scale:
     num_levels: int = 5
     batch_size: int = 12
     size: int = 128
+    depth: int = 1
+    """Number of slices of a volume. A 2-D network gets each slice as an image."""
     num_samples: int = 100
     num_annotators: int = 4
     many_samples: int = 1000

@@ -30,6 +30,7 @@ from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, build_model
 from phiseg.models.noise import draw_noise, seeded_generator
 from phiseg.models.phiseg import PHiSeg, PHiSegConfig
+from phiseg.models.pyramid import plan_pyramid
 from phiseg.training.memory_format import set_memory_format
 from phiseg.training.recipe import TrainConfig, load_recipe
 from phiseg.training.step import TrainingStep
@@ -42,6 +43,14 @@ def small_model(num_classes: int = 2) -> PHiSegConfig:
     config = load_recipe("phiseg-small").model
     assert isinstance(config, PHiSegConfig)
     return config.model_copy(update={"num_classes": num_classes})
+
+
+def volume_model() -> PHiSegConfig:
+    """Return the network of the recipe phiseg3d-small for slices 2 mm apart and pixels of 0.7 mm."""
+    config = load_recipe("phiseg3d-small").model
+    assert isinstance(config, PHiSegConfig)
+    plan = plan_pyramid((2.0, 0.7, 0.7), len(config.channels), (16, 64, 64))
+    return config.model_copy(update=plan._asdict())
 
 
 def build(config: PHiSegConfig) -> PHiSeg:
@@ -59,11 +68,16 @@ def build_plain(config: PHiSegConfig) -> plain.PlainPHiSeg:
     return network
 
 
-def images(config: PHiSegConfig, batch_size: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return random images (B, C, H, W) and labels (B, H, W); the cost does not depend on their content."""
+def images(config: PHiSegConfig, batch_size: int, scale: Scale) -> tuple[Tensor, Tensor]:
+    """Return random images and labels, (B, C, H, W) and (B, H, W); the cost does not depend on their content.
+
+    A 3-D network gets volumes (B, C, D, H, W), a 2-D network their slices (B * D, C, H, W).
+    """
     generator = torch.Generator().manual_seed(1)
-    image = torch.randn(batch_size, config.image_channels, size, size, generator=generator)
-    return image, torch.randint(config.num_classes, (batch_size, size, size), generator=generator)
+    plane = (scale.size, scale.size)
+    number, size = (batch_size, (scale.depth, *plane)) if config.dims == 3 else (batch_size * scale.depth, plane)
+    image = torch.randn(number, config.image_channels, *size, generator=generator)
+    return image, torch.randint(config.num_classes, (number, *size), generator=generator)
 
 
 class Training:
@@ -86,7 +100,7 @@ class Training:
 def training_step(way: str, scale: Scale, config: PHiSegConfig | None = None) -> Action:
     """Run a training step: `plain`, `phiseg`, `channels_last` (forced) or `checkpointed`."""
     config = config or scale.model
-    image, labels = images(config, scale.batch_size, scale.size)
+    image, labels = images(config, scale.batch_size, scale)
     if way == "plain":
         plainly = plain.PlainTraining(build_plain(config), TrainConfig().learning_rate)
         return lambda: plainly.step(image, labels)
@@ -95,14 +109,14 @@ def training_step(way: str, scale: Scale, config: PHiSegConfig | None = None) ->
 
 
 def sampling(way: str, scale: Scale, config: PHiSegConfig | None = None) -> Action:
-    """Draw samples of one image.
+    """Draw samples of one image, or of all slices of one volume.
 
     `plain` runs the whole network for each sample, `tiled` for a batch of copies of the image. `phiseg` encodes
     once and decodes in chunks. `streamed` keeps only what `phiseg evaluate` keeps of each chunk. `decoder` only
     decodes.
     """
     config = config or scale.model
-    image, _ = images(config, 1, scale.size)
+    image, _ = images(config, 1, scale)
     number, chunk = scale.num_samples, scale.chunk_size
     if way in ("plain", "tiled"):
         network = build_plain(config).eval()
@@ -176,7 +190,7 @@ def streamed_scoring(scale: Scale, num_classes: int = 2) -> Action:
     def score() -> dict[str, float | None]:
         chunks = blobs(scale.num_samples, scale.size, num_classes, generator=torch.Generator().manual_seed(3))
         (summary,) = summarise_samples(chunk[None] for chunk in chunks)
-        return score_case(*summary, annotations)
+        return score_case(*summary, annotations, spacing_mm=(1.0, 1.0))
 
     return score
 
@@ -193,7 +207,8 @@ def evaluation(scale: Scale) -> Action:
         assert folder  # keeps the temporary folder alive
         rows = list(range(dataset.num_cases))
         for case in sample_cases(model, dataset, rows, num_samples=scale.num_samples, seed=0):
-            score_case(*case.summary, torch.from_numpy(dataset.annotations(case.row)))
+            annotations = torch.from_numpy(dataset.annotations(case.row))
+            score_case(*case.summary, annotations, spacing_mm=(1.0, 1.0))
 
     return evaluate
 
@@ -212,19 +227,22 @@ def prepare(name: str, settings: dict[str, Any]) -> Action:
     settings = {**settings, "scale": Scale(**settings.get("scale", {}))}
     if settings.pop("small", False):
         settings["config"] = small_model(settings.pop("num_classes", 2))
+    if settings.pop("volumes", False):
+        settings["config"] = volume_model()
     return TASKS[name](**settings)
 
 
 def main() -> None:
-    """Run one task and print its cost."""
+    """Run one task and print its cost. With one thread, it is CPU time, which other programs hardly affect."""
     name, settings = sys.argv[1], json.loads(sys.argv[2])
     repeats = settings.pop("repeats", 1)
     action = prepare(name, settings)
     before, seconds = resident("VmRSS"), []
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(1 + repeats):
-        start = time.perf_counter()
+        start = clock()
         action()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     print(json.dumps({"seconds": min(seconds[-repeats:]), "before": before, "peak": resident("VmHWM")}))
 
 

@@ -99,7 +99,7 @@ def test_timed_training_steps_agree(monkeypatch):
 def test_plain_samples_match_phiseg(size):
     model = tasks.build(CONFIG).eval()
     network = tasks.build_plain(CONFIG).eval()
-    image, _ = tasks.images(CONFIG, 1, size)
+    image, _ = tasks.images(CONFIG, 1, replace(QUICK, size=size))
     noise = draw_noise(model.noise_shapes((size, size)), 1, 5, [seeded_generator(7)])
     expected = model.sample(image, 5, generator=[seeded_generator(7)], chunk_size=2)[0]
     one_by_one = network.sample(image, 5, [[level[:, number] for level in noise] for number in range(5)])
@@ -165,6 +165,27 @@ def test_growth_respects_smaller_scale(monkeypatch, tmp_path):
     assert sorted({scale["size"] for scale in scales}) == [64, 128]
 
 
+def test_volumes_and_their_slices_have_the_same_voxels():
+    scale = replace(QUICK, size=16, depth=4)
+    volume, slices = (tasks.images(config, 2, scale) for config in (tasks.volume_model(), tasks.small_model()))
+    assert [tensor.shape for tensor in volume] == [(2, 1, 4, 16, 16), (2, 4, 16, 16)]
+    assert [tensor.shape for tensor in slices] == [(8, 1, 16, 16), (8, 16, 16)]
+
+
+def test_growth_of_volumes_varies_slices_and_side(monkeypatch, tmp_path):
+    scales = []
+
+    def in_own_process(task, *, scale, **settings):
+        scales.append((scale["depth"], scale["size"]))
+        return measuring.Cost(1.0, 1.0, 2.0)
+
+    monkeypatch.setattr(growth, "in_own_process", in_own_process)
+    (section,) = growth.run_volumes(QUICK, tmp_path)
+    assert len(section.rows) == len(growth.AXES_3D)
+    assert set(scales) == {(8, 32), (16, 32), (8, 64)}
+    assert (tmp_path / "growth3d.png").exists()
+
+
 @pytest.mark.slow
 def test_benchmarks_run_at_toy_sizes(monkeypatch, capfd):
     monkeypatch.setattr("sys.argv", ["benchmarks", "--quick"])
@@ -178,6 +199,7 @@ def test_benchmarks_run_at_toy_sizes(monkeypatch, capfd):
         "Memory of a training step",
         "Start-up",
         "Growth",
+        "Growth in 3-D",
     ):
         assert f"## {title}" in printed
 
