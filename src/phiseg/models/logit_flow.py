@@ -84,7 +84,7 @@ class LogitFlow(Segmenter):
         """Return the logits (N, K, H, W) at the end of paths from `start`, given features (N, C, H', W')."""
         position, size, steps = start, image_size(start), self.config.num_steps
         for number in range(steps):
-            time = position.new_full((len(position),), number / steps)
+            time = position.new_full(position.shape[:1], number / steps)
             logits = self._predict(features, position, time, size)
             expected = 2 * logits.float().softmax(1) - 1
             position = position + (expected - position) / (steps - number)  # (1 / steps) / (1 - t)
