@@ -146,6 +146,25 @@ def test_folded_batch_norm_gives_same_output(kind, residual):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+@pytest.mark.parametrize("size", [(5, 4), (3, 5, 4)])
+def test_join_equals_concatenation(size, norm, residual, training):
+    generator = torch.Generator().manual_seed(0)
+    blocks = Blocks(2, 6, 6, norm=norm, kernel=(3,) * len(size), residual=residual).train(training)
+    for module in blocks.modules():
+        if isinstance(module, BatchNorm):
+            module.running_var.copy_(torch.rand(6, generator=generator) + 0.5)
+            module.running_mean.copy_(torch.rand(6, generator=generator))
+    items = torch.randn(5, 2, *size, generator=generator)
+    images = torch.randn(3, 4, *size, generator=generator)
+    image_of = torch.tensor([2, 0, 0, 2, 1])
+    found = blocks.join(items, images, image_of)
+    expected = blocks(torch.cat([items, images[image_of]], dim=1))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("kernel", [(3, 3, 3), (1, 3, 3), (3, 1, 1)])
 def test_volume_convolution_gradient_in_bfloat16(kernel, depth):

@@ -7,32 +7,68 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.tiny_models import batch, tiny_phiseg
-from phiseg.models.noise import seeded_generator
-from phiseg.models.presence import choose_present, erase_absent
+from helpers.tiny_models import batch, record, tiny_phiseg
+from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.presence import add_absent, choose_present, draw_present, erase_absent
 
 
 @pytest.mark.parametrize("probability", [0.05, 0.3, 0.9])
-def test_erase_absent_keeps_the_predicted_share_of_samples(probability):
-    samples = torch.randn(2, 4000, 3, 2, 2, generator=seeded_generator(0))
+def test_draw_present_draws_the_predicted_share_of_samples(probability):
     noise = torch.randn(2, 4000, generator=seeded_generator(1))
     logits = torch.full((2,), math.log(probability / (1 - probability)))
-    result = erase_absent(samples, logits, noise)
-    kept = (result == samples).flatten(2).all(2)
-    assert kept.double().mean().item() == pytest.approx(probability, abs=0.02)
-    assert (result[~kept].argmax(1) == 0).all()
-    assert (result[~kept].softmax(1)[:, 0] > 0.999999).all()
+    assert draw_present(logits, noise).double().mean().item() == pytest.approx(probability, abs=0.02)
 
 
-def test_erase_absent_keeps_more_samples_where_presence_is_more_likely():
+def test_draw_present_draws_more_samples_where_presence_is_more_likely():
     """The same noise in two slices: a sample that is present in the less likely one is present in the other."""
-    samples = torch.randn(2, 500, 2, 2, 2, generator=seeded_generator(0))
     noise = torch.randn(1, 500, generator=seeded_generator(1)).expand(2, -1)
-    result = erase_absent(samples, torch.tensor([-1.0, 1.0]), noise)
-    unlikely, likely = (result == samples).flatten(2).all(2)
+    unlikely, likely = draw_present(torch.tensor([-1.0, 1.0]), noise)
     assert unlikely.any()
     assert not likely.all()
     assert (likely | ~unlikely).all()
+
+
+@pytest.mark.parametrize("present", [[[True, False, True], [False, False, True]], [[False] * 3] * 2])
+def test_absent_samples_are_certain_background(present):
+    samples = torch.randn(2, 3, 3, 2, 2, generator=seeded_generator(0))
+    mask = torch.tensor(present)
+    erased, added = erase_absent(samples, mask), add_absent(samples[mask], mask)
+    assert torch.equal(erased, added)
+    assert torch.equal(erased[mask], samples[mask])
+    assert (erased[~mask].softmax(1)[:, 0] > 0.999999).all()
+
+
+@pytest.mark.parametrize("shift", [-100.0, 0.0, 100.0])
+def test_samples_equal_those_of_the_plain_computation(shift):
+    """All samples are decoded, one at a time, and replaced where nothing is present: no, some or all of them."""
+    model = tiny_phiseg(presence=True)
+    image, _ = batch(model.config, number=2)
+    with torch.no_grad():
+        encoding = model.encode(image)
+        encoding = encoding._replace(features=(*encoding.features[:-1], encoding.features[-1] * 0 + shift))
+        noise = draw_noise(model.noise_shapes((8, 8)), 2, 5, seeded_generator(3))
+        together = model.sample_levels(encoding, noise, 5)
+        for number in range(5):
+            *latent, choice = (level[:, number : number + 1] for level in noise)
+            levels = model.decode(model.sample_latents(encoding, latent), (8, 8))
+            present = choice[:, 0] < shift
+            for found, plain in zip(together, levels, strict=True):
+                empty = torch.tensor([9.0, -9.0])[:, None, None].expand(2, 8, 8)
+                for b in range(2):
+                    expected = plain[b, 0] if present[b] else empty
+                    torch.testing.assert_close(found[b, number], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_absent_samples_are_not_decoded():
+    model = tiny_phiseg(presence=True)
+    image, _ = batch(model.config, number=2)
+    with torch.no_grad(), record(likelihood=model.likelihood) as recorded:
+        encoding = model.encode(image)
+        encoding = encoding._replace(features=(*encoding.features[:-1], torch.tensor([0.0, -100.0])))
+        noise = draw_noise(model.noise_shapes((8, 8)), 2, 6, seeded_generator(3))
+        model.decode_samples(encoding, noise, 6)
+    ((((latents,), _)),) = recorded.calls["likelihood"]
+    assert len(latents[0]) == (noise[-1][0] < 0).sum() > 0
 
 
 def test_choose_present_takes_the_first_annotation_with_foreground():

@@ -131,6 +131,28 @@ class ConvNormReLU(nn.Sequential):
             output = super().forward(input)  # type: ignore[no-untyped-call]
         return output
 
+    def join(self, items: Tensor, images: Tensor, image_of: Tensor) -> Tensor:
+        """Return the result for `items` and the features of their images, concatenated.
+
+        A convolution of concatenated channels is the sum of two convolutions. That of the images is computed once
+        per image instead of once per item.
+
+        Args:
+            items: (N, in_1, H, W).
+            images: (B, in_2, H, W), where in_1 + in_2 are the input channels.
+            image_of: (N,), the number of the image of each item.
+        """
+        layer, norm, relu = self
+        assert isinstance(layer, Convolution)
+        weight, bias = layer.weight, layer.bias
+        if isinstance(norm, BatchNorm) and not norm.training:
+            (weight, bias), norm = norm.folded_into(layer), nn.Identity()
+        own, shared = weight.split([items.shape[1], images.shape[1]], dim=1)
+        total = convolve(layer, items, own, None)
+        total += convolve(layer, images, shared, bias)[image_of]
+        output: Tensor = relu(norm(total))
+        return output
+
 
 class Block(ConvNormReLU):
     """Convolution, norm, ReLU: (B, in, H, W) -> (B, out, H, W). He-normal init; no bias if followed by a norm.
@@ -149,6 +171,12 @@ class Block(ConvNormReLU):
         """Return (B, out, H, W)."""
         output = super().forward(input)
         return input + output if self.residual else output
+
+    def join(self, items: Tensor, images: Tensor, image_of: Tensor) -> Tensor:
+        """Return the result for `items` and the features of their images, concatenated."""
+        if self.residual:
+            return self(torch.cat([items, images[image_of]], dim=1))
+        return super().join(items, images, image_of)
 
 
 class Checkpointed(nn.Sequential):
@@ -200,6 +228,14 @@ class Blocks(Checkpointed):
         super().__init__(
             *[Block(a, b, norm=norm, kernel=kernel, residual=residual) for a, b in itertools.pairwise(widths)]
         )
+
+    def join(self, items: Tensor, images: Tensor, image_of: Tensor) -> Tensor:
+        """Return the result for `items` and the features of their images, concatenated: see `ConvNormReLU.join`."""
+        first, *others = self
+        output: Tensor = first.join(items, images, image_of)  # type: ignore[operator]
+        for block in others:
+            output = block(output)
+        return output
 
 
 class UpBlock(Checkpointed, ConvNormReLU):

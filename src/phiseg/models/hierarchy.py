@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from phiseg.models.blocks import Blocks, Encoder
 from phiseg.models.gaussian import Gaussian, GaussianHead
 from phiseg.models.layers import upsample
-from phiseg.models.segmenter import LatentConfig, repeat_samples
+from phiseg.models.segmenter import LatentConfig
 
 
 class LatentSample(NamedTuple):
@@ -60,10 +60,17 @@ class LatentLevel(nn.Module):
             mean_kernel=pyramid.point,
         )
 
-    def forward(self, features: Tensor, below: Tensor) -> Gaussian:
-        """Return the distribution of z_l (N, Z, h, w) given features (N, C, h, w) and z_{l+1} (`below`)."""
-        x = torch.cat([self.embed(upsample(below, self.stride)), features], dim=1)
-        distribution: Gaussian = self.head(self.merge(x))
+    def forward(self, features: Tensor, below: Tensor, image_of: Tensor | None = None) -> Gaussian:
+        """Return the distribution of z_l (N, Z, h, w) given features (B, C, h, w) and z_{l+1} (`below`).
+
+        `image_of` (N,) is the number of the image of each item; without it, N is B.
+        """
+        embedded = self.embed(upsample(below, self.stride))
+        if image_of is None:
+            merged = self.merge(torch.cat([embedded, features], dim=1))
+        else:
+            merged = self.merge.join(embedded, features, image_of)
+        distribution: Gaussian = self.head(merged)
         return distribution
 
 
@@ -140,6 +147,7 @@ class LatentHierarchy(nn.Module):
         features: Sequence[Tensor],
         noise: Sequence[Tensor] | None,
         *,
+        image_of: Tensor | None = None,
         given: Mapping[int, Tensor] | None = None,
         temperatures: Sequence[float] | None = None,
     ) -> LatentSample:
@@ -147,23 +155,27 @@ class LatentHierarchy(nn.Module):
 
         Args:
             features: features of B images, fine to coarse.
-            noise: standard normal (B * S, Z, h_l, w_l) for each level; None if all levels are given.
-            given: by level, latents (B * S, Z, h_l, w_l) to use instead of drawing.
+            noise: standard normal (N, Z, h_l, w_l) for each level; None if all levels are given.
+            image_of: (N,), the number of the image of each item; default: N / B consecutive items per image.
+            given: by level, latents (N, Z, h_l, w_l) to use instead of drawing.
             temperatures: factor on the standard deviation of each level; default 1.
         """
         given = given or {}
         temperatures = [1.0] * self.num_levels if temperatures is None else temperatures
-        num_items = noise[0].shape[0] if noise is not None else given[0].shape[0]
-        num_samples = num_items // features[0].shape[0]
+        num_images = features[0].shape[0]
+        num_items = (given[0] if noise is None else noise[0]).shape[0]
+        if image_of is None and num_items != num_images:
+            numbers = torch.arange(num_images, device=features[0].device)
+            image_of = numbers.repeat_interleave(num_items // num_images)
         distributions: list[Gaussian] = []
         latents: list[Tensor] = []
         for level in reversed(range(self.num_levels)):
             if latents:
-                here = repeat_samples(features[level], num_samples)
-                distribution: Gaussian = self.levels[level](here, latents[-1])
+                distribution: Gaussian = self.levels[level](features[level], latents[-1], image_of)
             else:
-                coarsest = self.coarsest(features[level])
-                distribution = Gaussian(*(repeat_samples(tensor, num_samples) for tensor in coarsest))
+                distribution = self.coarsest(features[level])
+                if image_of is not None:
+                    distribution = Gaussian(*(tensor[image_of] for tensor in distribution))
             if level in given:
                 latent = given[level]
             else:

@@ -7,6 +7,7 @@ is level 1 of the paper.
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -15,7 +16,14 @@ from phiseg.models.hierarchy import LatentHierarchy
 from phiseg.models.likelihood import Likelihood, Upsampling
 from phiseg.models.noise import Generators, draw_noise
 from phiseg.models.objective import KLWeights, Loss, kl_weights, negative_elbo
-from phiseg.models.presence import PresenceNetwork, choose_present, erase_absent, presence_loss
+from phiseg.models.presence import (
+    PresenceNetwork,
+    add_absent,
+    choose_present,
+    draw_present,
+    erase_absent,
+    presence_loss,
+)
 from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import (
     Encoding,
@@ -262,9 +270,17 @@ class PHiSeg(Segmenter):
     ) -> list[Tensor]:
         assert all(level.shape[1] == num_samples for level in noise)
         num_levels = self.config.num_levels
-        latents = self.sample_latents(encoding, noise[:num_levels])
-        levels = self.decode(latents, encoding.size, num_levels=returned)
         if self.presence is None:
-            return levels
+            return self.decode(self.sample_latents(encoding, noise), encoding.size, num_levels=returned)
         logits = encoding.features[num_levels]
-        return [erase_absent(samples, logits, noise[num_levels].to(logits.device)) for samples in levels]
+        *noise, choice = (level.to(logits.device) for level in noise)
+        present = draw_present(logits, choice)
+        if self.training or torch.compiler.is_exporting():
+            # Batch-norm statistics need all samples and exported graphs fixed shapes.
+            levels = self.decode(self.sample_latents(encoding, noise), encoding.size, num_levels=returned)
+            return [erase_absent(samples, present) for samples in levels]
+        image_of, _ = present.nonzero(as_tuple=True)  # only these samples are decoded
+        own = [level[present] for level in noise]
+        _, latents = self.prior.draw(encoding.features[:num_levels], own, image_of=image_of)
+        levels = self.decode([latent[:, None] for latent in latents], encoding.size, num_levels=returned)
+        return [add_absent(samples[:, 0], present) for samples in levels]

@@ -52,18 +52,34 @@ def presence_loss(logits: Tensor, present: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, present)
 
 
-def erase_absent(samples: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
-    """Replace the samples in which nothing is present by empty ones.
+def draw_present(logits: Tensor, noise: Tensor) -> Tensor:
+    """Return in which samples (B, S) anything is present.
 
     Sample s of image b is present if Phi(noise[b, s]) is below p(v = 1 | x_b), so the same noise in neighbouring
     slices gives one annotator's threshold.
 
     Args:
-        samples: (B, S, K, H, W) logits.
         logits: (B,) of p(v = 1 | x).
         noise: (B, S) standard normal.
     """
-    present = torch.special.ndtr(noise) < logits.sigmoid()[:, None]  # (B, S)
-    empty = torch.full_like(samples[:1, :1], -ABSENT_LOGIT)
-    empty[:, :, 0] = ABSENT_LOGIT
-    return torch.where(append_axes(present, samples.ndim), samples, empty)
+    return torch.special.ndtr(noise) < logits.sigmoid()[:, None]
+
+
+def erase_absent(samples: Tensor, present: Tensor) -> Tensor:
+    """Replace the samples (B, S, K, H, W) that are not `present` (B, S) by empty ones."""
+    return torch.where(append_axes(present, samples.ndim), samples, _empty_sample(samples, samples.shape[2:]))
+
+
+def add_absent(samples: Tensor, present: Tensor) -> Tensor:
+    """Add empty samples: (N, K, H, W), those that are `present` (B, S) in order -> (B, S, K, H, W)."""
+    empty = _empty_sample(samples, samples.shape[1:])
+    every = empty.repeat(*present.shape, *[1] * empty.ndim)
+    every[present] = samples
+    return every
+
+
+def _empty_sample(like: Tensor, shape: torch.Size) -> Tensor:
+    """Return the logits (K, H, W) of an empty sample."""
+    empty = like.new_full(shape, -ABSENT_LOGIT)
+    empty[0] = ABSENT_LOGIT
+    return empty
