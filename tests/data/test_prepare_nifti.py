@@ -162,8 +162,9 @@ def test_missing_rater_is_marked(source):
     np.testing.assert_array_equal(dataset.labels[6, 1], some_labels(seed=10)[:, :, 0].T)
 
 
-def test_cases_of_a_patient_stay_in_one_split(source):
-    (source / "patients.csv").write_text("case,patient\np1,anna\np3,anna\n")
+@pytest.mark.parametrize("text", ["case,patient\np1,anna\np3,anna\n", "Case; Patient\np1;anna\np3; anna\n"])
+def test_cases_of_a_patient_stay_in_one_split(source, text):
+    (source / "patients.csv").write_text(text)
     dataset = prepare(source)
     assert {(row["scan"], row["patient"]) for row in dataset.cases} == {
         ("p1", "anna"),

@@ -13,7 +13,7 @@ from helpers.small_viewer import make_model
 from phiseg.cli.listening import listen
 from phiseg.label_server.app import create_app
 from phiseg.label_server.inference_service import LabelServer
-from phiseg.label_server.studies import FolderImages
+from phiseg.label_server.served_images import FolderImages
 
 UID = "1.2.826.0.1.99"
 """Series UID of the DICOM scan."""

@@ -39,11 +39,14 @@ def test_label_files_of_datasets_are_skipped_with_their_number(tmp_path, layout)
     for file in (*images, *labels):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    expected = [f"skipping {len(labels)} label file{'s' * (len(labels) > 1)} of annotators"] if labels else []
-    for inputs in ([tmp_path], sorted(tmp_path.iterdir())):  # `predict MODEL folder` and `predict MODEL folder/*`
+    folders = sorted(tmp_path / name for name in {label.partition("/")[0] for label in labels})
+    several = f"{len(folders)} folders" if len(folders) > 1 else str(*folders)
+    everything = sorted(tmp_path.iterdir())
+    for inputs, where in (([tmp_path], str(tmp_path)), (everything, several)):  # `folder` and `folder/*`
         found, notes = find_scans(inputs)
         assert sorted(str(scan.path.relative_to(tmp_path)) for scan in found) == sorted(images)
-        assert notes == expected
+        files = f"{len(labels)} label file{'s' * (len(labels) > 1)}"
+        assert notes == ([f"skipping {files} of annotators in {where}"] if labels else [])
     for label in labels:
         found, notes = find_scans([tmp_path, tmp_path / label])  # as asked
         assert {scan.path for scan in found} == {tmp_path / file for file in (*images, label)}

@@ -96,6 +96,7 @@ def test_read_points_keeps_order_per_case(read):
 
 def test_read_points_accepts_spreadsheet_without_units(read):
     assert read('\ufeffcase,x,y,z\n"a,1",1,2,3\n') == {"a,1": [Point(1, 2, 3)]}
+    assert read("Case, X,Y,Z,Unit\na,1,2,3,mm\n") == {"a": [Point(1, 2, 3, "mm")]}
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.label_server.app import create_app
     from phiseg.label_server.inference_service import LabelServer
     from phiseg.label_server.pacs_images import PacsImages
-    from phiseg.label_server.studies import FolderImages, ImageSource
+    from phiseg.label_server.served_images import FolderImages, ImageSource
     from phiseg.models import load_model
     from phiseg.viewer.access import is_loopback
 

@@ -92,7 +92,7 @@ def read_rows(
     """Yield the line number and the fields of each row of a CSV file.
 
     Args:
-        path: file in UTF-8 with a header.
+        path: file in UTF-8 with a header, in any case.
         columns: columns that the file must have.
         needs: these columns, for error messages.
         others: accept further columns.
@@ -103,7 +103,7 @@ def read_rows(
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
-            found = table.fieldnames or ()
+            table.fieldnames = found = [name.strip().lower() for name in table.fieldnames or ()]
             missing = [column for column in columns if column not in found]
             unknown = [column for column in found if column not in columns and not others]
             if missing:

@@ -147,7 +147,9 @@ def find_scans(
     labels = find_label_files({_absolute(scan.path) for scan in in_folders if scan.kind != "dicom"})
     labels -= {_absolute(scan.path) for scan in found.values()}
     if labels:
-        notes.append(f"skipping {len(labels)} label file{'s' * (len(labels) > 1)} of annotators")
+        folders = [path for path in inputs if any(label.is_relative_to(_absolute(path)) for label in labels)]
+        where = folders[0] if len(folders) == 1 else f"{len(folders)} folders"
+        notes.append(f"skipping {len(labels)} label file{'s' * (len(labels) > 1)} of annotators in {where}")
     for scan in in_folders:
         if _absolute(scan.path) not in labels:
             found.setdefault(scan.path.resolve(), scan)

@@ -19,8 +19,8 @@ from phiseg import __version__
 from phiseg.inference.scans import ScanFile
 from phiseg.label_server.inference_service import STRATEGY, Answer, LabelServer, Output, RequestFailedError
 from phiseg.label_server.parameters import parse_parameters
+from phiseg.label_server.served_images import download_name, write_download
 from phiseg.label_server.sessions import uploaded_scan
-from phiseg.label_server.studies import download_name, write_download
 from phiseg.viewer.access import AccessControl
 from phiseg.viewer.server import MAX_FILES, MAX_UPLOAD, MAX_UPLOADS, explain_errors
 from phiseg.viewer.uploads import SavedForm, save_form

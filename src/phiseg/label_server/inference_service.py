@@ -30,8 +30,8 @@ from phiseg.label_server.responses import (
     outcome_of,
     seg_file,
 )
+from phiseg.label_server.served_images import FolderImages, ImageSource, OpenImage, OpenImages
 from phiseg.label_server.sessions import Sessions
-from phiseg.label_server.studies import FolderImages, ImageSource, OpenImage, OpenImages
 from phiseg.models import Segmenter
 from phiseg.viewer.click_prediction import affordable
 from phiseg.viewer.request_queue import RequestQueue

@@ -96,7 +96,7 @@ def read_patients(path: Path, cases: set[str]) -> dict[str, str]:
     """
     patients: dict[str, str] = {}
     for line, row in read_rows(path) if path.exists() else ():
-        case, patient = row.get("case"), row.get("patient")
+        case, patient = row.get("case", ""), row.get("patient", "")
         if not case or not patient:
             raise DataError(f"{path}, line {line}: no case or no patient; the first line must be 'case,patient'")
         if case not in cases:
@@ -108,9 +108,10 @@ def read_patients(path: Path, cases: set[str]) -> dict[str, str]:
 
 
 def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """Return the rows of a CSV file with their line numbers.
+    """Return the rows of a CSV file with their line numbers; missing values are empty.
 
-    The separator is a comma or, if the first line has none, a semicolon or a tab, as spreadsheets write them.
+    The separator is a comma or, if the first line has none, a semicolon or a tab, as spreadsheets write them. Names
+    of columns become lowercase.
 
     Raises:
         DataError: the file cannot be read.
@@ -120,7 +121,10 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
             first = file.readline()
             file.seek(0)
             separator = next((mark for mark in ",;\t" if mark in first), ",")
-            return list(enumerate(csv.DictReader(file, delimiter=separator, strict=True), start=2))
+            rows = csv.DictReader(file, delimiter=separator, strict=True, restkey="", restval="")
+            rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or ()]
+            texts = [{name: text.strip() for name, text in row.items() if name} for row in rows]
+            return list(enumerate(texts, start=2))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"cannot read {path} ({getattr(error, 'strerror', None) or error}); save it as CSV"

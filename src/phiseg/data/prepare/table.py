@@ -36,9 +36,7 @@ def find_in_table(path: Path) -> FoundFiles:
     Raises:
         DataError: the table lacks a column or a value, or contradicts itself.
     """
-    rows = [
-        (line, {str(name).strip().lower(): text for name, text in row.items()}) for line, row in read_rows(path)
-    ]
+    rows = read_rows(path)
     if not rows:
         raise DataError(f"{path} has no rows; the first line must be {','.join(REQUIRED)}[,{','.join(OPTIONAL)}]")
     columns = rows[0][1].keys()
@@ -50,13 +48,13 @@ def find_in_table(path: Path) -> FoundFiles:
     labels: dict[str, dict[str, Path]] = {}
     about: dict[str, tuple[str, ...]] = {}
     for line, row in rows:
-        image, rater, label = ((row[column] or "").strip() for column in REQUIRED)
+        image, rater, label = (row[column] for column in REQUIRED)
         if not (image and rater and label):
             raise DataError(f"{path}, line {line}: image, rater or label is empty; fill it in or remove the line")
         if rater in labels.setdefault(image, {}):
             raise DataError(f"{path}, line {line}: a second label of annotator '{rater}' for {image}; remove one")
         labels[image][rater] = path.parent / label
-        details = tuple((row.get(column) or "").strip() for column in OPTIONAL)
+        details = tuple(row.get(column, "") for column in OPTIONAL)
         if about.setdefault(image, details) != details:
             raise DataError(f"{path}, line {line}: another patient, split or case for {image} than above; fix it")
     names = unique_names([Path(image) for image in labels])
