@@ -174,9 +174,10 @@ class Block(ConvNormReLU):
 
     def join(self, items: Tensor, images: Tensor, image_of: Tensor) -> Tensor:
         """Return the result for `items` and the features of their images, concatenated."""
-        if self.residual:
-            return self(torch.cat([items, images[image_of]], dim=1))
-        return super().join(items, images, image_of)
+        if not self.residual:
+            return super().join(items, images, image_of)
+        output: Tensor = self(torch.cat([items, images[image_of]], dim=1))
+        return output
 
 
 class Checkpointed(nn.Sequential):

@@ -62,7 +62,8 @@ def draw_present(logits: Tensor, noise: Tensor) -> Tensor:
         logits: (B,) of p(v = 1 | x).
         noise: (B, S) standard normal.
     """
-    return torch.special.ndtr(noise) < logits.sigmoid()[:, None]
+    present: Tensor = torch.special.ndtr(noise) < logits.sigmoid()[:, None]
+    return present
 
 
 def erase_absent(samples: Tensor, present: Tensor) -> Tensor:
