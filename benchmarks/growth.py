@@ -82,19 +82,26 @@ SLICES = {"batch_size": 2, "depth": ...}
 SAMPLES = {"num_samples": 4, "chunk_size": 4, "depth": ...}
 VOLUMES = {"volumes": True}
 AXES_3D = (
-    Axis("step by slices, 3-D", "training_step", 8, "1 (voxels)", {"way": "phiseg", **VOLUMES}, SLICES),
-    Axis("- with checkpointing", "training_step", 8, "1 (voxels)", {"way": "checkpointed", **VOLUMES}, SLICES),
-    Axis("- 2-D, every slice an image", "training_step", 8, "1 (images)", {"way": "phiseg", **NETWORK}, SLICES),
+    Axis("training step by slices", "training_step", 8, "1 (voxels)", {"way": "phiseg", **VOLUMES}, SLICES),
     Axis(
-        "step by side of 8 slices, 3-D",
+        "training step by slices, checkpointing",
+        "training_step",
+        8,
+        "1 (voxels)",
+        {"way": "checkpointed", **VOLUMES},
+        SLICES,
+    ),
+    Axis("training step by slices, 2-D", "training_step", 8, "1 (images)", {"way": "phiseg", **NETWORK}, SLICES),
+    Axis(
+        "training step by side, 8 slices",
         "training_step",
         32,
         "2 (voxels)",
         {"way": "phiseg", **VOLUMES},
         {"batch_size": 2, "depth": 8, "size": ...},
     ),
-    Axis("4 samples by slices, 3-D", "sampling", 8, "1 (voxels)", {"way": "streamed", **VOLUMES}, SAMPLES),
-    Axis("- 2-D, every slice an image", "sampling", 8, "1 (images)", {"way": "streamed", **NETWORK}, SAMPLES),
+    Axis("4 samples by slices", "sampling", 8, "1 (voxels)", {"way": "streamed", **VOLUMES}, SAMPLES),
+    Axis("4 samples by slices, 2-D", "sampling", 8, "1 (images)", {"way": "streamed", **NETWORK}, SAMPLES),
 )
 """Volumes with `phiseg3d-small`, and their slices with `phiseg-small`."""
 STANDARD = {"batch_size": 4, "size": 64, "num_samples": 100, "chunk_size": 16}
@@ -115,7 +122,9 @@ def run_volumes(scale: Scale, folder: Path) -> list[Section]:
     """Measure every axis of volumes and draw `growth3d.png` in `folder`."""
     scale = standard(scale)
     title = f"Growth in 3-D (phiseg3d-small, {scale.size} x {scale.size} pixels, 2 volumes in a training step)"
-    return [section(title, AXES_3D, scale, folder / PICTURE_3D)]
+    table = section(title, AXES_3D, scale, folder / PICTURE_3D)
+    table.notes.append("Rows with 2-D are phiseg-small on the same slices, each as an image of the batch.")
+    return [table]
 
 
 def standard(scale: Scale) -> Scale:
