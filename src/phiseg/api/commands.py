@@ -50,7 +50,7 @@ def train(
         more: settings as keyword arguments, such as `steps=500`.
 
     Returns:
-        The run: its best model, its recipe and its metrics.
+        The run, with its best model, its recipe and its metrics.
 
     Raises:
         ConfigError: the recipe or a setting is invalid; an unknown setting names the nearest one.

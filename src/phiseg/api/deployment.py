@@ -120,7 +120,7 @@ def export_onnx(
         overwrite: whether to replace an existing file.
 
     Returns:
-        The names of the inputs: `image`, and the noise from fine to coarse.
+        The names of the inputs, which are `image` and the noise from fine to coarse.
 
     Raises:
         ConfigError, ModelError, OutputError: a package is missing, or the size, the model or `path` is unsuitable.

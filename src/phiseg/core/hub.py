@@ -84,7 +84,7 @@ def upload_model(folder: Path, repo: str, *, private: bool = False, branch: str 
         branch: branch to upload to; by default main.
 
     Returns:
-        The name with its commit, hf:owner/name@commit.
+        The name with the commit after an @.
 
     Raises:
         ConfigError: `repo` is invalid, or huggingface_hub is not installed.

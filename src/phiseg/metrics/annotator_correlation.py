@@ -43,9 +43,9 @@ def agreement_table(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = 
         num_bins: B.
 
     Returns:
-        float64 (K-1, B, 3): for each foreground label and probability bin, the number of pixels, and the sums of
-        the fraction of annotators and of the fraction of pairs of distinct annotators who gave them that label. All
-        zeros with a single annotator.
+        A float64 table (K-1, B, 3). For each foreground label and probability bin, it has the number of pixels, and
+        the sums of the fraction of annotators and of the fraction of pairs of distinct annotators who gave them
+        that label. All zeros with a single annotator.
 
     Raises:
         DataError: the shapes do not match, or labels are not integers in 0..K-1.

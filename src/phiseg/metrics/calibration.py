@@ -29,8 +29,8 @@ def reliability(mean_probs: Tensor, annotations: Tensor, *, num_bins: int = NUM_
         num_bins: B.
 
     Returns:
-        float64 (K-1, B, 3): for each foreground label and probability bin, the number of pixels, the sum of their
-        probabilities, and the sum of the fractions of annotators who gave them that label.
+        A float64 table (K-1, B, 3). For each foreground label and probability bin, it has the number of pixels, the
+        sum of their probabilities, and the sum of the fractions of annotators who gave them that label.
 
     Raises:
         DataError: the shapes do not match, or the values are not probabilities and labels in 0..K-1.
