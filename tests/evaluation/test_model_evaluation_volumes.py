@@ -13,13 +13,13 @@ from helpers.tiny_models import trained
 from phiseg.comparison.compare import compare
 from phiseg.comparison.figures import sample_panel
 from phiseg.core.errors import DataError
+from phiseg.core.shard import Shard
 from phiseg.data.store import Dataset
 from phiseg.evaluation import model_evaluation
 from phiseg.evaluation.calibrate import fit_calibration
 from phiseg.evaluation.evaluation_folder import read_evaluation
 from phiseg.evaluation.model_evaluation import evaluate
 from phiseg.evaluation.score_samples import score
-from phiseg.evaluation.shards import Shard
 from phiseg.inference.sample_writer import write_samples
 from phiseg.inference.sampling import sample_cases
 from phiseg.metrics.score_registry import SCORES

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.core.shard import Shard
 from phiseg.evaluation.model_evaluation import evaluate
-from phiseg.evaluation.shards import Shard
+from phiseg.evaluation.shards import rows_of_shard
 
 OPTIONS = {"num_samples": 3, "num_examples": 2, "batch_size": 1, "split": "train", "progress": False}
 NUM_CASES = 9
@@ -97,11 +98,13 @@ def test_shard_rejects_other_text(text):
 def test_shards_divide_the_rows(num_rows, batch_size, count):
     rows = list(range(num_rows))
     num_batches = -(-num_rows // batch_size)
-    own = [Shard(number, count).rows(rows, batch_size) for number in range(1, min(count, num_batches) + 1)]
+    own = [
+        rows_of_shard(Shard(number, count), rows, batch_size) for number in range(1, min(count, num_batches) + 1)
+    ]
     assert sorted(row for part in own for row in part) == rows
     for number in range(num_batches + 1, count + 1):
         with pytest.raises(ConfigError, match=f"use at most {num_batches} shards"):
-            Shard(number, count).rows(rows, batch_size)
+            rows_of_shard(Shard(number, count), rows, batch_size)
 
 
 def test_shard_does_not_replace_an_evaluation(trained, lesions, single):

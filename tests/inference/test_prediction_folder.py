@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from helpers.known_models import place
 from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, OutputError
+from phiseg.core.shard import Shard
 from phiseg.imaging.itk_files import read_itk, write_itk
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
@@ -81,20 +85,21 @@ def test_write_predictions_keeps_finished_cases(trained, scans, report, tmp_path
     assert (tmp_path / "out" / "a" / "summary.json").stat().st_mtime_ns == before
 
 
-def test_write_predictions_checks_points_before_it_writes(trained, scans, report, tmp_path):
+@pytest.fixture
+def crop_model(trained, tmp_path):
+    """A model of crops around lesions."""
     model = load_model(trained())
-    save_model(
-        tmp_path / "crops",
-        model,
-        preprocessing=model.preprocessing | {"centred_on": "lesion"},
-        provenance=model.provenance,
-        card="",
-    )
+    preprocessing = model.preprocessing | {"centred_on": "lesion"}
+    save_model(tmp_path / "crops", model, preprocessing=preprocessing, provenance=model.provenance, card="")
+    return tmp_path / "crops"
+
+
+def test_write_predictions_checks_points_before_it_writes(crop_model, scans, report, tmp_path):
     with pytest.raises(ConfigError, match="crops around a lesion"):
-        predict(tmp_path / "crops", scans, report, tmp_path / "out")
+        predict(crop_model, scans, report, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     points = {"a": [Point(8.0, 8.0, 1.0)]}
-    written, notes = predict(tmp_path / "crops", scans, report, tmp_path / "out", points_by_case=points)
+    written, notes = predict(crop_model, scans, report, tmp_path / "out", points_by_case=points)
     assert (written.cases, written.failed) == (("a",), {})
     assert notes == ["skipping scans without a point: b, damaged"]
 
@@ -164,3 +169,82 @@ def test_report_states_coverage_only_for_the_measured_coupling(trained, scans, r
         predict(folder, scans / "a.nii.gz", report, tmp_path / f"out-{length}", sampling=sampling)
         stated[length] = report.volume_check and report.volume_check.coverage
     assert stated == {None: 0.9, 5.0: 0.9, 0.0: None}
+
+
+@pytest.fixture
+def five_scans(tmp_path):
+    for number in range(5):
+        values = np.random.default_rng(number).random((16, 18, 2)).astype(np.float32)
+        write_nifti(tmp_path / "scans" / f"s{number}.nii.gz", Volume(values, place(spacing=(5.6, 5.6, 8))))
+    return tmp_path / "scans"
+
+
+def contents(folder):
+    """Return the content of all files but pictures, whose text is rendered with rounding that varies."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    shown = ("picture.png", "report.html")
+    return {path.relative_to(folder): None if path.name in shown else path.read_bytes() for path in files}
+
+
+def test_shards_together_write_the_cases_of_a_single_run(trained, five_scans, report, tmp_path):
+    predict(trained(), five_scans, report, tmp_path / "single")
+    report.given.clear()
+    parts = []
+    for number in (2, 3, 1):  # a later shard finds finished cases of the others
+        written, notes = predict(trained(), five_scans, report, tmp_path / "out", shard=Shard(number, 3))
+        assert written.report is None
+        assert notes == []
+        parts.append(written.cases)
+    assert parts == [("s1", "s4"), ("s2",), ("s0", "s3")]
+    assert report.given == []
+    written, notes = predict(trained(), five_scans, report, tmp_path / "out")
+    assert notes == ["5 of 5 cases are already finished"]
+    assert report.given == [(["s0", "s1", "s2", "s3", "s4"], {}, str(trained()))]
+    assert contents(tmp_path / "out") == contents(tmp_path / "single")
+
+
+def test_shard_keeps_the_points_of_a_scan_together(crop_model, five_scans, report, tmp_path):
+    points = [Point(8.0, 8.0, 0.0), Point(9.0, 9.0, 1.0)]
+    written, _ = predict(crop_model, five_scans, report, tmp_path / "out", points=points, shard=Shard(4, 5))
+    assert written.cases == ("s3", "s3-2")
+
+
+def test_shard_without_scans_is_refused(trained, five_scans, report, tmp_path):
+    with pytest.raises(ConfigError, match="shard 6/6 has no scans: there are 5; use at most 5 shards"):
+        predict(trained(), five_scans, report, tmp_path / "out", shard=Shard(6, 6))
+    assert not (tmp_path / "out").exists()
+
+
+DYING = """
+import os, signal, sys
+from phiseg.inference import case_folders
+original, number = case_folders.measure, iter(range(9))
+
+def dying(prediction):
+    if next(number) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(prediction)
+
+case_folders.measure = dying
+from phiseg.cli.main import main
+main(sys.argv[1:])
+"""
+"""A program that runs phiseg and is killed in its second case."""
+
+
+def test_command_without_shard_completes_a_killed_shard(phiseg, trained, five_scans, tmp_path):
+    words = ["predict", str(trained()), str(five_scans), "--num-samples", "2", "--level-draws", "0"]
+    out = tmp_path / "out"
+    shard = [*words, "--out", str(out), "--shard"]
+    killed = subprocess.run([sys.executable, "-c", DYING, *shard, "1/2"], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    done = phiseg(*shard, "2/2")
+    assert done.code == 0, done.err
+    assert "shard 2/2: 2 cases written" in done.out
+    assert sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) == ["s0", "s1", "s3"]
+    done = phiseg(*words, "--out", out)
+    assert done.code == 0, done.err
+    assert "3 of 5 cases are already finished" in done.err
+    single = phiseg(*words, "--out", tmp_path / "single")
+    assert single.code == 0, single.err
+    assert contents(out) == contents(tmp_path / "single")

@@ -10,6 +10,7 @@ import tyro
 from phiseg.cli.early_checks import check_model_and_data
 from phiseg.cli.parallel import fabric_for_processes
 from phiseg.cli.parsing import Flag, optional, parse
+from phiseg.core.shard import Shard
 
 
 @dataclass
@@ -83,14 +84,13 @@ class Evaluate:
 def run(arguments: Sequence[str], *, prog: str) -> None:
     """Parse and run the command."""
     command = parse(Evaluate, arguments, prog=prog)
+    shard = None if command.shard is None else Shard.parse(command.shard)
     check_model_and_data(command.model, command.data)
     from phiseg.compute.devices import keep_freed_memory
     from phiseg.evaluation.model_evaluation import evaluate
-    from phiseg.evaluation.shards import Shard
     from phiseg.inference.class_map import parse_class_map
     from phiseg.metrics.score_registry import summary_scores
 
-    shard = None if command.shard is None else Shard.parse(command.shard)
     keep_freed_memory()
     device, first = command.device, True
     if fabric := fabric_for_processes(device, command.devices, command.num_nodes, command=prog):

@@ -36,7 +36,7 @@ def predict_from_pacs(
 
 
 def check_pacs_options(
-    *, dicomweb: str | None, series: str | None, store: bool, has_inputs: bool, processes: int
+    *, dicomweb: str | None, series: str | None, store: bool, has_inputs: bool, processes: int, shard: str | None
 ) -> None:
     """Check the combination of the options of `phiseg predict` for a PACS.
 
@@ -55,8 +55,8 @@ def check_pacs_options(
         raise ConfigError("--dicomweb needs the series to fetch; give its UID with --series")
     if has_inputs:
         raise ConfigError("give either INPUT or --dicomweb, not both")
-    if processes > 1:
-        raise ConfigError("--dicomweb predicts one series in one process; omit --devices and --num-nodes")
+    if processes > 1 or shard is not None:
+        raise ConfigError("--dicomweb predicts one series in one process; omit --devices, --num-nodes and --shard")
 
 
 def _results(written: "PredictionFolder") -> list[Path]:

@@ -13,6 +13,7 @@ from phiseg.cli.pacs import check_pacs_options, predict_from_pacs
 from phiseg.cli.parallel import fabric_for_processes
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.bundled import find_model
+from phiseg.core.shard import Shard
 from phiseg.imaging.dicomweb import Credentials, DicomWeb
 from phiseg.inference.input_checks import check_inputs
 from phiseg.inference.sampling_options import Sampling
@@ -48,6 +49,7 @@ class Predict:
         phiseg predict lidc-nodule scan.nii.gz --at 120,88,40 --out pred
         phiseg predict runs/phiseg scans --points points.csv --out pred
         phiseg predict runs/phiseg scan.mha --format mha --out pred
+        phiseg predict runs/phiseg scans --points points.csv --out pred --shard 2/8
         phiseg predict lidc-nodule --dicomweb https://pacs/dicom-web --series 1.2.840.1 --at 120,88,40 --out pred
     """
 
@@ -119,6 +121,9 @@ class Predict:
     """Number of processes on this machine among which the cases are divided."""
     num_nodes: int = 1
     """Number of machines among which the cases are divided."""
+    shard: Annotated[str | None, optional("I/N", "all scans")] = None
+    """Predict only part I of N of the scans, such as 2/8, without tables and report. The N jobs are independent and
+    may share OUT. Then run the command without this option: it predicts missing cases and writes the report."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -140,9 +145,14 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     if written is None:  # the first process reports
         return
     number = len(written.cases) + len(written.failed)
-    failures = f" ({len(written.failed)} of {number} cases failed, see failed.csv)" if written.failed else ""
+    see = "" if command.shard else ", see failed.csv"
+    failures = f" ({len(written.failed)} of {number} cases failed{see})" if written.failed else ""
     stored = f" and stored on {server.host}" if command.store and not written.failed else ""
-    print(f"written to {written.path}{stored}{failures}; look at {written.report}")
+    if written.report is None:
+        print(f"shard {command.shard}: {len(written.cases)} cases written to {written.path}{failures}")
+        print("next: after all shards, run the same command without --shard; it writes the tables and the report")
+    else:
+        print(f"written to {written.path}{stored}{failures}; look at {written.report}")
     if written.failed:
         raise SystemExit(2)
 
@@ -155,11 +165,13 @@ def _check(command: Predict) -> None:
         store=command.store,
         has_inputs=bool(command.inputs),
         processes=command.devices * command.num_nodes,
+        shard=command.shard,
     )
     if command.dicomweb is None:
         check_inputs(command.inputs, results=command.out)
     check_writable(command.out)
     _sampling(command)
+    _shard(command)
     if command.points:
         check_exists(command.points, advice="give a CSV file with the columns case,x,y,z")
     check_points(command.at, command.points)
@@ -183,6 +195,10 @@ def _sampling(command: Predict) -> Sampling:
         batch_size=command.batch_size,
         chunk_size=command.chunk_size,
     )
+
+
+def _shard(command: Predict) -> Shard | None:
+    return None if command.shard is None else Shard.parse(command.shard)
 
 
 def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | None":
@@ -211,5 +227,6 @@ def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | No
         strict_spacing=command.strict_spacing,
         device=fabric.device if fabric else usable_device(command.device),
         fabric=fabric,
+        shard=_shard(command),
         notify=lambda note: print(f"phiseg: {note}", file=sys.stderr),
     )

@@ -15,6 +15,7 @@ from phiseg.compute.threads import in_threads
 from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, DataError, ModelError, PhisegError
 from phiseg.core.files import check_replaceable
+from phiseg.core.shard import Shard
 from phiseg.data.store import Dataset
 from phiseg.evaluation.case_scoring import (
     NUM_SHOWN,
@@ -32,7 +33,7 @@ from phiseg.evaluation.case_scoring import (
 from phiseg.evaluation.evaluation_folder import MARKER, read_evaluation, write_evaluation
 from phiseg.evaluation.example_cases import Examples
 from phiseg.evaluation.shards import MARKER as SHARD_MARKER
-from phiseg.evaluation.shards import Shard, read_shards, write_shard
+from phiseg.evaluation.shards import read_shards, rows_of_shard, write_shard
 from phiseg.evaluation.summary import DatasetRef, ModelRef, Provenance, Summary
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.preprocessing import Preprocessing
@@ -142,7 +143,7 @@ def evaluate(
     if workers < 1:
         raise ConfigError(f"workers is {workers}; it must be at least 1")
     step = batch_size if dataset.dims == 2 else 1  # volumes are encoded one by one
-    own_rows = shard.rows(rows.tolist(), step) if shard else rows.tolist()
+    own_rows = rows_of_shard(shard, rows.tolist(), step) if shard else rows.tolist()
     values = {
         "method": method or source.recipe or model.config.name,
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),

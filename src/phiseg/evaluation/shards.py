@@ -7,12 +7,10 @@ SHARD/  shard.json  number of the shard, provenance, and the scores of its cases
 """
 
 import json
-import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -25,6 +23,7 @@ from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import atomic_file, atomic_folder, write_json
 from phiseg.core.formats import EVALUATION_SHARD
+from phiseg.core.shard import Shard
 from phiseg.data.npy import NPY_ERRORS
 from phiseg.data.store import Dataset
 from phiseg.evaluation.case_scoring import DrawnCase, ScoredCase
@@ -35,47 +34,20 @@ MARKER = "shard.json"
 """The file that identifies the folder of a shard."""
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One of several parts of the cases."""
+def rows_of_shard(shard: Shard, rows: Sequence[int], batch_size: int) -> list[int]:
+    """Return the rows of a shard: whole batches, so that results do not depend on the number of shards.
 
-    number: int
-    """Number of the part, from 1."""
-    count: int
-    """Number of parts."""
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read a shard such as 2/8.
-
-        Raises:
-            ConfigError: the text is not two numbers, or the first is not between 1 and the second.
-
-        >>> Shard.parse("2/8")
-        Shard(number=2, count=8)
-        """
-        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
-        if not match or not 1 <= int(match[1]) <= int(match[2]):
-            raise ConfigError(f"--shard {text} is not a shard; use I/N with I from 1 to N, such as 2/8")
-        return cls(int(match[1]), int(match[2]))
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
-    def rows(self, rows: Sequence[int], batch_size: int) -> list[int]:
-        """Return the rows of this shard: whole batches, so that results do not depend on the number of shards.
-
-        Raises:
-            ConfigError: there are fewer batches than shards, and none is left for this one.
-        """
-        own = share_batches(rows, batch_size, self.number - 1, self.count)
-        if not own:
-            most = -(-len(rows) // batch_size)
-            raise ConfigError(
-                f"shard {self} has no cases: the split has {len(rows)} cases in {most} batches of {batch_size}; "
-                f"use at most {most} shards, or a smaller --batch-size"
-            )
-        return own
+    Raises:
+        ConfigError: there are fewer batches than shards, and none is left for this one.
+    """
+    own = share_batches(rows, batch_size, shard.number - 1, shard.count)
+    if not own:
+        most = -(-len(rows) // batch_size)
+        raise ConfigError(
+            f"shard {shard} has no cases: the split has {len(rows)} cases in {most} batches of {batch_size}; "
+            f"use at most {most} shards, or a smaller --batch-size"
+        )
+    return own
 
 
 class _Record(StrictConfig):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from phiseg.core.bundled import find_model
+from phiseg.core.shard import Shard
 from phiseg.imaging.volume_files import VolumeFormat
 from phiseg.inference.case_folders import (
     DrawCase,
@@ -22,7 +23,7 @@ from phiseg.inference.case_folders import (
 )
 from phiseg.inference.case_names import name_scans
 from phiseg.inference.points import Point
-from phiseg.inference.prediction_jobs import list_prediction_jobs, share_jobs
+from phiseg.inference.prediction_jobs import jobs_of_shard, list_prediction_jobs, share_jobs
 from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scans import find_scans
@@ -53,10 +54,10 @@ class PredictionFolder:
     """A folder of predictions."""
 
     path: Path
-    report: Path
-    """The page with all cases."""
+    report: Path | None
+    """The page with all cases; None for a shard, which has none."""
     cases: tuple[str, ...]
-    """Names of the finished cases, including those that were finished before."""
+    """Names of the finished cases of this command, including those that were finished before."""
     failed: dict[str, str]
     """The reason for each case that could not be predicted, by name."""
 
@@ -78,6 +79,7 @@ def write_predictions(
     strict_spacing: bool = False,
     device: torch.device | str = "cpu",
     fabric: "Fabric | None" = None,
+    shard: Shard | None = None,
     progress: bool = True,
     notify: Callable[[str], None] = print,
 ) -> PredictionFolder | None:
@@ -101,6 +103,8 @@ def write_predictions(
         device: the device, such as `cpu` or `cuda:1`.
         fabric: Lightning Fabric for several processes that share the cases, each on a device of its own. By
             default, this process predicts all cases on `device`.
+        shard: predict only this part of the scans, and write no tables and no page. A later call without a shard
+            keeps the finished cases of all shards, predicts what is missing and writes the page.
         progress: whether to show progress bars.
         notify: called with each remark, such as files that are skipped.
 
@@ -115,6 +119,8 @@ def write_predictions(
     scans, notes = find_scans(inputs, results=out, series=series)
     scans = name_scans(scans, names) if names else scans
     jobs = list_prediction_jobs(scans, points, points_by_case or {}, read_summaries(out))
+    scans_with_jobs = {job.scan.name for job in jobs}
+    jobs = jobs_of_shard(jobs, shard) if shard else jobs
     folder = find_model(model)
     network = load_model(folder, calibrated=calibrated)
     identity = {
@@ -128,7 +134,7 @@ def write_predictions(
     if fabric is not None:
         fabric.launch()  # waits until all processes have the same list of cases
         device, rank, num_processes = fabric.device, fabric.global_rank, fabric.world_size
-    without = sorted({scan.name for scan in scans} - {job.scan.name for job in jobs})
+    without = sorted({scan.name for scan in scans} - scans_with_jobs)
     if without:
         notes.append(f"skipping scans without a point: {', '.join(without)}")
     if points and len(scans) > 1:
@@ -153,6 +159,8 @@ def write_predictions(
         return None
     failed |= find_vanished(jobs, out, failed)
     done = [job.name for job in jobs if job.name not in failed]
+    if shard:
+        return PredictionFolder(out, None, tuple(done), failed)
     every = [name for name in read_summaries(out) if name not in failed]  # of this command and of earlier ones
     page = write_report(out, every, failed, model=str(model), volume_check=_volume_check(network, sampling))
     return PredictionFolder(out, page, tuple(done), failed)

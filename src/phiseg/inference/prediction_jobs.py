@@ -6,6 +6,7 @@ from itertools import count, groupby
 from typing import Any
 
 from phiseg.core.errors import ConfigError
+from phiseg.core.shard import Shard
 from phiseg.inference.case_names import RESERVED, only_case_differs
 from phiseg.inference.points import Point
 from phiseg.inference.scans import ScanFile
@@ -73,6 +74,19 @@ def _check_names(names: Sequence[str]) -> None:
         if other is not None:
             raise ConfigError(f"{only_case_differs(other, name)}; rename a scan or use --names")
         taken[name.casefold()] = name
+
+
+def jobs_of_shard(jobs: Sequence[PredictionJob], shard: Shard) -> list[PredictionJob]:
+    """Return the jobs of a shard: whole scans. They depend on the list of jobs only, not on what is finished.
+
+    Raises:
+        ConfigError: there are fewer scans than shards, and none is left for this one.
+    """
+    own = share_jobs(jobs, shard.number - 1, shard.count)
+    if not own:
+        most = len({job.scan for job in jobs})
+        raise ConfigError(f"shard {shard} has no scans: there are {most}; use at most {most} shards")
+    return own
 
 
 def share_jobs(jobs: Sequence[PredictionJob], rank: int, num_processes: int) -> list[PredictionJob]:
