@@ -260,6 +260,18 @@ def test_write_regions_segments_are_level_sets_and_consensus(tmp_path, direction
     validate(path)
 
 
+def test_write_regions_stores_slices_with_consensus_only(tmp_path):
+    """With many classes, the most probable one may be below all levels."""
+    series = make_series(tmp_path / "scan")
+    probs = np.full((*series.volume.grid, 1), 0.05, dtype=np.float32)
+    labels = np.zeros(series.volume.grid, dtype=np.uint8)
+    labels[2, 3, 1] = 1
+    write_regions(tmp_path / "r.dcm", probs, labels, series, classes=CLASSES[:2], description="consensus")
+    values = read_on_grid(tmp_path / "r.dcm", series)
+    np.testing.assert_array_equal(values[..., 3], labels)
+    assert not values[..., :3].any()
+
+
 def test_write_regions_colours_differ_and_darken_with_probability(tmp_path):
     series = make_series(tmp_path / "scan")
     probs = np.full((*series.volume.grid, 3), 0.3, dtype=np.float32)

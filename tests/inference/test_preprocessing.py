@@ -1,6 +1,7 @@
 """Scans are prepared as the training images were, or rejected if modality or values do not match."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -33,6 +34,23 @@ def test_series_of_another_modality_is_rejected():
         prepared(scan, modality="MR", trained_on="CT")
     with pytest.raises(DataError, match=r"scan7 has modality \(none\), but the model was trained on CT"):
         prepared(scan, modality="", trained_on="CT")
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_single_voxel_that_is_not_finite_is_rejected(wrong):
+    scan = np.linspace(-900, 300, 200)
+    scan[77] = wrong
+    with pytest.raises(DataError, match="scan7 has NaN or infinite voxels"):
+        prepared(scan)
+
+
+def test_checks_of_a_scan_need_little_memory():
+    scan = np.linspace(-900, 300, 400_000, dtype=np.float32).reshape(10, 10, -1)
+    tracemalloc.start()
+    prepared(scan)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < scan.nbytes / 8
 
 
 @pytest.mark.parametrize(("modality", "trained_on"), [("CT", "CT"), (None, "CT"), ("MR", None)])

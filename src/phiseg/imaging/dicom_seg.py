@@ -8,7 +8,7 @@ an image without frames cannot be read.
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -137,7 +137,8 @@ def write_regions(
     assert probs.shape == (*series.volume.grid, len(classes) - 1), (probs.shape, classes)
     assert labels.shape == series.volume.grid, labels.shape
     stack, consensus = _to_frames(probs), _to_frames(labels)
-    planes = occupied_planes(np.maximum(stack.max(-1), consensus > 0), least=LEVELS[0])
+    both = zip(stack, consensus, strict=True)
+    planes = occupied_planes((np.maximum(p.max(-1), c > 0) for p, c in both), least=LEVELS[0])
     masks, segments = [], []
     for number, name in enumerate(classes[1:], start=1):
         colour = _class_colour(number)
@@ -159,8 +160,8 @@ def consensus_segment(number: int) -> int:
     return number * (len(LEVELS) + 1)
 
 
-def occupied_planes(stack: NDArray[Any], *, least: float) -> NDArray[np.intp]:
-    """Return the indices of the slices of (K, J, I, ...) that reach a value, or of the first one if none does."""
+def occupied_planes(stack: Iterable[NDArray[Any]], *, least: float) -> NDArray[np.intp]:
+    """Return the indices of the slices (J, I, ...) that reach a value, or of the first one if none does."""
     planes = np.flatnonzero([(plane >= least).any() for plane in stack])
     return planes if planes.size else np.zeros(1, dtype=np.intp)
 

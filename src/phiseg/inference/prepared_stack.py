@@ -81,16 +81,17 @@ class PreparedStack:
                 f"{name} has {values.shape[3]} channels, but the model takes {preprocessing.image_channels}; "
                 "use a scan like the training data"
             )
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
+        low, high = values.min(), values.max()  # NaN if a voxel is
+        if not np.isfinite([low, high]).all():
             raise DataError(f"{name} has NaN or infinite voxels; fix or remove the image")
-        if values.min() == values.max() and not is_prepared:
-            raise DataError(f"{name} is empty: every voxel is {float(values.flat[0]):g}; check the scan")
-        if values.dtype.kind == "f" and np.abs(values).max() > np.finfo(np.float32).max:
+        if low == high and not is_prepared:
+            raise DataError(f"{name} is empty: every voxel is {float(low):g}; check the scan")
+        if values.dtype.kind == "f" and max(-low, high) > np.finfo(np.float32).max:
             raise DataError(f"{name} has values beyond the range of 32 bits; check its unit and scaling")
         plane = preprocessing.plane or "auto"
         chosen = coarsest_plane(volume) if plane == "auto" else plane
         stack = to_slices(Volume(values, volume.affine), chosen)
-        warnings = () if is_prepared else _unit_warnings(values, preprocessing.intensity)
+        warnings = () if is_prepared else _unit_warnings(stack.values, low, high, preprocessing.intensity)
         warnings = (*warnings, *_spacing_warnings(stack, preprocessing, name=name, resample=resample))
         return cls(volume, stack, chosen, preprocessing, name, warnings, is_prepared, has_spacing)
 
@@ -245,23 +246,24 @@ def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str,
     return tuple(warnings)
 
 
-def _unit_warnings(values: NDArray[Any], intensity: Intensity) -> tuple[str, ...]:
-    """Return a warning if the values do not match the window of the model.
+def _unit_warnings(slices: NDArray[Any], lowest: float, highest: float, intensity: Intensity) -> tuple[str, ...]:
+    """Return a warning if the values of slices (N, ...) do not match the window of the model.
 
     This is the case if nearly all values would be clipped, such as Hounsfield units by a window of 0 to 1, or if no
     value is negative although the window is, such as grey values with a window of Hounsfield units.
     """
     if intensity.low is None or intensity.high is None:
         return ()
-    if intensity.low < 0 <= values.min():
+    if intensity.low < 0 <= lowest:
         return (
-            f"no value is below 0 (range {values.min():g} to {values.max():g}), but the window of the model starts "
+            f"no value is below 0 (range {lowest:g} to {highest:g}), but the window of the model starts "
             f"at {intensity.low:g}; the samples are meaningless if this is a picture or CT without its offset",
         )
-    inside = float(np.mean((values > intensity.low) & (values < intensity.high)))
+    window = intensity.low, intensity.high
+    inside = sum(np.count_nonzero((one > window[0]) & (one < window[1])) for one in slices) / slices.size
     if inside >= MIN_INSIDE:
         return ()
     return (
         f"only {inside:.1%} of voxels are in the window of the model ({intensity.low:g} to {intensity.high:g}), "
-        f"and the values ({values.min():g} to {values.max():g}) may be in another unit; check them",
+        f"and the values ({lowest:g} to {highest:g}) may be in another unit; check them",
     )

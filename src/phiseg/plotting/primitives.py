@@ -197,7 +197,7 @@ def show(axes: Axes, values: np.ndarray, colours: str, low: float, high: float, 
     """Show a map (H, W) without ticks and interpolation."""
     drawn = axes.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
     axes.set_axis_off()
-    axes.set_title(title, pad=2.5, fontsize=7, color="#444444")
+    axes.set_title(title, y=1, pad=2.5, fontsize=7, color="#444444")  # without y, matplotlib lays out hidden ticks
     return drawn
 
 
