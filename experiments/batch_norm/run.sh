@@ -7,14 +7,16 @@ bin=$here/../../.venv/bin
 mkdir -p "$1" && cd "$1"
 
 [ -d data ] || "$bin/phiseg" prepare phantom lesion data --size 64 --num-cases 500 --seed 0
+runs=()
 for model in phiseg-small probunet-small; do
   settings=(--train.learning_rate 0.001) # the recipes' settings when the table was made
   [ $model = phiseg-small ] && settings+=(--model.embedding_channels 64)
   for budget in "200 constant" "400 cosine"; do
     read -r steps schedule <<< "$budget"
     run=$model-$steps-$schedule
+    runs+=("$run")
     "$bin/phiseg" train $model --data data --out "$run" --resume --train.steps "$steps" --train.schedule "$schedule" \
       --train.validate_every 200 --train.norm_statistics running "${settings[@]}"
-    "$bin/python" "$here/measure.py" "$run" data | tee "$run.md"
   done
 done
+"$bin/python" "$here/measure.py" data cases.csv "${runs[@]}" | tee table.md
