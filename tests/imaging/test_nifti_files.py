@@ -67,6 +67,27 @@ def test_write_nifti_sequence_equals_4d_file(tmp_path, name, dtype):
     assert (tmp_path / name).read_bytes() == (tmp_path / f"whole-{name}").read_bytes()
 
 
+BOXES = [(slice(1, 3), slice(2, 5), slice(1, 4)), (slice(0, 6), slice(0, 7), slice(4, 5)), (slice(None),) * 3]
+
+
+@pytest.mark.parametrize("box", BOXES, ids=["inside", "at the borders", "everything"])
+@pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_write_nifti_with_box_round_trip(tmp_path, name, dtype, box):
+    values = np.zeros((6, 7, 5, 2), dtype)
+    values[box] = np.random.default_rng(0).integers(0, 9, values[box].shape)
+    values[:, :, 2] = 0  # an empty slice in the box
+    write_nifti(tmp_path / name, Volume(values, AFFINE, box))
+    np.testing.assert_array_equal(read_nifti(tmp_path / name, channels=True).values, values)
+
+
+def test_write_nifti_reads_only_the_box(tmp_path):
+    values = np.ones((6, 7, 5), np.uint8)
+    write_nifti(tmp_path / "a.nii.gz", Volume(values, AFFINE, BOXES[0]))
+    found = read_nifti(tmp_path / "a.nii.gz").values
+    assert found.sum() == found[:, 2:5, 1:4].sum() == 6 * 3 * 3
+
+
 def test_read_nifti_applies_scaling(tmp_path):
     path = save(tmp_path / "ct.nii.gz", ramp(), slope=2.0, inter=-1024.0)
     np.testing.assert_array_equal(read_nifti(path).values, ramp() * 2.0 - 1024)

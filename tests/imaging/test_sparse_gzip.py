@@ -29,7 +29,7 @@ NOISE = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8).tobytes(
         (b"header",),
         (70_000,),
         (70_000, 70_000, b"end"),
-        (b"header", 1000, NOISE, NOISE, 1000, 31, b"", 1000, NOISE),
+        (b"header", 1000, NOISE, NOISE, 1000, 31, b"", 0, 1000, NOISE, 0),
     ],
     ids=["empty", "text", "zeros", "zeros first", "mixed"],
 )

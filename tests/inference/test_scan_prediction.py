@@ -122,6 +122,16 @@ def test_results_of_resampled_scan_are_on_its_grid(affine, shape, size):
     np.testing.assert_array_equal(labels_of(prediction)[clear], volume.values[clear] > 0)
 
 
+@settings(max_examples=20)
+@given(affine=affines, shape=shapes, plane=planes)
+def test_volumes_on_the_grid_state_where_they_differ_from_zero(affine, shape, plane):
+    model = KnownModel(brightest, size=(4, 4), plane=plane, centred_on="nodule")
+    prediction = predict_volume(model, ball(shape, affine, radius=3.7), point=(1, 1, 1), sampling=ONE)
+    volume = prediction.on_grid(np.ones_like(prediction.labels[0]))
+    assert volume.values[volume.box].all()
+    assert volume.values.sum() == volume.values[volume.box].size
+
+
 @pytest.mark.parametrize("spacing", [0.3, 0.45, 0.7, 1.0, 1.3, 1.9])
 @pytest.mark.parametrize(("radius", "cut_off"), [(4.0, False), (9.0, True)])
 def test_resampled_lesions_are_cut_off_by_the_crop(spacing, radius, cut_off):

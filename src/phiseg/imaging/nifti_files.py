@@ -5,6 +5,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -107,8 +108,8 @@ def read_nifti_header(path: Path, *, channels: bool = False) -> Volume:
 def write_nifti(path: Path, volume: Volume) -> None:
     """Write a volume with its dtype (bool as uint8) to a .nii or .nii.gz file, atomically."""
     values = volume.values.astype(np.uint8) if volume.values.dtype == np.bool_ else volume.values
-    volumes = np.moveaxis(values.reshape(*volume.grid, -1), -1, 0)  # (C, I, J, K)
-    _write_volumes(path, _image(values, volume.affine), volumes)
+    channels = np.moveaxis(values.reshape(*volume.grid, -1), -1, 0)  # (C, I, J, K)
+    _write_volumes(path, _image(values, volume.affine), (replace(volume, values=part) for part in channels))
 
 
 def write_nifti_sequence(path: Path, volumes: Iterable[Volume], *, number: int) -> None:
@@ -122,20 +123,23 @@ def write_nifti_sequence(path: Path, volumes: Iterable[Volume], *, number: int) 
     rest = iter(volumes)
     first = next(rest)
     values = np.broadcast_to(np.zeros((), first.values.dtype), (*first.grid, number))
-    _write_volumes(path, _image(values, first.affine), (volume.values for volume in chain([first], rest)))
+    _write_volumes(path, _image(values, first.affine), chain([first], rest))
 
 
-def _write_volumes(path: Path, image: Any, volumes: Iterable[NDArray[Any]]) -> None:
-    """Write the header of an image and volumes (I, J, K), slice by slice; most slices of a prediction are zero."""
+def _write_volumes(path: Path, image: Any, volumes: Iterable[Volume]) -> None:
+    """Write the header of an image and volumes (I, J, K), slice by slice; most voxels of a prediction are zero."""
     header = image.header
     header.set_data_offset(header.single_vox_offset)
     header.set_slope_inter(1, 0)
     with _written(path) as stream:
         header.write_to(stream)
         for volume in volumes:
-            for plane in np.moveaxis(volume, 2, 0):
-                if plane.any():
-                    stream.write(plane.tobytes(order="F"))
+            _, rows, planes = (range(n)[part] for n, part in zip(volume.grid, volume.box, strict=True))
+            for number, plane in enumerate(np.moveaxis(volume.values, 2, 0)):  # (I, J)
+                if number in planes and (part := plane[:, rows.start : rows.stop]).any():
+                    stream.write_zeros(plane[:, : rows.start].nbytes)
+                    stream.write(part.tobytes(order="F"))
+                    stream.write_zeros(plane[:, rows.stop :].nbytes)
                 else:
                     stream.write_zeros(plane.nbytes)
 

@@ -50,6 +50,8 @@ class GzipStream(PlainStream):
 
     def write_zeros(self, number: int) -> None:
         """Write zero bytes, compressed before."""
+        if not number:
+            return
         zeros = _zeros(number)
         if not self._aligned:
             self.file.write(self._compressor.flush(zlib.Z_FULL_FLUSH))

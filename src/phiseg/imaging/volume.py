@@ -28,6 +28,8 @@ class Volume:
     """(I, J, K) or (I, J, K, C)."""
     affine: NDArray[np.float64]
     """(4, 4) matrix from voxel (i, j, k, 1) to world coordinates."""
+    box: tuple[slice, slice, slice] = (slice(None), slice(None), slice(None))
+    """Part of each axis with voxels that may differ from 0. Writers need not read the others."""
 
     @property
     def grid(self) -> tuple[int, ...]:

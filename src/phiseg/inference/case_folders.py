@@ -280,7 +280,7 @@ def _write_case(
                 "scan": job.scan.name,
                 **to_json(measures),
                 "plane": prediction.stack.plane,
-                "box": _box_in_file(prediction),
+                "box": [[part.start, part.stop] for part in prediction.box_in_file],
                 "point": prediction.point and prediction.voxel(*prediction.point),
                 "has_spacing": prediction.stack.has_spacing,
                 "unusual": prediction.unusual is not None,
@@ -290,15 +290,6 @@ def _write_case(
         )
     for warning in warnings:
         _warn(job.name, warning)
-
-
-def _box_in_file(prediction: Prediction) -> list[list[int]]:
-    """Return the box along the axes of the file: the first voxel and the one after the last of each axis."""
-    corners = (
-        prediction.voxel(*(part.start for part in prediction.box)),
-        prediction.voxel(*(part.stop - 1 for part in prediction.box)),
-    )
-    return [[min(ends), max(ends) + 1] for ends in zip(*corners, strict=True)]
 
 
 def _write_each(path: Path, prediction: Prediction, values: NDArray[Any]) -> None:

@@ -83,6 +83,14 @@ class Prediction:
         i, j, k = (int(index) for index in np.rint(place[:3]))
         return i, j, k
 
+    @property
+    def box_in_file(self) -> Box:
+        """The box along the axes of the volume."""
+        first = self.voxel(*(part.start for part in self.box))
+        last = self.voxel(*(part.stop - 1 for part in self.box))
+        i, j, k = (slice(min(ends), max(ends) + 1) for ends in zip(first, last, strict=True))
+        return i, j, k
+
     def at_slice(self, number: int) -> Self:
         """Return the part of the prediction in one slice of the box."""
         place = number - self.box[0].start
@@ -100,7 +108,7 @@ class Prediction:
         """Return values of the box, (n, h, w) or (n, h, w, C), on the grid of the volume; 0 outside the box."""
         full = np.zeros((*self.stack.stack.grid, *values.shape[3:]), dtype=values.dtype)
         full[self.box] = values
-        return from_slices(full, self.stack.plane, like=self.volume)
+        return replace(from_slices(full, self.stack.plane, like=self.volume), box=self.box_in_file)
 
     @property
     def gamma(self) -> NDArray[np.float32]:
