@@ -25,7 +25,7 @@ fi
 augment="--augment.rotation_degrees 180 --augment.probability 0.8 --augment.quarter_turns true --augment.flip_vertical true"
 last="--train.validate_every 1000000" # validate once: the model of the last step is reported, and no row is selected by its scores
 small="phiseg-small probunet-small phiseg-l1-small ssn-small hprobunet-small cvae-small mcdropout-small ensemble-small \
-  multihead-small unet-small"
+  multihead-small unet-small flow-ssn-small mose-small ccdm-small"
 minutes=${MINUTES:-60}
 
 case "$part" in
@@ -46,7 +46,7 @@ steps)
   ;;
 64)
   all="all/phiseg-small/0 all/probunet-small/0 all/phiseg-l1-small/0 all/hprobunet-small/0 all/ssn-small/0 all/cvae-small/0 \
-    all/mcdropout-small/0 all/ensemble-small/0 all/multihead-small/0"
+    all/mcdropout-small/0 all/ensemble-small/0 all/multihead-small/0 all/flow-ssn-small/0 all/mose-small/0 all/ccdm-small/0"
   one="one/phiseg-small/0 one/phiseg-l1-small/0 one/probunet-small/0 one/unet-small/0"
   seeds="all/phiseg-small/1 all/phiseg-small/2 all/probunet-small/1 all/probunet-small/2 all/cvae-small/1 all/cvae-small/2"
   mkdir -p runs evals
