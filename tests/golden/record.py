@@ -65,7 +65,11 @@ TRAIN = {
     "accelerator": "cpu",
 }
 
-FURTHER = {"mose": {"annotations_per_image": 3}}
+FURTHER = {
+    "mose": {"annotations_per_image": 3},
+    "flow-ssn": {"norm_statistics": "training"},
+    "ccdm": {"norm_statistics": "training"},
+}
 """Training settings of single models."""
 
 

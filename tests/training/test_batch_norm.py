@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from phiseg.core.errors import ConfigError
 from phiseg.core.random import derive_seed
@@ -12,6 +13,7 @@ from phiseg.data.loader import TrainingStream
 from phiseg.data.store import Dataset
 from phiseg.models import build_model
 from phiseg.models.blocks import BatchNorm
+from phiseg.models.ccdm import CCDM, CCDMConfig
 from phiseg.models.noise import seeded_generator
 from phiseg.training.batch_norm import follow_sampling_path, recalibrate
 from phiseg.training.checkpoints import load_state
@@ -237,3 +239,43 @@ def test_presence_refuses_statistics_of_the_sampling_path(statistics):
     assert load_recipe("phiseg-small", [*overrides[:3], "training"]).train.norm_statistics == "training"
     group = load_recipe("phiseg-small", [*overrides, "--model.norm", "group"])
     assert group.train.norm_statistics == statistics, "there are no batch statistics"
+
+
+@pytest.mark.parametrize("recipe", ["ccdm-small", "flow-ssn-small", "phiseg-flow-small"])
+@pytest.mark.parametrize("statistics", ["recalibrated", "both"])
+def test_models_with_time_refuse_statistics_of_the_sampling_path(recipe, statistics):
+    with pytest.raises(ConfigError, match=r"removes the time; use train.norm_statistics training"):
+        load_recipe(recipe, ["--train.norm_statistics", statistics])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "resolved"),
+    [
+        ("phiseg-small", [], "recalibrated"),
+        ("phiseg-small", ["--model.presence", "true"], "training"),
+        ("phiseg-small", ["--train.norm_statistics", "both"], "both"),
+        ("ccdm-small", [], "training"),
+        ("ccdm-small", ["--train.norm_statistics", "running"], "running"),
+        ("flow-ssn-small", [], "training"),
+        ("phiseg-flow-small", [], "training"),
+    ],
+)
+def test_default_norm_statistics_depend_on_the_model(recipe, settings, resolved, lesions):
+    assert load_recipe(recipe, settings).for_dataset(Dataset.open(lesions)).train.norm_statistics == resolved
+
+
+@torch.no_grad()
+def test_batch_norm_in_training_mode_removes_the_time():
+    torch.manual_seed(0)
+    model = CCDM(CCDMConfig(channels=(8,), kernels=((1, 1),), blocks_per_level=1))  # no borders
+    image, labels = torch.randn(4, 1, 16, 16), F.one_hot(torch.randint(0, 2, (4, 16, 16)), 2).movedim(-1, 1).float()
+
+    def depends_on(*times: list[int]) -> bool:
+        first, second = (model._predict(image, labels, torch.tensor(time), (16, 16)) for time in times)
+        return not torch.allclose(first, second, atol=1e-3)
+
+    model.train()
+    assert depends_on([20, 230, 20, 230], [230, 20, 230, 20])
+    assert not depends_on([20] * 4, [230] * 4)
+    model.eval()
+    assert depends_on([20] * 4, [230] * 4)

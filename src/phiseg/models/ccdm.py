@@ -43,7 +43,7 @@ from phiseg.models.segmenter import (
     unfold_samples,
     unpad,
 )
-from phiseg.models.time_channels import TIME_CHANNELS, per_item, time_channels
+from phiseg.models.time_channels import TIME_CHANNELS, TIME_LOST, per_item, time_channels
 
 _LAST_KEPT = 1e-3
 """Share of pixels whose label is still that of s_0 after the last step."""
@@ -57,6 +57,11 @@ class CCDMConfig(SegmenterConfig):
     """Number T of diffusion steps."""
     num_steps: int = Field(default=10, ge=1)
     """Steps of a sample: passes through the network. The authors use all T; few are faster and less accurate."""
+
+    @property
+    def sampling_statistics_problem(self) -> str | None:
+        """The time is lost."""
+        return TIME_LOST
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:

@@ -72,6 +72,13 @@ class PHiSegConfig(LatentConfig):
         """Whether the loss uses several annotations of an image: only the classifier for presence does."""
         return self.presence
 
+    @property
+    def sampling_statistics_problem(self) -> str | None:
+        """Batches contain empty annotations in training, but not in sampling."""
+        if not self.presence:
+            return super().sampling_statistics_problem
+        return "it makes samples too large with model.presence, because training batches contain empty annotations"
+
     @model_validator(mode="after")
     def _check_levels(self) -> Self:
         if self.num_levels > len(self.channels):

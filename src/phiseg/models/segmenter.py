@@ -60,6 +60,11 @@ class SegmenterConfig(StrictConfig):
         return False
 
     @property
+    def sampling_statistics_problem(self) -> str | None:
+        """Why batch-norm statistics must not be averaged along the sampling path; None if they may be."""
+        return None
+
+    @property
     def pyramid(self) -> Pyramid:
         """Strides and kernels of the resolution levels."""
         regular = Pyramid.regular(self.dims, len(self.channels))

@@ -9,10 +9,10 @@ averages of the training path describe activations that do not occur in sampling
   averages mix both paths (the behaviour of the authors' TensorFlow graph). This costs one forward pass per step.
 * `recalibrated`: before each validation, recompute the statistics on a few batches of training images without
   augmentation: those of the posterior on the training path, all others on the sampling path.
-* `training`: the same, but all of them on the training path. Models with `model.presence` need this: in training,
-  empty annotations are part of the batch that batch norm normalises; in sampling, the latents describe none.
+* `training`: the same, but all of them on the training path. Some models need this; their
+  `sampling_statistics_problem` states the reason.
 
-See docs/explanation/batch-norm.md for the measurement behind the default, `recalibrated`.
+See docs/explanation/batch-norm.md for the measurements behind the defaults.
 """
 
 from collections.abc import Iterable

@@ -82,8 +82,9 @@ class TrainConfig(StrictConfig):
     """The validation result that selects the best model: the loss (lowest, as in the paper), the elbo, or a score
     that has a direction. With few samples use the unbiased GED, because the GED prefers samples that are all alike.
     Loss and elbo use only the annotators that the model is trained on; the scores use all annotators."""
-    norm_statistics: Literal["recalibrated", "training", "both", "running"] = "recalibrated"
-    """Batch-norm statistics at sampling time; see `phiseg.training.batch_norm`."""
+    norm_statistics: Literal["recalibrated", "training", "both", "running"] | None = None
+    """Batch-norm statistics at sampling time; see `phiseg.training.batch_norm`. Default: `recalibrated`, or
+    `training` for models whose statistics must not come from the sampling path."""
     recalibration_batches: int = Field(default=100, ge=2)
     """Number of batches for recalibration. With few batches, the scores of a model vary."""
     max_skipped_steps: int = Field(default=20, ge=1)
@@ -120,12 +121,11 @@ class Recipe(StrictConfig):
 
     @model_validator(mode="after")
     def _check_norm_statistics(self) -> Self:
-        statistics = self.train.norm_statistics
-        presence = getattr(self.model, "presence", False) and self.model.norm == "batch"
-        if presence and statistics in ("recalibrated", "both"):
+        statistics, problem = self.train.norm_statistics, self.model.sampling_statistics_problem
+        if problem and statistics in ("recalibrated", "both") and self.model.norm == "batch":
             raise ValueError(
-                f"train.norm_statistics {statistics} makes samples too large with model.presence, because training "
-                "batches contain empty annotations; use train.norm_statistics training"
+                f"train.norm_statistics {statistics} is not possible with model {self.model.name}: {problem}; use "
+                "train.norm_statistics training"
             )
         return self
 
@@ -140,7 +140,7 @@ class Recipe(StrictConfig):
         return self
 
     def for_dataset(self, dataset: Dataset) -> "Recipe":
-        """Return the recipe with the image channels, classes and patch size of the dataset.
+        """Return the recipe with the image channels, classes and patch size of the dataset, without open defaults.
 
         For volumes, strides and kernels that the recipe leaves open are planned from the median spacing of the
         training volumes; volumes of unknown spacing count as cubes.
@@ -166,8 +166,17 @@ class Recipe(StrictConfig):
         return self.model_copy(
             update={
                 "model": self.model.model_copy(update=found),
-                "train": self.train.model_copy(update={"patch_size": patch_size}),
+                "train": self.train.model_copy(
+                    update={"patch_size": patch_size, "norm_statistics": self._norm_statistics}
+                ),
             }
+        )
+
+    @property
+    def _norm_statistics(self) -> str:
+        """Batch-norm statistics at sampling time, the default resolved."""
+        return self.train.norm_statistics or (
+            "training" if self.model.sampling_statistics_problem else "recalibrated"
         )
 
     def with_settings(self, settings: Mapping[str, Any] | None = None, /, **more: Any) -> "Recipe":
