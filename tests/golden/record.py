@@ -65,11 +65,7 @@ TRAIN = {
     "accelerator": "cpu",
 }
 
-FURTHER = {
-    "mose": {"annotations_per_image": 3},
-    "flow-ssn": {"norm_statistics": "training"},
-    "ccdm": {"norm_statistics": "training"},
-}
+FURTHER = {"mose": {"annotations_per_image": 3}, "ccdm": {"norm_statistics": "training"}}
 """Training settings of single models."""
 
 

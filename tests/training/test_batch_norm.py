@@ -241,11 +241,10 @@ def test_presence_refuses_statistics_of_the_sampling_path(statistics):
     assert group.train.norm_statistics == statistics, "there are no batch statistics"
 
 
-@pytest.mark.parametrize("recipe", ["ccdm-small", "flow-ssn-small", "phiseg-flow-small"])
 @pytest.mark.parametrize("statistics", ["recalibrated", "both"])
-def test_models_with_time_refuse_statistics_of_the_sampling_path(recipe, statistics):
+def test_ccdm_refuses_statistics_of_the_sampling_path(statistics):
     with pytest.raises(ConfigError, match=r"removes the time; use train.norm_statistics training"):
-        load_recipe(recipe, ["--train.norm_statistics", statistics])
+        load_recipe("ccdm-small", ["--train.norm_statistics", statistics])
 
 
 @pytest.mark.parametrize(
@@ -256,8 +255,7 @@ def test_models_with_time_refuse_statistics_of_the_sampling_path(recipe, statist
         ("phiseg-small", ["--train.norm_statistics", "both"], "both"),
         ("ccdm-small", [], "training"),
         ("ccdm-small", ["--train.norm_statistics", "running"], "running"),
-        ("flow-ssn-small", [], "training"),
-        ("phiseg-flow-small", [], "training"),
+        ("flow-ssn-small", [], "recalibrated"),
     ],
 )
 def test_default_norm_statistics_depend_on_the_model(recipe, settings, resolved, lesions):

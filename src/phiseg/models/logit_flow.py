@@ -23,7 +23,7 @@ from phiseg.models.layers import output_layer
 from phiseg.models.objective import Loss, cross_entropy
 from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import Segmenter, SegmenterConfig, image_size, unpad
-from phiseg.models.time_channels import TIME_CHANNELS, TIME_LOST, per_item, time_channels
+from phiseg.models.time_channels import TIME_CHANNELS, per_item, time_channels
 
 
 class FlowConfig(SegmenterConfig):
@@ -37,11 +37,6 @@ class FlowConfig(SegmenterConfig):
     """Steps from the base to a sample: passes through the flow network."""
     base_std: float = Field(default=1.0, gt=0)
     """Standard deviation of independent noise that is added to the base."""
-
-    @property
-    def sampling_statistics_problem(self) -> str | None:
-        """The time is lost."""
-        return TIME_LOST
 
     @model_validator(mode="after")
     def _check_flow(self) -> Self:

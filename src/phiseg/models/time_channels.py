@@ -9,11 +9,6 @@ from phiseg.models.pyramid import PerAxis
 
 TIME_CHANNELS = 5
 """Number of channels: the time itself, and sines and cosines of two frequencies."""
-TIME_LOST = (
-    "all samples of a batch have the same time in each pass through the network, so that batch norm in training "
-    "mode removes the time"
-)
-"""Why the batch-norm statistics of these models must not be averaged along the sampling path."""
 
 
 def time_channels(time: Tensor, size: PerAxis) -> Tensor:
