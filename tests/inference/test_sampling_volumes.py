@@ -11,6 +11,7 @@ import torch
 from helpers.small_volumes import CHANNELS, DEPTHS, SIZE, write_volumes
 from helpers.tiny_models import tiny_phiseg
 from phiseg.data.store import Dataset
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_writer import write_samples
 from phiseg.inference.sampling import sample_cases
 from phiseg.models.noise import seeded_generator
@@ -45,6 +46,28 @@ def test_samples_are_those_of_each_volume_alone(model, dataset):
         torch.testing.assert_close(case.summary.mean_probs, probs.mean(0), rtol=1e-4, atol=1e-6)
         expected = -(probs.mean(0) * probs.log().mean(0)).sum(0)
         torch.testing.assert_close(case.summary.gamma, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_volumes_below_the_patch_depth_are_extended_as_in_training(model, dataset):
+    patch_depth = sorted(DEPTHS)[2]
+    for case in draw(model, dataset, keep_probs=True, patch_depth=patch_depth):
+        image, depth = torch.from_numpy(dataset.image(case.row)), dataset.depth(case.row)
+        missing = max(0, patch_depth - depth)
+        before, after = missing // 2, missing - missing // 2
+        ends = [image[:, :1]] * before, [image[:, -1:]] * after  # repeated, by concatenation
+        extended = torch.cat([*ends[0], image, *ends[1]], dim=1)[None]
+        generator = [seeded_generator(3, "sample", dataset.cases[case.row]["case"])]
+        probs = model.sample(extended, 5, generator=generator).softmax(2)[0]
+        torch.testing.assert_close(case.probs, probs[:, :, before : before + depth], rtol=1e-4, atol=1e-6)
+
+
+def test_patch_depth_is_that_of_the_model(model, dataset, monkeypatch):
+    depth = max(DEPTHS) + 3
+    explicit = draw(model, dataset, patch_depth=depth)
+    preprocessing = Preprocessing.of_dataset(dataset, patch_size=(depth, *SIZE))
+    monkeypatch.setattr(model, "preprocessing", preprocessing.to_json())
+    for stored, given in zip(draw(model, dataset), explicit, strict=True):
+        assert torch.equal(stored.summary.mean_probs, given.summary.mean_probs)
 
 
 @pytest.mark.parametrize(("batch_size", "chunk_size"), [(1, 1), (2, 3), (99, 99)])

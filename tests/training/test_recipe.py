@@ -38,7 +38,7 @@ def test_small_recipes_differ_in_model_and_learning_rate_only(name):
 def test_small_recipes_of_volumes_have_the_network_of_images():
     for name in ("phiseg", "probunet", "unet"):
         flat, deep = load_recipe(f"{name}-small"), load_recipe(f"{name}3d-small")
-        assert deep.model == flat.model.model_copy(update={"dims": 3})
+        assert deep.model == flat.model.model_copy(update={"dims": 3, "norm": "group"})
         assert deep.augment == flat.augment
         assert deep.train == flat.train.model_copy(update={"batch_size": 4})
 

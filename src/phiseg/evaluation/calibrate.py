@@ -35,7 +35,7 @@ from phiseg.evaluation.temperature_search import (
 )
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.sample_summary import SampleSummary, summarise_samples
-from phiseg.inference.sampling import check_fits, samples_at_once
+from phiseg.inference.sampling import case_image, check_fits, samples_at_once
 from phiseg.metrics import (
     brier_score,
     energy_distance,
@@ -315,10 +315,12 @@ class _Cases:
 
     def _logits(self, row: int) -> Tensor:
         """Draw the samples of one case as `sample_cases` does, (S, K, *size)."""
-        image = torch.from_numpy(self.dataset.image(row, context=self.model.config.context))[None]
+        seen = case_image(self.model, self.dataset, row)
         generators = [seeded_generator(self.seed, "sample", self.dataset.cases[row]["case"])]
         device = next(self.model.parameters()).device
         chunk_size = samples_at_once(self.dataset, row, batch_size=1, chunk_size=16)
-        logits = self.model.sample(image.to(device), self.num_samples, generator=generators, chunk_size=chunk_size)
+        logits = self.model.sample(
+            seen.image[None].to(device), self.num_samples, generator=generators, chunk_size=chunk_size
+        )
         self.bar.update()
-        return logits[0].float()
+        return seen.crop(logits[0]).float()

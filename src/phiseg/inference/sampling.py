@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, ModelError
+from phiseg.data.patches import window
 from phiseg.data.store import Dataset
 from phiseg.inference.class_map import check_classes_match, match_classes
 from phiseg.inference.preprocessing import Preprocessing
@@ -102,6 +101,7 @@ def sample_cases(
     chunk_size: int | None = None,
     keep_probs: bool = False,
     hide_neighbours: bool = False,
+    patch_depth: int | None = None,
 ) -> Iterator[CaseSamples]:
     """Draw samples for the given rows in their order.
 
@@ -119,6 +119,7 @@ def sample_cases(
             a CPU, where tensors then fit into the cache, and 16 on a GPU.
         keep_probs: also return the probabilities of every sample.
         hide_neighbours: hide the neighbouring slices from a model with context.
+        patch_depth: see `case_image`.
 
     Raises:
         ConfigError: a number is less than 1.
@@ -130,10 +131,55 @@ def sample_cases(
     for name, number in (("num_samples", num_samples), ("batch_size", batch_size), ("chunk_size", chunk_size)):
         if number < 1:
             raise ConfigError(f"{name} is {number}; it must be at least 1")
-    image = partial(dataset.image, context=model.config.context, hide_neighbours=hide_neighbours)
+    image = partial(case_image, model, dataset, hide_neighbours=hide_neighbours, patch_depth=patch_depth)
     return _draw(
         model, dataset, _batches(dataset, rows, batch_size, chunk_size), image, num_samples, seed, keep_probs
     )
+
+
+class CaseImage(NamedTuple):
+    """What the network sees of a case."""
+
+    image: Tensor
+    """(C, *size); a volume may be extended beyond its ends."""
+    slices: slice
+    """Which slices are those of the volume; unused for images."""
+
+    def crop(self, samples: Tensor) -> Tensor:
+        """Return samples (..., D', H, W) of an extended volume without the slices beyond its ends."""
+        return samples[..., self.slices, :, :] if self.image.ndim == 4 else samples
+
+
+def case_image(
+    model: Segmenter,
+    dataset: Dataset,
+    row: int,
+    *,
+    hide_neighbours: bool = False,
+    patch_depth: int | None = None,
+) -> CaseImage:
+    """Return the input of the network for one case.
+
+    A volume with fewer slices than a training patch is extended by repeating its ends, as in training.
+
+    Args:
+        model: the model.
+        dataset: dataset with the images.
+        row: row of the dataset.
+        hide_neighbours: hide the neighbouring slices from a model with context.
+        patch_depth: number of slices of a training patch; by default, that of the model's preprocessing.
+    """
+    read = partial(dataset.image, row, context=model.config.context, hide_neighbours=hide_neighbours)
+    if dataset.dims == 2:
+        return CaseImage(torch.from_numpy(read()), slice(None))
+    learned = Preprocessing.find(model)
+    if patch_depth is None and learned is not None and learned.patch_size is not None:
+        patch_depth = learned.patch_size[0]
+    depth = dataset.depth(row)
+    missing = max(0, (patch_depth or 0) - depth)
+    before = missing // 2
+    image = read(slices=window(-before, depth + missing, depth))
+    return CaseImage(torch.from_numpy(image), slice(before, before + depth))
 
 
 def _batches(
@@ -163,16 +209,18 @@ def _draw(
     model: Segmenter,
     dataset: Dataset,
     batches: Iterable[tuple[list[int], int]],
-    image_of: Callable[[int], NDArray[np.float32]],
+    image_of: Callable[[int], CaseImage],
     num_samples: int,
     seed: int,
     keep_probs: bool,
 ) -> Iterator[CaseSamples]:
     device = next(model.parameters()).device
     for batch, chunk_size in batches:
-        image = torch.from_numpy(np.stack([image_of(row) for row in batch])).to(device)
+        seen = [image_of(row) for row in batch]
+        image = torch.stack([case.image for case in seen]).to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"]) for row in batch]
-        chunks = model.sample_chunks(image, num_samples, generator=generators, chunk_size=chunk_size)
+        drawn = model.sample_chunks(image, num_samples, generator=generators, chunk_size=chunk_size)
+        chunks = map(seen[0].crop, drawn)  # volumes are drawn one by one
         kept = list(chunks) if keep_probs else None
         summaries = summarise_samples(kept or chunks)
         probs = torch.cat(kept, dim=1).float().softmax(2).cpu() if kept else [None] * len(batch)

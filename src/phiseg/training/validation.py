@@ -67,7 +67,12 @@ def validate(
                 for name, value in {"loss": loss.total, **loss.terms}.items():
                     add(name, value.item(), weight=len(group))
         for samples in sample_cases(
-            model, dataset, rows.tolist(), num_samples=config.validation_samples, seed=config.seed
+            model,
+            dataset,
+            rows.tolist(),
+            num_samples=config.validation_samples,
+            seed=config.seed,
+            patch_depth=config.patch_size[0] if config.patch_size else None,
         ):
             bar.update()
             if not samples.summary.mean_probs.isfinite().all():  # diverged, as the loss above shows
