@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # The paper's table on every annotated slice of LIDC nodules. OUT is outside the repository; run again to resume.
 #   run.sh search SLICES.npz OUT    learning rates and schedules of every method, 1,000 steps each, scored on validation patients
-#   run.sh steps SLICES.npz OUT     steps of every method in MINUTES on one core; needs an idle machine, so run it first
-#   run.sh 64 SLICES.npz OUT        all rows, 64 x 64 pixels, with these steps
+#   run.sh 64 SLICES.npz OUT        all rows, 64 x 64 pixels
 #   run.sh 128 SLICES.npz OUT       PHiSeg, PHiSeg L=1 and Prob. U-Net, 128 x 128 pixels
-# MINUTES=60 is the budget of a row on one core, ROWS='all/phiseg-small/0 ...' selects rows (regime/method/seed).
-# On a GPU, the full network of the paper: METHODS="phiseg-reference phiseg-l1 probunet" MINUTES=1440 run.sh 128 SLICES.npz OUT
+# MINUTES=60 is the budget of a row on one core. The first run measures the steps of every method in this time and needs an
+# idle machine. ROWS='all/phiseg-small/0 ...' selects rows (regime/method/seed), SETTINGS='--train.precision bf16-mixed'
+# changes all of them. Afterwards, add the evaluations to the benchmark with ../benchmark/rows.py.
+# On a GPU, the full network of the paper:
+#   ROWS='all/phiseg-reference/0 all/phiseg-l1/0 all/probunet/0' MINUTES=1440 run.sh 128 SLICES.npz OUT
 set -euo pipefail
 part=$1
 slices=$(realpath "$2")
@@ -24,12 +26,30 @@ fi
 
 augment="--augment.rotation_degrees 180 --augment.probability 0.8 --augment.quarter_turns true --augment.flip_vertical true"
 last="--train.validate_every 1000000" # validate once: the model of the last step is reported, and no row is selected by its scores
-small="phiseg-small probunet-small phiseg-l1-small ssn-small hprobunet-small cvae-small mcdropout-small ensemble-small \
-  multihead-small unet-small flow-ssn-small mose-small ccdm-small"
-minutes=${MINUTES:-60}
+
+rows() { # ROWS...: train and evaluate rows with the steps of the budget
+  mkdir -p "steps$size" "runs$size" "evals$size"
+  for row in ${ROWS:-$@}; do
+    IFS=/ read -r regime method seed <<< "$row"
+    name=$regime-$method-seed$seed expert="" settings=${SETTINGS:-}
+    [ "$regime" = one ] && expert="--train.annotator 0"
+    # One more resolution than at 64 x 64, so that the coarsest latent has 2 x 2 pixels at both sizes.
+    case "$size/$method" in 128/*-small) settings="$settings --model.channels [16,16,24,32,48,48,48]" ;; esac
+    if [ ! -f "steps$size/$method" ]; then
+      "$python" "$here/../budget.py" "${MINUTES:-60}" "$method" "data$size" $augment $settings > steps.part
+      mv steps.part "steps$size/$method"
+    fi
+    "$phiseg" train "$method" --data "data$size" --out "runs$size/$name" --resume --train.seed "$seed" \
+      --train.steps "$(cat "steps$size/$method")" $augment $last --train.validation_samples 2 $expert $settings
+    [ -d "evals$size/$name" ] || "$phiseg" evaluate "runs$size/$name" --data "data$size" --num-samples 100 \
+      --out "evals$size/$name"
+  done
+}
 
 case "$part" in
 search)
+  small="phiseg-small probunet-small phiseg-l1-small ssn-small hprobunet-small cvae-small mcdropout-small ensemble-small \
+    multihead-small unet-small flow-ssn-small mose-small ccdm-small"
   for rate in 0.001 0.003; do
     for schedule in cosine constant; do
       "$phiseg" experiment table1 --data data64 $augment --out "search/$rate-$schedule" --methods ${METHODS:-$small} \
@@ -38,34 +58,11 @@ search)
     done
   done
   ;;
-steps)
-  for method in $small; do
-    echo "$method $("$python" "$here/../budget.py" "$minutes" "$method" data64 $augment)"
-  done | tee steps64.part
-  mv steps64.part steps64
-  ;;
 64)
-  all="all/phiseg-small/0 all/probunet-small/0 all/phiseg-l1-small/0 all/hprobunet-small/0 all/ssn-small/0 all/cvae-small/0 \
-    all/mcdropout-small/0 all/ensemble-small/0 all/multihead-small/0 all/flow-ssn-small/0 all/mose-small/0 all/ccdm-small/0"
-  one="one/phiseg-small/0 one/phiseg-l1-small/0 one/probunet-small/0 one/unet-small/0"
-  seeds="all/phiseg-small/1 all/phiseg-small/2 all/probunet-small/1 all/probunet-small/2 all/cvae-small/1 all/cvae-small/2"
-  mkdir -p runs evals
-  for row in ${ROWS:-$all $one $seeds}; do
-    IFS=/ read -r regime method seed <<< "$row"
-    name=$regime-$method-seed$seed
-    steps=$(awk -v method="$method" '$1 == method { print $2 }' steps64)
-    expert=""
-    [ "$regime" = one ] && expert="--train.annotator 0"
-    "$phiseg" train "$method" --data data64 --out "runs/$name" --resume --train.steps "$steps" --train.seed "$seed" \
-      $augment $last --train.validation_samples 2 $expert
-    [ -d "evals/$name" ] || "$phiseg" evaluate "runs/$name" --data data64 --num-samples 100 --out "evals/$name"
-  done
+  rows all/{phiseg,probunet,phiseg-l1,hprobunet,ssn,cvae,mcdropout,ensemble,multihead,flow-ssn,mose,ccdm}-small/0 \
+    one/{phiseg,phiseg-l1,probunet,unet}-small/0 all/{phiseg,probunet,ssn}-small/{1,2}
   ;;
 128)
-  # One more resolution than at 64 x 64, so that the coarsest latent has 2 x 2 pixels at both sizes.
-  methods=${METHODS:-phiseg-small phiseg-l1-small probunet-small}
-  case "$methods" in *-small*) deeper="--model.channels [16,16,24,32,48,48,48]" ;; *) deeper="" ;; esac
-  "$phiseg" experiment table1 --data data128 $augment --workers "${WORKERS:-2}" --minutes "$minutes" --out table128 \
-    --methods $methods --regimes all $deeper $last
+  rows all/{phiseg,phiseg-l1,probunet}-small/0
   ;;
 esac
