@@ -2,8 +2,10 @@
 
 Usage: python docs/pictures/viewer.py SERIES DATASET
 
-SERIES is the folder LIDC-IDRI-0003 of the archive. DATASET is the dataset that experiments/lidc_maxslice/run.sh
-prepares.
+SERIES is the folder LIDC-IDRI-0003 of the archive. DATASET contains the largest slice of each nodule:
+
+    phiseg prepare arrays lidc_maxslice71.npz DATASET --window -1000 400 --size 64 --classes background nodule \
+        --centred-on nodule --modality CT --plane axial
 """
 
 import shutil
