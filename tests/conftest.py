@@ -108,6 +108,16 @@ class Result(NamedTuple):
 
 
 @pytest.fixture(scope="session")
+def bfloat16():
+    """Return the precision bfloat16 for sampling; skip the test where the CPU cannot compute in it."""
+    from phiseg.compute.devices import bf16_failure
+
+    if reason := bf16_failure():
+        pytest.skip(f"this CPU cannot compute in bf16: {reason}")
+    return "bfloat16"
+
+
+@pytest.fixture(scope="session")
 def make_recipe():
     """Return a function that makes a recipe which trains in less than a second."""
     from phiseg.compute.devices import bf16_failure

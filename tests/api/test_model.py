@@ -47,6 +47,21 @@ def test_load_returns_the_model_of_a_run(model, trained):
     assert all(map(torch.equal, again.network.state_dict().values(), model.network.state_dict().values()))
 
 
+def test_load_in_bfloat16(model, lesions, tmp_path, bfloat16):
+    low = phiseg.load(model, precision=bfloat16)
+    assert (model.precision, low.precision) == ("float32", "bfloat16")
+    image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0)) - 0.5
+    exact, found = (one.sample(image, 4) for one in (model, low))
+    assert found.dtype == torch.float32
+    assert not torch.equal(exact, found)
+    torch.testing.assert_close(exact.softmax(2), found.softmax(2), rtol=0, atol=0.05)
+    options = {"num_samples": 2, "progress": False}
+    scores = phiseg.evaluate(low, lesions, tmp_path / "low", **options)
+    assert scores.summary.precision == "bfloat16"
+    scores = phiseg.evaluate(low, lesions, tmp_path / "exact", precision="float32", **options)
+    assert scores.summary.precision == "float32"
+
+
 def test_load_names_bundled_models_where_there_is_no_such_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=r"runs/py.*lidc-nodule"):

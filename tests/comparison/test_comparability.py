@@ -40,6 +40,14 @@ def test_a_calibrated_row_is_not_marked_against_uncalibrated_ones():
     assert not any("Not comparable" in note for note in both.notes)
 
 
+def test_note_states_rows_of_different_precision():
+    exact, low = row("exact", 0.1), row("low", 0.0)
+    assert not any("precision" in note for note in comparison_table([exact, low]).notes)
+    low = replace(low, summary=low.summary.model_copy(update={"precision": "bfloat16"}))
+    (note,) = [note for note in comparison_table([exact, low]).notes if "precision" in note]
+    assert note.startswith("Sampled in different precision: exact float32, low bfloat16.")
+
+
 def test_rows_of_the_same_calibration_are_marked_in_a_mixed_table():
     rows = [row("plain", 0.1), row("rival", 0.0), row("tempered", 0.2, temperature=2.0)]
     assert marked(comparison_table(rows)) == ["plain"]

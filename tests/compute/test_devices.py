@@ -33,6 +33,17 @@ def test_make_fabric_rejects_bf16_where_the_probe_fails(code, reason, probe):
         make_fabric(BF16)
 
 
+def test_usable_device_rejects_bfloat16_where_the_probe_fails(probe):
+    probe("raise RuntimeError('no bf16 kernel')")
+    assert usable_device("cpu", "float32") == torch.device("cpu")
+    problem = r"^precision bfloat16 does not work on this CPU: .*no bf16 kernel; set .* or use precision float32$"
+    with pytest.raises(ConfigError, match=problem):
+        usable_device("cpu", "bfloat16")
+    bf16_failure.cache_clear()
+    probe("")
+    assert usable_device("cpu", "bfloat16") == torch.device("cpu")
+
+
 def test_make_fabric_runs_the_bf16_probe_once_and_for_bf16_only(probe, tmp_path):
     count = tmp_path / "count"
     count.write_text("")

@@ -11,6 +11,7 @@ import torch
 
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.models import MODELS, build_model, load_model, save_model
+from phiseg.models.bfloat16 import compute_in_bfloat16
 from phiseg.models.blocks import Encoder
 from phiseg.models.noise import draw_noise, seeded_generator
 
@@ -414,6 +415,19 @@ def test_loss_is_float32_and_finite_under_autocast(name, training):
     assert samples.isfinite().all()
     loss.total.backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_bfloat16_samples_are_close_to_float32(name, bfloat16):
+    model = settled(name)
+    low = copy.deepcopy(model)
+    compute_in_bfloat16(low)
+    image, _ = batch(model, ODD)
+    exact, drawn = sample(model, image, 3), sample(low, image, 3)
+    assert drawn.dtype == torch.float32
+    assert not torch.equal(drawn, exact)
+    assert (drawn.softmax(2) - exact.softmax(2)).abs().mean() < 0.02
+    assert (drawn.argmax(2) != exact.argmax(2)).float().mean() < 0.05
+    assert {tensor.dtype for tensor in low.state_dict().values()} == {t.dtype for t in model.state_dict().values()}
 
 
 def test_model_exposes_its_config(name):

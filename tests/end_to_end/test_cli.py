@@ -131,6 +131,24 @@ def test_sample_matches_model(tour):
 # The same commands in this process: what else they print
 
 
+def test_evaluate_and_sample_in_bfloat16(tour, cli, tmp_path, bfloat16):
+    folder, _ = tour
+    model, data = str(folder / "phiseg"), ("--data", str(folder / "data"), "--precision", bfloat16)
+    for command, number in (("evaluate", "4"), ("sample", "3")):
+        done = cli(command, model, *data, "--out", str(tmp_path / command), "--num-samples", number)
+        assert done.code == 0, done.err
+    summaries = [
+        json.loads((place / "summary.json").read_text())
+        for place in (folder / "phiseg-eval", tmp_path / "evaluate")
+    ]
+    assert [summary["precision"] for summary in summaries] == ["float32", "bfloat16"]
+    assert summaries[0]["dice"] == pytest.approx(summaries[1]["dice"], abs=0.1)
+    means = [np.load(place / "mean_probs.npy") for place in (folder / "samples", tmp_path / "sample")]
+    assert means[1].dtype == np.float32
+    assert not np.array_equal(*means)
+    np.testing.assert_allclose(*means, rtol=0, atol=0.05)
+
+
 def test_info_describes_dataset(tour, cli):
     folder, _ = tour
     told = cli("info", folder / "data").out

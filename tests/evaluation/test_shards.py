@@ -153,6 +153,11 @@ def test_merge_reports_other_settings(changes, problem, shards, merge, tmp_path)
     assert not (tmp_path / "merged").exists()
 
 
+def test_merge_reports_another_precision(shards, merge, bfloat16):
+    with pytest.raises(DataError, match="precision = float32, but this command has bfloat16"):
+        merge(shards, precision=bfloat16)
+
+
 def test_merge_reports_another_model(shards, trained, lesions, tmp_path):
     with pytest.raises(DataError, match=r"model\.sha256 = |method = "):
         evaluate(trained("unet"), lesions, tmp_path / "merged", merge=shards, **OPTIONS)

@@ -155,6 +155,20 @@ def test_write_predictions_rejects_another_format_in_the_same_folder(trained, tu
         predict(trained(), tmp_path / "in", report, tmp_path / "out", file_format="mha")
 
 
+def test_write_predictions_records_and_keeps_the_precision(trained, turned_scan, report, tmp_path, bfloat16):
+    write_itk(tmp_path / "in" / "a.mha", turned_scan)
+    for precision in ("float32", bfloat16):
+        out = tmp_path / precision
+        predict(trained(), tmp_path / "in", report, out, precision=precision)
+        made_with = json.loads((out / "a" / "summary.json").read_text())["made_with"]
+        assert made_with["precision"] == precision
+    means = [read_nifti(tmp_path / name / "a" / "mean.nii.gz").values for name in ("float32", bfloat16)]
+    np.testing.assert_allclose(*means, rtol=0, atol=0.05)
+    assert not np.array_equal(*means)
+    with pytest.raises(OutputError, match=r"another precision \(bfloat16, now float32\)"):
+        predict(trained(), tmp_path / "in", report, tmp_path / bfloat16)
+
+
 def test_report_states_coverage_only_for_the_measured_coupling(trained, scans, report, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(find_model(trained()), folder)

@@ -11,12 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from phiseg.api.model import uses_calibration
+from phiseg.api.model import used_precision, uses_calibration
 from phiseg.api.results import Comparison, Run, Samples, Scores
 from phiseg.comparison import compare as comparison
 from phiseg.comparison.table_formats import to_text
 from phiseg.core.errors import ConfigError
 from phiseg.core.files import AnyPath, check_replaceable
+from phiseg.core.precision import SamplingPrecision
 from phiseg.core.records import Records
 from phiseg.evaluation import model_evaluation
 from phiseg.evaluation.evaluation_folder import read_evaluation
@@ -78,6 +79,7 @@ def evaluate(
     chunk_size: int | None = None,
     workers: int | None = None,
     device: str = "auto",
+    precision: SamplingPrecision | None = None,
     calibrated: bool = True,
     hide_neighbours: bool = False,
     class_map: Mapping[str, str] | None = None,
@@ -103,6 +105,8 @@ def evaluate(
         workers: batches sampled and scored in parallel; affects memory use and time only. Default: one per core on
             a CPU, 1 for volumes and on a GPU.
         device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
+        precision: the number format of the network, `float32` or the faster `bfloat16`; by default that of a loaded
+            model, otherwise `float32`.
         calibrated: whether to use the temperatures that `calibrate` fitted, if there are any.
         hide_neighbours: whether to hide the neighbouring slices from a model with context.
         class_map: the model's class for classes of the dataset, by name, such as `{"class 1": "nodule"}`; by
@@ -127,6 +131,7 @@ def evaluate(
         chunk_size=chunk_size,
         workers=workers,
         device=device,
+        precision=used_precision(model, precision),
         calibrated=uses_calibration(model, calibrated),
         hide_neighbours=hide_neighbours,
         class_map=class_map,
@@ -205,6 +210,7 @@ def sample(
     batch_size: int = 4,
     chunk_size: int | None = None,
     device: str = "auto",
+    precision: SamplingPrecision | None = None,
     calibrated: bool = True,
     class_map: Mapping[str, str] | None = None,
     overwrite: bool = False,
@@ -224,6 +230,8 @@ def sample(
         chunk_size: samples of each image decoded at once; affects memory use only. Default: 8 on a CPU, 16 on a
             GPU.
         device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
+        precision: the number format of the network, `float32` or the faster `bfloat16`; by default that of a loaded
+            model, otherwise `float32`.
         calibrated: whether to use the temperatures that `calibrate` fitted, if there are any.
         class_map: the model's class for classes of the dataset, by name, such as `{"class 1": "nodule"}`; by
             default classes are compared by number, with a warning if names differ.
@@ -245,6 +253,7 @@ def sample(
         chunk_size=chunk_size,
         keep_probs=probs,
         device=device,
+        precision=used_precision(model, precision),
         calibrated=uses_calibration(model, calibrated),
         class_map=class_map,
     )

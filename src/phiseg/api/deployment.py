@@ -10,11 +10,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from phiseg.api.model import uses_calibration
+from phiseg.api.model import used_precision, uses_calibration
 from phiseg.api.results import Predictions
 from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.core.files import AnyPath
+from phiseg.core.precision import SamplingPrecision
 from phiseg.core.records import Records
 from phiseg.imaging.volume_files import VolumeFormat
 from phiseg.inference import export, monai_bundle
@@ -41,6 +42,7 @@ def predict(
     sampling: Sampling | None = None,
     strict_spacing: bool = False,
     device: str = "auto",
+    precision: SamplingPrecision | None = None,
     calibrated: bool = True,
     progress: bool = True,
     **more: Any,
@@ -63,6 +65,8 @@ def predict(
         strict_spacing: refuse scans whose pixel spacing or slice distance is outside the range of the training
             images instead of resampling their pixels.
         device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
+        precision: the number format of the network, `float32` or the faster `bfloat16`; by default that of a loaded
+            model, otherwise `float32`.
         calibrated: whether to use the temperatures that `calibrate` fitted, if there are any.
         progress: whether to show progress bars.
         more: sampling settings as keyword arguments, such as `num_samples=16, seed=1`.
@@ -75,7 +79,7 @@ def predict(
             scan that cannot be predicted is reported in `Predictions.failed` instead.
     """
     inputs = [Path(one) for one in ([scans] if isinstance(scans, str | PathLike) else scans)]
-    place = Path(out)
+    place, precision = Path(out), used_precision(model, precision)
     written = write_predictions(
         Path(model),
         inputs,
@@ -90,7 +94,8 @@ def predict(
         sampling=_sampling(sampling, more),
         calibrated=uses_calibration(model, calibrated),
         strict_spacing=strict_spacing,
-        device=usable_device(device),
+        device=usable_device(device, precision),
+        precision=precision,
         progress=progress,
         notify=lambda note: warnings.warn(note, stacklevel=4),  # the line that calls predict
     )

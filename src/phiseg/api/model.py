@@ -19,6 +19,7 @@ from phiseg.compute.devices import usable_device
 from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import AnyPath
+from phiseg.core.precision import SamplingPrecision
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.prediction import Prediction
@@ -36,7 +37,13 @@ MAX_ZSCORE = 50.0
 """Standard deviations from the mean beyond which a z-scored image counts as raw."""
 
 
-def load(model: str | PathLike[str], *, device: str = "cpu", calibrated: bool = True) -> "Model":
+def load(
+    model: str | PathLike[str],
+    *,
+    device: str = "cpu",
+    calibrated: bool = True,
+    precision: SamplingPrecision = "float32",
+) -> "Model":
     """Load a trained model.
 
     Only JSON and safetensors files are read: nothing in the folder is executed.
@@ -46,14 +53,17 @@ def load(model: str | PathLike[str], *, device: str = "cpu", calibrated: bool = 
             `hf:owner/name@revision` for a model of the Hugging Face Hub (`pip install 'phiseg[hub]'`).
         device: the device to put it on, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
         calibrated: whether to sample with the temperatures that `phiseg calibrate` fitted, if there are any.
+        precision: the number format of the network; `bfloat16` is faster on CPUs and GPUs that support it.
 
     Raises:
         ModelError: the folder is missing, damaged or not a phiseg model.
-        ConfigError: there is no such device, or huggingface_hub is not installed.
+        ConfigError: there is no such device, it does not support `precision`, or huggingface_hub is not installed.
     """
     folder = find_model(Path(model))
-    network = load_model(folder, device=usable_device(device), calibrated=calibrated)
-    return Model(network, folder, calibrated=calibrated)
+    network = load_model(
+        folder, device=usable_device(device, precision), calibrated=calibrated, precision=precision
+    )
+    return Model(network, folder, calibrated=calibrated, precision=precision)
 
 
 class Model:
@@ -63,10 +73,13 @@ class Model:
         network: the PyTorch module, for work on encodings, latent levels and weights.
         path: the model folder.
         calibrated: whether `sample` uses fitted temperatures, if the folder has any.
+        precision: the number format of the network when it samples.
     """
 
-    def __init__(self, network: Segmenter, path: Path, *, calibrated: bool = True):
-        self.network, self.path, self.calibrated = network, path, calibrated
+    def __init__(
+        self, network: Segmenter, path: Path, *, calibrated: bool = True, precision: SamplingPrecision = "float32"
+    ):
+        self.network, self.path, self.calibrated, self.precision = network, path, calibrated, precision
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -82,7 +95,7 @@ class Model:
 
     def to(self, device: str) -> Self:
         """Move the network to a device and return the model."""
-        self.network.to(usable_device(device))
+        self.network.to(usable_device(device, self.precision))
         return self
 
     @property
@@ -295,3 +308,8 @@ def _as_stack(
 def uses_calibration(model: AnyPath, calibrated: bool) -> bool:
     """Return whether to use the temperatures of a model: not if it was loaded without them."""
     return calibrated and not (isinstance(model, Model) and not model.calibrated)
+
+
+def used_precision(model: AnyPath, precision: SamplingPrecision | None) -> SamplingPrecision:
+    """Return the number format to use: by default that of a loaded model, otherwise float32."""
+    return precision or (model.precision if isinstance(model, Model) else "float32")

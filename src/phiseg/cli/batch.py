@@ -11,6 +11,7 @@ import tyro
 from phiseg.cli.early_checks import check_exists, check_needs_no_point
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.bundled import find_model
+from phiseg.core.precision import SamplingPrecision
 from phiseg.inference.input_checks import find_socket, parse_maps
 
 
@@ -59,6 +60,9 @@ class PredictBatch:
     """Number of samples decoded at once. Affects memory use only, not results."""
     device: str = "auto"
     """Device such as cpu or cuda:1; auto uses a GPU if available."""
+    precision: SamplingPrecision = "float32"
+    """Number format of the network. bfloat16 is about twice as fast on CPUs with AVX512_BF16 or AMX, and on GPUs;
+    a few pixels differ."""
     overwrite: Flag = False
     """Replace files of the same names from a previous batch."""
 
@@ -93,7 +97,8 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
             batch_size=command.batch_size,
             chunk_size=command.chunk_size,
         ),
-        device=usable_device(command.device),
+        device=usable_device(command.device, command.precision),
+        precision=command.precision,
         overwrite=command.overwrite,
         notify=lambda note: print(f"phiseg: {note}", file=sys.stderr),
     )

@@ -13,6 +13,7 @@ from phiseg.cli.pacs import check_pacs_options, predict_from_pacs
 from phiseg.cli.parallel import fabric_for_processes
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.bundled import find_model
+from phiseg.core.precision import SamplingPrecision
 from phiseg.core.shard import Shard
 from phiseg.imaging.dicomweb import Credentials, DicomWeb
 from phiseg.inference.input_checks import check_inputs
@@ -117,6 +118,9 @@ class Predict:
     # `--accelerator` is the former name; tyro shows aliases before the name.
     device: Annotated[str, tyro.conf.arg(name="accelerator", aliases=["--device"])] = "auto"
     """Device such as cpu or cuda:1 (cpu or cuda with several processes); auto uses a GPU if available."""
+    precision: SamplingPrecision = "float32"
+    """Number format of the network. bfloat16 is about twice as fast on CPUs with AVX512_BF16 or AMX, and on GPUs;
+    a few pixels differ."""
     devices: int = 1
     """Number of processes on this machine among which the cases are divided."""
     num_nodes: int = 1
@@ -211,6 +215,7 @@ def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | No
 
     fabric = fabric_for_processes(command.device, command.devices, command.num_nodes, command="phiseg predict")
     keep_freed_memory()
+    device = usable_device(command.device, command.precision)
     return write_predictions(
         Path(command.model),
         inputs,
@@ -225,7 +230,8 @@ def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | No
         sampling=_sampling(command),
         calibrated=not command.uncalibrated,
         strict_spacing=command.strict_spacing,
-        device=fabric.device if fabric else usable_device(command.device),
+        device=fabric.device if fabric else device,
+        precision=command.precision,
         fabric=fabric,
         shard=_shard(command),
         notify=lambda note: print(f"phiseg: {note}", file=sys.stderr),

@@ -13,6 +13,7 @@ from phiseg.cli.listening import listen, named_host, run_server
 from phiseg.cli.parsing import optional, parse
 from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError
+from phiseg.core.precision import SamplingPrecision
 from phiseg.imaging.dicomweb import Credentials, DicomWeb
 from phiseg.inference.input_checks import check_inputs
 
@@ -62,6 +63,9 @@ class Serve:
     """Maximum duration of a request in seconds."""
     device: str = "auto"
     """Device such as cpu or cuda:1; auto uses a GPU if available."""
+    precision: SamplingPrecision = "float32"
+    """Number format of the network. bfloat16 is about twice as fast on CPUs with AVX512_BF16 or AMX, and on GPUs;
+    a few pixels differ."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -93,8 +97,11 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
             images, notes = FolderImages.of(command.studies)
             for note in notes:
                 print(f"phiseg: {note}", file=sys.stderr)
-        device = usable_device(command.device)
-        networks = [(Path(name).resolve().name, load_model(Path(name), device=device)) for name in command.models]
+        device = usable_device(command.device, command.precision)
+        networks = [
+            (Path(name).resolve().name, load_model(Path(name), device=device, precision=command.precision))
+            for name in command.models
+        ]
         server = LabelServer.of(networks, images=images, time_limit=command.time_limit)
         address, port = listener.getsockname()[:2]
         token = None if is_loopback(address) else secrets.token_urlsafe(16)

@@ -11,6 +11,7 @@ import tyro
 from phiseg.cli.listening import listen, named_host, run_server
 from phiseg.cli.parsing import Flag, optional, parse
 from phiseg.core.bundled import find_model
+from phiseg.core.precision import SamplingPrecision
 from phiseg.inference.input_checks import check_inputs
 
 
@@ -42,6 +43,9 @@ class View:
     """Print the link without opening a browser."""
     device: str = "auto"
     """Device such as cpu or cuda:1; auto uses a GPU if available."""
+    precision: SamplingPrecision = "float32"
+    """Number format of the network. bfloat16 is about twice as fast on CPUs with AVX512_BF16 or AMX, and on GPUs;
+    a few pixels differ."""
 
 
 def run(arguments: Sequence[str], *, prog: str) -> None:
@@ -61,7 +65,9 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     name = command.model
     listener = listen(command.host, command.port)
     with listener:
-        viewer = Viewer.of(load_model(Path(name), device=usable_device(command.device)), Path(name).resolve().name)
+        device = usable_device(command.device, command.precision)
+        network = load_model(Path(name), device=device, precision=command.precision)
+        viewer = Viewer.of(network, Path(name).resolve().name)
         for note in viewer.add(command.scans):
             print(f"phiseg: {note}", file=sys.stderr)
         viewer.session()  # report problems here instead of on the page

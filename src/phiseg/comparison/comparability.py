@@ -76,6 +76,10 @@ def comparability_notes(
             "Such rows are not tested against each other, unless their weights are the same: a marked score is "
             "better than those of all rows it is tested against."
         )
+    precisions = {name: own.summary.precision for name, own in rows if own.summary.precision}
+    if len(set(precisions.values())) > 1:
+        each = ", ".join(f"{name} {precision}" for name, precision in precisions.items())
+        notes.append(f"Sampled in different precision: {each}. The difference is usually negligible.")
     labels = [name for name, own in rows if own.summary.samples and own.summary.samples.probabilities == "none"]
     if labels:
         notes.append(

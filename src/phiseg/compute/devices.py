@@ -14,6 +14,7 @@ from pydantic import Field
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError
+from phiseg.core.precision import SamplingPrecision
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -63,11 +64,11 @@ class DeviceConfig(StrictConfig):
     precision: Precision = "32-true"
 
 
-def usable_device(name: str) -> torch.device:
+def usable_device(name: str, precision: SamplingPrecision = "float32") -> torch.device:
     """Return the device called `name`, such as cpu or cuda:1; `gpu` is cuda, and `auto` a GPU if available.
 
     Raises:
-        ConfigError: the device is not available.
+        ConfigError: the device is not available, or cannot compute in `precision`.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,6 +80,8 @@ def usable_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # torch asserts that it supports the device
         reason = shorten(str(error), 100, placeholder="...")
         raise ConfigError(f"device '{name}' is not available ({reason}); use cpu") from None
+    if precision == "bfloat16":
+        _check_bfloat16(device, "precision bfloat16", instead="precision float32")
     return device
 
 
@@ -113,13 +116,18 @@ def make_fabric(settings: DeviceSettings, *, timeout: timedelta | None = None) -
         ) from None
     if settings.precision == "16-mixed" and fabric.device.type == "cpu":
         raise ConfigError("train.precision 16-mixed needs a GPU; use bf16-mixed or 32-true")
-    if settings.precision == "bf16-mixed" and fabric.device.type == "cpu" and (failure := bf16_failure()):
-        raise ConfigError(
-            "train.precision bf16-mixed does not work on this CPU: a small bf16 convolution failed with "
-            f"{failure}; set the environment variable ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 or AVX2, or use "
-            "train.precision 32-true"
-        )
+    if settings.precision == "bf16-mixed":
+        _check_bfloat16(fabric.device, "train.precision bf16-mixed", instead="train.precision 32-true")
     return fabric
+
+
+def _check_bfloat16(device: torch.device, setting: str, *, instead: str) -> None:
+    """Raise a ConfigError that names `setting` if the device cannot compute in bfloat16."""
+    if device.type == "cpu" and (failure := bf16_failure()):
+        raise ConfigError(
+            f"{setting} does not work on this CPU: a small bf16 convolution failed with {failure}; set the "
+            f"environment variable ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 or AVX2, or use {instead}"
+        )
 
 
 @cache

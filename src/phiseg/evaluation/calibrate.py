@@ -23,6 +23,7 @@ from phiseg.core.bundled import bundled_models, find_model
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import AnyPath
 from phiseg.core.hub import is_hub_name
+from phiseg.core.precision import SamplingPrecision
 from phiseg.core.random import derive_seed
 from phiseg.data.store import Dataset
 from phiseg.evaluation.model_evaluation import warn_of_leak
@@ -86,6 +87,7 @@ def calibrate(
     seed: int = 0,
     num_cases: int = NUM_CASES,
     device: str = "auto",
+    precision: SamplingPrecision = "float32",
     class_map: Mapping[str, str] | None = None,
     progress: bool = True,
 ) -> Fit:
@@ -103,7 +105,8 @@ def calibrate(
         raise ModelError(f"{found} is part of phiseg and cannot be changed; calibrate a copy of this folder")
     if is_hub_name(model_folder):
         raise ModelError(f"{model_folder} is in the cache of the Hub; calibrate a copy of {found}, and push it")
-    model = load_model(model_folder, device=usable_device(device), calibrated=False)
+    place = usable_device(device, precision)
+    model = load_model(model_folder, device=place, calibrated=False, precision=precision)
     dataset = match_classes(model, Dataset.open(data), class_map)
     warn_of_leak(model, dataset, split)
     fit = fit_calibration(
@@ -120,6 +123,7 @@ def calibrate(
             "num_patients": fit.num_patients,
             "num_samples": num_samples,
             "seed": seed,
+            "precision": precision,
             "before": fit.before,
             "after": fit.after,
             "held_out": fit.held_out,

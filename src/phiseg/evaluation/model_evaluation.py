@@ -15,6 +15,7 @@ from phiseg.compute.threads import in_threads
 from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, DataError, ModelError, PhisegError
 from phiseg.core.files import check_replaceable
+from phiseg.core.precision import SamplingPrecision
 from phiseg.core.shard import Shard
 from phiseg.data.store import Dataset
 from phiseg.evaluation.case_scoring import (
@@ -62,6 +63,7 @@ def evaluate(
     chunk_size: int | None = None,
     workers: int | None = None,
     device: str = "auto",
+    precision: SamplingPrecision = "float32",
     calibrated: bool = True,
     hide_neighbours: bool = False,
     class_map: Mapping[str, str] | None = None,
@@ -93,6 +95,7 @@ def evaluate(
             the cores of a CPU, one thread per core; 1 for volumes and on a GPU. Memory use grows with it; results
             do not change.
         device: device such as `cpu` or `cuda:1`; `auto` uses a GPU if available.
+        precision: number format of the network.
         calibrated: use the temperatures fitted by `phiseg calibrate`, if any.
         hide_neighbours: hide the neighbouring slices from a model with context.
         class_map: class of the model for classes of the dataset, by name; by default they are matched by number.
@@ -109,8 +112,8 @@ def evaluate(
     if shard and merge:
         raise ConfigError("--shard computes a part and --merge collects all parts; use one of them")
     check_replaceable(out, overwrite=overwrite or reuse, marker=SHARD_MARKER if shard else MARKER)
-    place = usable_device(device)
-    model = load_model(model_folder, device=place, calibrated=calibrated)
+    place = usable_device(device, precision)
+    model = load_model(model_folder, device=place, calibrated=calibrated, precision=precision)
     stored = Dataset.open(data)
     rows = stored.rows(split)
     stored.check_labels(rows)
@@ -151,6 +154,7 @@ def evaluate(
         "seed": seed,
         "split": split,
         "hide_neighbours": hide_neighbours,
+        "precision": precision,
         "dice_annotator": dice_annotator,
         "dataset": DatasetRef.of(known),
         "model": source,

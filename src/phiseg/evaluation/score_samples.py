@@ -163,6 +163,7 @@ class _Part:
                 "num_parameters": None,
                 "num_samples": self.number,
                 "seed": None,
+                "precision": None,
                 "dice_annotator": self._dice_annotator,
                 "model": ModelRef(),
                 "samples": SamplesRef(sha256=self._hash.hexdigest(), probabilities=self._known.pop()),

@@ -16,6 +16,7 @@ from pydantic import (
 from phiseg import __version__
 from phiseg.core.config import StrictConfig
 from phiseg.core.formats import EVALUATION
+from phiseg.core.precision import SamplingPrecision
 from phiseg.data.store import Dataset
 from phiseg.metrics.annotator_correlation import correlated_excess
 from phiseg.metrics.score import PixelScore
@@ -91,6 +92,8 @@ class Provenance(StrictConfig):
     split: Line
     hide_neighbours: bool = False
     """Whether the neighbouring slices were hidden from a model with context."""
+    precision: SamplingPrecision | None = "float32"
+    """Number format of the network; None for given samples. Older files do not state it."""
     dice_annotator: Annotated[int, Field(ge=0)] | Literal["all", "majority", "staple"]
     """Reference for Dice: an annotator; `all` averages over all annotators, the others are their consensus."""
     dataset: DatasetRef

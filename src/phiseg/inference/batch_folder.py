@@ -14,6 +14,7 @@ import torch
 from phiseg.core.errors import OutputError
 from phiseg.core.files import check_new_file, write_json
 from phiseg.core.formats import BATCH
+from phiseg.core.precision import SamplingPrecision
 from phiseg.inference.case_folders import read_summary
 from phiseg.inference.points import Point
 from phiseg.inference.prediction_folder import PredictionFolder, write_predictions
@@ -33,6 +34,7 @@ def write_batch(
     points_by_case: Mapping[str, Sequence[Point]] | None = None,
     sampling: Sampling | None = None,
     device: torch.device | str = "cpu",
+    precision: SamplingPrecision = "float32",
     overwrite: bool = False,
     progress: bool = True,
     notify: Callable[[str], None] = print,
@@ -50,6 +52,7 @@ def write_batch(
         points_by_case: points of the scans of that name.
         sampling: the sampling settings.
         device: the device, such as `cpu` or `cuda:1`.
+        precision: see `write_predictions`.
         overwrite: replace files of the same names from a previous batch.
         progress: show progress bars.
         notify: called with each remark, such as files that are skipped.
@@ -75,6 +78,7 @@ def write_batch(
                 file_format="mha",
                 sampling=sampling,
                 device=device,
+                precision=precision,
                 progress=progress,
                 notify=notify,
             )
@@ -83,7 +87,7 @@ def write_batch(
     except OSError as error:
         raise OutputError(f"cannot write to {output}: {error.strerror or error}; choose another folder") from error
     failed = [{"case": case, "reason": reason} for case, reason in written.failed.items()]
-    origin = {"model": str(model), "weights": weights_hash(model)}
+    origin = {"model": str(model), "weights": weights_hash(model), "precision": precision}
     write_json(output / VOLUMES, {**BATCH.marker, **origin, "cases": cases, "failed": failed})
     return written.failed
 

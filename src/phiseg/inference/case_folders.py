@@ -234,7 +234,7 @@ def _settings(sampling: Sampling, identity: Mapping[str, Any]) -> dict[str, Any]
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Return the first difference between the properties of a finished case and those of now, for errors."""
-    default = {"format": "nii.gz"}  # older folders do not state it
+    default = {"format": "nii.gz", "precision": "float32"}  # older folders do not state them
     before, now = default | dict(before), default | dict(now)
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):

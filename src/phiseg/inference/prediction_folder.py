@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from phiseg.core.bundled import find_model
+from phiseg.core.precision import SamplingPrecision
 from phiseg.core.shard import Shard
 from phiseg.imaging.volume_files import VolumeFormat
 from phiseg.inference.case_folders import (
@@ -78,6 +79,7 @@ def write_predictions(
     calibrated: bool = True,
     strict_spacing: bool = False,
     device: torch.device | str = "cpu",
+    precision: SamplingPrecision = "float32",
     fabric: "Fabric | None" = None,
     shard: Shard | None = None,
     progress: bool = True,
@@ -101,6 +103,7 @@ def write_predictions(
         strict_spacing: refuse scans whose pixel spacing or slice distance is outside the range of the training
             images instead of resampling their pixels.
         device: the device, such as `cpu` or `cuda:1`.
+        precision: number format of the network; `usable_device` checks that the device supports it.
         fabric: Lightning Fabric for several processes that share the cases, each on a device of its own. By
             default, this process predicts all cases on `device`.
         shard: predict only this part of the scans, and write no tables and no page. A later call without a shard
@@ -122,10 +125,11 @@ def write_predictions(
     scans_with_jobs = {job.scan.name for job in jobs}
     jobs = jobs_of_shard(jobs, shard) if shard else jobs
     folder = find_model(model)
-    network = load_model(folder, calibrated=calibrated)
+    network = load_model(folder, calibrated=calibrated, precision=precision)
     identity = {
         "model": weights_hash(folder),
         "calibration": network.calibration.model_dump(mode="json"),
+        "precision": precision,
         "series": series,
         "format": file_format,
     }

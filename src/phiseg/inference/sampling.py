@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phiseg.compute.devices import usable_device
 from phiseg.core.errors import ConfigError, ModelError
+from phiseg.core.precision import SamplingPrecision
 from phiseg.data.patches import window
 from phiseg.data.store import Dataset
 from phiseg.inference.class_map import check_classes_match, match_classes
@@ -52,6 +53,7 @@ def sample_split(
     chunk_size: int | None = None,
     keep_probs: bool = False,
     device: str = "auto",
+    precision: SamplingPrecision = "float32",
     calibrated: bool = True,
     class_map: Mapping[str, str] | None = None,
 ) -> SplitSamples:
@@ -68,13 +70,15 @@ def sample_split(
             a CPU, where tensors then fit into the cache, and 16 on a GPU.
         keep_probs: also return the probabilities of every sample.
         device: device such as `cpu` or `cuda:1`; `auto` uses a GPU if available.
+        precision: number format of the network.
         calibrated: use the factors fitted by `phiseg calibrate`, if any.
         class_map: see `match_classes`.
 
     Raises:
         ConfigError, DataError, ModelError: an argument, the data or the model is unsuitable.
     """
-    network = load_model(model, device=usable_device(device), calibrated=calibrated)
+    place = usable_device(device, precision)
+    network = load_model(model, device=place, calibrated=calibrated, precision=precision)
     dataset = match_classes(network, Dataset.open(data), class_map)
     rows = dataset.rows(split).tolist()
     samples = sample_cases(

@@ -18,6 +18,8 @@ from phiseg.core.bundled import find_model
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
 from phiseg.core.formats import CALIBRATION, MODEL
+from phiseg.core.precision import SamplingPrecision
+from phiseg.models.bfloat16 import compute_in_bfloat16
 from phiseg.models.registry import build_model, model_class
 from phiseg.models.segmenter import Segmenter
 from phiseg.models.temperatures import Calibration
@@ -63,13 +65,20 @@ def save_calibration(folder: Path, calibration: Calibration, *, fit: dict[str, A
     write_json(find_model(folder) / CALIBRATION_FILE, values)
 
 
-def load_model(folder: Path, *, device: torch.device | str = "cpu", calibrated: bool = True) -> Segmenter:
+def load_model(
+    folder: Path,
+    *,
+    device: torch.device | str = "cpu",
+    calibrated: bool = True,
+    precision: SamplingPrecision = "float32",
+) -> Segmenter:
     """Load a model folder, or the model folder of a run, in eval mode.
 
     Args:
         folder: model or run folder, or name of a bundled model.
         device: device of the model.
         calibrated: apply fitted temperatures, if there are any.
+        precision: number format in which the model draws samples; `usable_device` checks that a device supports it.
 
     Raises:
         ModelError: the folder is missing, incomplete, damaged or not a phiseg model.
@@ -97,6 +106,8 @@ def load_model(folder: Path, *, device: torch.device | str = "cpu", calibrated: 
     model.provenance = stored["provenance"]
     if calibrated and (folder / CALIBRATION_FILE).is_file():
         model.calibration = _read_calibration(folder / CALIBRATION_FILE, model)
+    if precision == "bfloat16":
+        compute_in_bfloat16(model)
     return model.to(device).eval()
 
 
