@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import load_model, save_model
 from phiseg.models.model_folder import weights_hash
 from phiseg.models.noise import draw_noise, seeded_generator
@@ -93,8 +94,18 @@ def test_combine_rejects_incompatible_models(runs, cli, trained, copy, tmp_path)
 
 
 def test_combine_accepts_preprocessing_without_default_settings(runs, cli, tmp_path):
-    edit(runs[1], "preprocessing.json", lambda values: values.pop("volume_check"))
+    edit(runs[1], "preprocessing.json", lambda values: values.pop("patch_size"))
     assert cli("combine", *runs, "--out", tmp_path / "both").code == 0
+
+
+def test_combine_discards_the_coverage_measured_for_a_member(runs, cli, tmp_path):
+    """The report of `phiseg predict` states the coverage, and the ensemble has other samples than its members."""
+    for run, coverage in zip(runs, (0.9, 0.7), strict=True):
+        check = {"dataset": "d", "num_lesions": 9, "num_annotators": 4, "coverage": coverage}
+        edit(run, "preprocessing.json", lambda values, check=check: values.update(volume_check=check))
+    assert cli("combine", *runs, "--out", tmp_path / "both").code == 0
+    assert Preprocessing.of(load_model(tmp_path / "both")).volume_check is None
+    assert Preprocessing.of(load_model(runs[0])).volume_check.coverage == 0.9
 
 
 def test_combine_needs_overwrite_to_replace(runs, cli, tmp_path):

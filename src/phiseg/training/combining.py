@@ -18,7 +18,8 @@ def combine(
 ) -> PHiSegEnsemble:
     """Write an ensemble of several models as a model folder; each sample comes from one member, chosen uniformly.
 
-    Fitted temperatures of the members are discarded; calibrate the ensemble with `phiseg calibrate`.
+    Fitted temperatures of the members are discarded; calibrate the ensemble with `phiseg calibrate`. The measured
+    coverage of a member's volumes is discarded too, because it is not that of the ensemble.
 
     Args:
         folders: model or run folders of PHiSeg models with the same settings, trained on the same data.
@@ -52,8 +53,13 @@ def combine(
         for parameter in ensemble.parameters():
             parameter.data = parameter.data.half()
     provenance = _provenance(members, hashes)
+    preprocessing = _unchecked(members[0])
     save_model(
-        out, ensemble, preprocessing=members[0].preprocessing, provenance=provenance, card=_card(members, paths)
+        out,
+        ensemble,
+        preprocessing=preprocessing.to_json() if preprocessing else {},
+        provenance=provenance,
+        card=_card(members, paths),
     )
     return ensemble.float().eval()
 
@@ -74,11 +80,17 @@ def _check_member(model: Segmenter, first: Segmenter, folder: Path, first_folder
             "older phiseg, or on other data, or fine-tuned from a model of other data; combine models that were "
             "trained on the same data with this version"
         )
-    if Preprocessing.find(model) != Preprocessing.find(first):
+    if _unchecked(model) != _unchecked(first):
         raise ModelError(
             f"{folder} and {first_folder} were trained on different data, or on data with different preprocessing; "
             "combine models of the same dataset"
         )
+
+
+def _unchecked(model: Segmenter) -> Preprocessing | None:
+    """Return the preprocessing of a model without what was measured with its own weights."""
+    preprocessing = Preprocessing.find(model)
+    return preprocessing and preprocessing.model_copy(update={"volume_check": None})
 
 
 def _provenance(members: Sequence[Segmenter], hashes: Sequence[str]) -> dict[str, Any]:
