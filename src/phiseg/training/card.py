@@ -86,11 +86,10 @@ def patient_token(patient: str, salt: str) -> str:
 def model_card(recipe: Recipe, dataset: Dataset, step: int, scores: Mapping[str, float | None]) -> str:
     """Return the model card: description, training data, scores and limitations."""
     train = recipe.train
-    who = (
-        "one random annotator per image and step"
-        if train.annotator == "random"
-        else f"annotator {train.annotator} only"
-    )
+    who = f"annotator {train.annotator} only"
+    if train.annotator == "random":
+        number = min(train.annotations_per_image, dataset.info.num_annotators)
+        who = f"{number if number > 1 else 'one'} random annotator{'s' if number > 1 else ''} per image and step"
     rows = "\n".join(
         f"| {name} | {value:.4f} |"
         for name, value in scores.items()
