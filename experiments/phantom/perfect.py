@@ -1,8 +1,11 @@
 """Score a perfect sampler on a phantom: 100 further annotators of every test case, against those of the dataset.
 
-Usage: perfect.py KIND DATA
+Usage: perfect.py KIND DATA [CASES.csv.gz], with a file for the scores of every case
 """
 
+import csv
+import gzip
+import io
 import sys
 from pathlib import Path
 
@@ -22,6 +25,16 @@ for row in dataset.rows("test").tolist():
     drawn = scene.annotate(100, np.random.default_rng(derive_seed(0, "perfect", row)))
     annotations = torch.from_numpy(dataset.annotations(row))
     scores.append(energy_distance(torch.from_numpy(drawn), annotations, num_classes=len(dataset.info.classes)))
+if len(sys.argv) > 3:
+    terms = ("cross", "within_samples", "within_annotations")
+    names = ("ged", "ged_unbiased", "ged_floor", *terms)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["case", "patient", *names[:3], *(f"ged_{term}" for term in terms)])
+    for row, score in zip(dataset.rows("test").tolist(), scores, strict=True):
+        case = dataset.cases[row]
+        writer.writerow([case["case"], case["patient"], *(getattr(score, name) for name in names)])
+    Path(sys.argv[3]).write_bytes(gzip.compress(table.getvalue().encode(), mtime=0))
 ged, unbiased = (np.array([getattr(score, name) for score in scores]) for name in ("ged", "ged_unbiased"))
 error = unbiased.std(ddof=1) / np.sqrt(len(unbiased))
 print(f"{kind}: GED {ged.mean():.4f}, unbiased {unbiased.mean():.4f} +- {error:.4f} ({len(ged)} cases)")

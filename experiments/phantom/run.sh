@@ -13,5 +13,5 @@ for kind in lesion zones; do
   "$bin/phiseg" experiment table1 --data $kind --out table1-$kind --minutes "${MINUTES:-5}" --workers "${WORKERS:-2}" \
     --methods probunet-small phiseg-l1-small phiseg-small unet-small --rows 'all/*' 'one/unet-small/*' \
     --train.validation_samples 8
-  "$bin/python" "$here/perfect.py" $kind $kind | tee perfect-$kind.txt
+  "$bin/python" "$here/perfect.py" $kind $kind perfect-$kind.csv.gz | tee perfect-$kind.txt
 done

@@ -103,6 +103,18 @@ def test_page_states_the_scores_with_the_margin():
     assert f"Its Dice is {dice} instead of" in text
 
 
+@pytest.mark.parametrize("kind", ["lesion", "zones"])
+def test_phantom_page_states_the_scores_of_a_perfect_sampler(kind):
+    page = ROOT / "experiments/phantom"
+    rows = read_scores(page / f"results/{kind}/perfect-cases.csv.gz")
+    unbiased = column(rows, "ged_unbiased")
+    error = unbiased.std(ddof=1) / np.sqrt(len(rows))
+    diversity = column(rows, "ged_within_samples").mean() * 100 / 99  # of two distinct annotators among 100
+    row = cells(page / "README.md", "a perfect sampler", nth=["lesion", "zones"].index(kind))
+    stated = [f"{unbiased.mean():.3f} ± {error:.3f}", *means(rows, ["ged"]), f"{diversity:.3f}"]
+    assert [cell for cell in row if cell] == stated
+
+
 def volume_scores(rows):
     """Return the coverage, the median width, mean and median of CRPS and floor, and the error of presence."""
     off = np.abs(column(rows, "present") - column(rows, "readers_present")).mean()
