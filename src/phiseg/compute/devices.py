@@ -1,9 +1,11 @@
 """Choice of the device, and Lightning Fabric for one or several of them."""
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
+import warnings
 from datetime import timedelta
 from functools import cache
 from textwrap import shorten
@@ -135,14 +137,37 @@ def bf16_failure() -> str | None:
     """Return why this CPU cannot compute in bf16, or None if it can.
 
     Some virtual machines report instructions that they cannot execute, for example AMX, and torch dies with SIGILL.
-    A child process runs `BF16_PROBE` to find out, once per process.
+    A child process runs `BF16_PROBE` to find out, once per process. A fork of this process is tried first, because
+    it need not import torch; only a new process reports the reason of a failure.
     """
+    if _works_in_fork(BF16_PROBE):
+        return None
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-P", "-c", BF16_PROBE], capture_output=True, text=True, check=False
     )
     if done.returncode < 0:
         return signal.Signals(-done.returncode).name
     return (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode else None
+
+
+def _works_in_fork(code: str, *, limit_s: int = 20) -> bool:
+    """Return whether Python code runs in a fork of this process without an error and within a time limit."""
+    if not hasattr(os, "fork"):
+        return False
+    with warnings.catch_warnings(action="ignore"):  # Python warns of other threads, which a fork lacks
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(limit_s)  # kills a child that waits for a lock of another thread
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # no report of a crash
+            torch.set_num_threads(1)
+            exec(code, {})  # noqa: S102
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def keep_freed_memory() -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import SimpleITK
 from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
@@ -72,6 +71,8 @@ def read_itk(path: Path, *, channels: bool = False) -> Volume:
     Raises:
         DataError: the file is missing, damaged or in another format, or has NaN or infinite voxels.
     """
+    import SimpleITK  # here, because importing it takes time
+
     header = _read_header(path)
     with _wrap_errors(path):
         reader, size = _reader(path)
@@ -98,6 +99,8 @@ def stated_bytes(path: Path) -> int:
 
 def _reader(path: Path) -> tuple[Any, int]:
     """Return a SimpleITK reader that has read the header, and the size of the voxels in bytes."""
+    import SimpleITK  # here, because importing it takes time
+
     reader = SimpleITK.ImageFileReader()
     reader.SetImageIO("MetaImageIO" if _is_meta(path) else "NrrdImageIO")
     reader.SetFileName(str(path))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import SimpleITK
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -93,6 +92,8 @@ def read_picture(path: Path, *, grey: bool = False) -> NDArray[Any]:
         if not _is_deep(image):
             pixels = np.asarray(image.convert("L" if grey else "RGB"))
             return np.moveaxis(pixels.reshape(*pixels.shape[:2], -1), 2, 0)
+        import SimpleITK  # here, because importing it takes time
+
         pixels = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(path))[..., :3]  # Pillow keeps 8 of 16 bits
         colours = np.moveaxis(pixels, 2, 0)
         weights = np.array([0.299, 0.587, 0.114])  # as Pillow converts 8 bits
