@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # What matters in PHiSeg's recipe, at equal compute. Usage: run.sh DATA OUT, with DATA the dataset data64 that
 # experiments/lidc_slices/run.sh prepares, and OUT a folder outside the repository. Run it again to resume.
-# Variants are scored on DATA's val, never on its test. They are trained in bfloat16; without a CPU that has its
-# instructions, set PRECISION=32-true.
+# Variants are scored on DATA's val, never on its test. Networks compute in bfloat16.
 set -euo pipefail
 export data=$(realpath "$1")
-export phiseg=$(cd "$(dirname "$0")/../.." && pwd)/.venv/bin/phiseg PRECISION=${PRECISION:-bf16-mixed}
+export phiseg=$(cd "$(dirname "$0")/../.." && pwd)/.venv/bin/phiseg
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # one core for each variant
 mkdir -p "$2" && cd "$2"
 
@@ -15,9 +14,9 @@ variant() { # NAME STEPS SETTINGS...: train, then score the validation split
   [ -f "evals/$name/summary.json" ] && return
   "$phiseg" train phiseg-small --data "$data" --out "runs/$name" --resume --train.steps "$steps" \
     --augment.rotation_degrees 180 --augment.probability 0.8 --augment.quarter_turns true --augment.flip_vertical true \
-    --train.validate_every 1000000 --train.validation_samples 2 --train.precision "$PRECISION" "$@" > "$name.log" 2>&1
-  "$phiseg" evaluate "runs/$name" --data "$data" --split val --num-samples 32 --method "$name" --out "evals/$name" \
-    >> "$name.log" 2>&1
+    --train.validate_every 1000000 --train.validation_samples 2 --train.precision bf16-mixed "$@" > "$name.log" 2>&1
+  "$phiseg" evaluate "runs/$name" --data "$data" --split val --num-samples 32 --precision bfloat16 --method "$name" \
+    --out "evals/$name" >> "$name.log" 2>&1
 }
 export -f variant
 

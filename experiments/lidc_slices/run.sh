@@ -4,8 +4,9 @@
 #   run.sh 64 SLICES.npz OUT        all rows, 64 x 64 pixels
 #   run.sh 128 SLICES.npz OUT       PHiSeg, PHiSeg L=1 and Prob. U-Net, 128 x 128 pixels
 # MINUTES=60 is the budget of a row on one core. The first run measures the steps of every method in this time and needs an
-# idle machine. ROWS='all/phiseg-small/0 ...' selects rows (regime/method/seed), SETTINGS='--train.precision bf16-mixed'
-# changes all of them. Afterwards, add the evaluations to the benchmark with ../benchmark/rows.py.
+# idle machine. ROWS='all/phiseg-small/0 ...' selects rows (regime/method/seed). SETTINGS='--train.precision bf16-mixed'
+# are options of all trainings, SCORING='--precision bfloat16' those of all evaluations. Afterwards, add the evaluations to
+# the benchmark with ../benchmark/rows.py.
 # On a GPU, the full network of the paper:
 #   ROWS='all/phiseg-reference/0 all/phiseg-l1/0 all/probunet/0' MINUTES=1440 run.sh 128 SLICES.npz OUT
 set -euo pipefail
@@ -42,7 +43,7 @@ rows() { # ROWS...: train and evaluate rows with the steps of the budget
     "$phiseg" train "$method" --data "data$size" --out "runs$size/$name" --resume --train.seed "$seed" \
       --train.steps "$(cat "steps$size/$method")" $augment $last --train.validation_samples 2 $expert $settings
     [ -d "evals$size/$name" ] || "$phiseg" evaluate "runs$size/$name" --data "data$size" --num-samples 100 \
-      --out "evals$size/$name"
+      ${SCORING:-} --out "evals$size/$name"
   done
 }
 
