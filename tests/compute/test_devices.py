@@ -1,5 +1,7 @@
 """Device names are checked, and Fabric is made only for a precision in which the machine can compute."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +55,22 @@ def test_make_fabric_runs_the_bf16_probe_once_and_for_bf16_only(probe, tmp_path)
     for _ in range(2):
         assert make_fabric(BF16).device == torch.device("cpu")
     assert count.read_text() == "x"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_works_in_fork_gives_up_after_the_limit(capfd):
+    assert devices._works_in_fork("1 + 1")
+    assert not devices._works_in_fork("import time; time.sleep(60)", limit_s=1)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bf16_probe_runs_in_a_new_process_where_fork_is_missing(probe, monkeypatch):
+    monkeypatch.delattr(os, "fork", raising=False)
+    probe("")
+    assert bf16_failure() is None
+    bf16_failure.cache_clear()
+    probe("raise RuntimeError('no bf16 kernel')")
+    assert bf16_failure() == "RuntimeError: no bf16 kernel"
 
 
 def test_usable_device_accepts_cpu_and_rejects_unknown():
