@@ -21,7 +21,8 @@ from phiseg.inference.case_folders import read_summary
 from phiseg.inference.points import Point
 from phiseg.inference.prediction_folder import write_predictions
 from phiseg.inference.sampling_options import Sampling
-from phiseg.models import load_model, save_model
+from phiseg.models import load_model, save_calibration, save_model
+from phiseg.models.temperatures import Calibration
 
 
 @pytest.fixture
@@ -183,6 +184,12 @@ def test_report_states_coverage_only_for_the_measured_coupling(trained, scans, r
         predict(folder, scans / "a.nii.gz", report, tmp_path / f"out-{length}", sampling=sampling)
         stated[length] = report.volume_check and report.volume_check.coverage
     assert stated == {None: 0.9, 5.0: 0.9, 0.0: None}
+    levels = load_model(folder).num_levels
+    save_calibration(folder, Calibration(noise=(1.2,) * levels), fit={})
+    for calibrated, coverage in ((True, 0.9), (False, None)):
+        out = tmp_path / f"calibrated-{calibrated}"
+        predict(folder, scans / "a.nii.gz", report, out, sampling=default, calibrated=calibrated)
+        assert (report.volume_check and report.volume_check.coverage) == coverage
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ from phiseg.metrics import (
 )
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration
+from phiseg.models.model_folder import stored_calibration
 from phiseg.models.noise import seeded_generator
 from phiseg.models.temperatures import Calibration
 from phiseg.training.card import patient_tokens
@@ -139,7 +140,7 @@ def calibrate(
 def _discard_coverage(folder: Path, model: Segmenter, noise: tuple[float, ...]) -> None:
     """Remove the measured coverage of volumes from a model folder if the noise had other temperatures."""
     preprocessing = Preprocessing.find(model)
-    if preprocessing is None or preprocessing.volume_check is None or _stored_noise(folder) == noise:
+    if preprocessing is None or preprocessing.volume_check is None or _stored_noise(folder, model) == noise:
         return
     write_json(folder / "preprocessing.json", preprocessing.model_copy(update={"volume_check": None}).to_json())
     print(
@@ -149,10 +150,10 @@ def _discard_coverage(folder: Path, model: Segmenter, noise: tuple[float, ...]) 
     )
 
 
-def _stored_noise(folder: Path) -> tuple[float, ...] | None:
+def _stored_noise(folder: Path, model: Segmenter) -> tuple[float, ...] | None:
     """Return the temperatures of the noise in a model folder; None if its calibration is damaged."""
     try:
-        return load_model(folder).calibration.noise
+        return stored_calibration(folder, model).noise
     except ModelError:
         return None
 
