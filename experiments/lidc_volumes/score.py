@@ -127,8 +127,15 @@ def nodule(file: Any, index: int) -> tuple[Volume, tuple[int, int, int], np.ndar
 def store(folder: Path, coupling: SliceCoupling, rows: list[dict[str, Any]], *, name: str) -> None:
     """Write the coupling of slices and what was measured with it into a model folder."""
     coverage = round(float(np.mean([row["inside"] for row in rows])), 3)
-    check = VolumeCheck(dataset=name, num_lesions=len(rows), num_annotators=READERS, coverage=coverage)
-    before = Preprocessing.of(load_model(folder))
+    model = load_model(folder)
+    check = VolumeCheck(
+        dataset=name,
+        num_lesions=len(rows),
+        num_annotators=READERS,
+        coverage=coverage,
+        noise=model.calibration.noise,
+    )
+    before = Preprocessing.of(model)
     after = before.model_copy(update={"slice_coupling": coupling, "volume_check": check})
     write_json(folder / "preprocessing.json", after.to_json())
 

@@ -45,7 +45,7 @@ def test_note_states_rows_of_different_precision():
     assert not any("precision" in note for note in comparison_table([exact, low]).notes)
     low = replace(low, summary=low.summary.model_copy(update={"precision": "bfloat16"}))
     (note,) = [note for note in comparison_table([exact, low]).notes if "precision" in note]
-    assert note.startswith("Sampled in different precision: exact float32, low bfloat16.")
+    assert note.startswith("Rows were sampled in different precisions: exact float32, low bfloat16.")
 
 
 def test_rows_of_the_same_calibration_are_marked_in_a_mixed_table():

@@ -13,17 +13,9 @@ from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.evaluation.calibrate import (
-    MARGIN,
-    Fit,
-    _Cases,
-    _choose_cases,
-    calibrate,
-    fit_calibration,
-    gamma_loss,
-)
+from phiseg.evaluation.calibrate import MARGIN, Fit, _Cases, _choose_cases, fit_calibration, gamma_loss
 from phiseg.evaluation.temperature_search import LOGITS, logit_temperature
-from phiseg.models import load_model, save_calibration
+from phiseg.models import load_model
 from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig
 from phiseg.models.temperatures import Calibration
 
@@ -297,33 +289,6 @@ def test_stored_temperatures_are_used_unless_uncalibrated(cli, trained, lesions,
     assert tempered["model"]["calibration"] == {"noise": [3.0, 2.0], "logits": 1.5, "margin": None}
     assert plain["diversity"] != tempered["diversity"]
     assert "calibration:\n  noise: [3.0, 2.0]" in cli("info", run).out
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "is_kept"),
-    [
-        (Calibration(), Calibration(), True),
-        (Calibration(), Calibration(margin=9.0), True),
-        (Calibration(), Calibration(noise=(2.0, 1.0)), False),
-        (Calibration(noise=(2.0, 1.0)), Calibration(noise=(2.0, 1.0), logits=1.2), True),
-        (Calibration(noise=(2.0, 1.0)), Calibration(), False),
-    ],
-)
-def test_calibrate_removes_coverage_measured_with_other_noise(
-    trained, lesions, copy, monkeypatch, capsys, before, after, is_kept
-):
-    """The report of `phiseg predict` states this coverage. Logits and margin keep the labels of samples."""
-    run = copy(trained("phiseg"), "run")
-    file = run / "model" / "preprocessing.json"
-    check = {"dataset": "d", "num_lesions": 9, "num_annotators": 4, "coverage": 0.9, "weights": "this model"}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"volume_check": check}))
-    save_calibration(run, before, fit={})
-    fitted = Fit(after, num_cases=3, num_patients=3, before={}, after={}, held_out={})
-    monkeypatch.setattr("phiseg.evaluation.calibrate.fit_calibration", lambda *_, **__: fitted)
-    calibrate(run, lesions)
-    assert json.loads(file.read_text())["volume_check"] == (check if is_kept else None)
-    assert ("volume_check" in capsys.readouterr().err) == (not is_kept)
-    assert load_model(run).calibration == after
 
 
 def evaluated(cli, run, data, out, *words):

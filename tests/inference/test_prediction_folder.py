@@ -170,7 +170,7 @@ def test_write_predictions_records_and_keeps_the_precision(trained, turned_scan,
         predict(trained(), tmp_path / "in", report, tmp_path / bfloat16)
 
 
-def test_report_states_coverage_only_for_the_measured_coupling(trained, scans, report, tmp_path):
+def test_report_states_coverage_only_for_the_measured_noise(trained, scans, report, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(find_model(trained()), folder)
     values = json.loads((folder / "preprocessing.json").read_text())
@@ -184,9 +184,8 @@ def test_report_states_coverage_only_for_the_measured_coupling(trained, scans, r
         predict(folder, scans / "a.nii.gz", report, tmp_path / f"out-{length}", sampling=sampling)
         stated[length] = report.volume_check and report.volume_check.coverage
     assert stated == {None: 0.9, 5.0: 0.9, 0.0: None}
-    levels = load_model(folder).num_levels
-    save_calibration(folder, Calibration(noise=(1.2,) * levels), fit={})
-    for calibrated, coverage in ((True, 0.9), (False, None)):
+    save_calibration(folder, Calibration(noise=(1.2,) * load_model(folder).num_levels), fit={})
+    for calibrated, coverage in ((True, None), (False, 0.9)):
         out = tmp_path / f"calibrated-{calibrated}"
         predict(folder, scans / "a.nii.gz", report, out, sampling=default, calibrated=calibrated)
         assert (report.volume_check and report.volume_check.coverage) == coverage

@@ -215,7 +215,7 @@ def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | No
 
     fabric = fabric_for_processes(command.device, command.devices, command.num_nodes, command="phiseg predict")
     keep_freed_memory()
-    device = usable_device(command.device, command.precision)
+    device = usable_device(str(fabric.device) if fabric else command.device, command.precision)
     return write_predictions(
         Path(command.model),
         inputs,

@@ -79,7 +79,7 @@ def comparability_notes(
     precisions = {name: own.summary.precision for name, own in rows if own.summary.precision}
     if len(set(precisions.values())) > 1:
         each = ", ".join(f"{name} {precision}" for name, precision in precisions.items())
-        notes.append(f"Sampled in different precision: {each}. The difference is usually negligible.")
+        notes.append(f"Rows were sampled in different precisions: {each}. The difference is usually negligible.")
     labels = [name for name, own in rows if own.summary.samples and own.summary.samples.probabilities == "none"]
     if labels:
         notes.append(

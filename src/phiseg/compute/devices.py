@@ -152,14 +152,18 @@ def bf16_failure() -> str | None:
 
 def _works_in_fork(code: str, *, limit_s: int = 20) -> bool:
     """Return whether Python code runs in a fork of this process without an error and within a time limit."""
-    if not hasattr(os, "fork"):
+    if sys.platform != "linux":  # elsewhere, a fork of a process with threads is not safe
         return False
-    with warnings.catch_warnings(action="ignore"):  # Python warns of other threads, which a fork lacks
-        child = os.fork()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # Python warns of other threads, which a fork lacks
+            child = os.fork()
+    except OSError:  # too many processes, or too little memory
+        return False
     if child == 0:
         status = 1
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
             signal.alarm(limit_s)  # kills a child that waits for a lock of another thread
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # no report of a crash
             torch.set_num_threads(1)

@@ -7,7 +7,6 @@ gamma then shows better where samples are wrong. `temperature_search` keeps a te
 held-out patients.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from phiseg.compute.devices import usable_device
 from phiseg.core.bundled import bundled_models, find_model
 from phiseg.core.errors import ConfigError, ModelError
-from phiseg.core.files import AnyPath, write_json
+from phiseg.core.files import AnyPath
 from phiseg.core.hub import is_hub_name
 from phiseg.core.precision import SamplingPrecision
 from phiseg.core.random import derive_seed
@@ -36,7 +35,6 @@ from phiseg.evaluation.temperature_search import (
     search_noise,
 )
 from phiseg.inference.class_map import match_classes
-from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_summary import SampleSummary, summarise_samples
 from phiseg.inference.sampling import case_image, check_fits, samples_at_once
 from phiseg.metrics import (
@@ -49,7 +47,6 @@ from phiseg.metrics import (
 )
 from phiseg.metrics.case import score_case
 from phiseg.models import Segmenter, load_model, save_calibration
-from phiseg.models.model_folder import stored_calibration
 from phiseg.models.noise import seeded_generator
 from phiseg.models.temperatures import Calibration
 from phiseg.training.card import patient_tokens
@@ -97,8 +94,7 @@ def calibrate(
     """Fit temperatures for a model and store them in its folder, where later calls of `load` find them.
 
     The returned scores are those of the fitted cases. `class_map` maps classes of the dataset to classes of the
-    model by name (`match_classes`). If the noise changes, the stored coverage of volumes is removed, because it was
-    measured with other samples.
+    model by name (`match_classes`).
 
     Raises:
         ConfigError, DataError, ModelError, OutputError: an input is invalid, or the result cannot be written.
@@ -116,7 +112,6 @@ def calibrate(
     fit = fit_calibration(
         model, dataset, split=split, num_samples=num_samples, seed=seed, num_cases=num_cases, progress=progress
     )
-    _discard_coverage(found, model, fit.calibration.noise)
     save_calibration(
         model_folder,
         fit.calibration,
@@ -135,27 +130,6 @@ def calibrate(
         },
     )
     return fit
-
-
-def _discard_coverage(folder: Path, model: Segmenter, noise: tuple[float, ...]) -> None:
-    """Remove the measured coverage of volumes from a model folder if the noise had other temperatures."""
-    preprocessing = Preprocessing.find(model)
-    if preprocessing is None or preprocessing.volume_check is None or _stored_noise(folder, model) == noise:
-        return
-    write_json(folder / "preprocessing.json", preprocessing.model_copy(update={"volume_check": None}).to_json())
-    print(
-        "phiseg: warning: the coverage of volumes stored with the model (volume_check) was measured with other "
-        "temperatures of the noise, so it was removed; measure it again",
-        file=sys.stderr,
-    )
-
-
-def _stored_noise(folder: Path, model: Segmenter) -> tuple[float, ...] | None:
-    """Return the temperatures of the noise in a model folder; None if its calibration is damaged."""
-    try:
-        return stored_calibration(folder, model).noise
-    except ModelError:
-        return None
 
 
 def fit_calibration(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from phiseg.core.bundled import find_model
-from phiseg.core.errors import ModelError
 from phiseg.core.precision import SamplingPrecision
 from phiseg.core.shard import Shard
 from phiseg.imaging.volume_files import VolumeFormat
@@ -30,7 +29,7 @@ from phiseg.inference.preprocessing import Preprocessing, VolumeCheck
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scans import find_scans
 from phiseg.models import Segmenter, load_model
-from phiseg.models.model_folder import stored_calibration, weights_hash
+from phiseg.models.model_folder import weights_hash
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -167,20 +166,17 @@ def write_predictions(
     if shard:
         return PredictionFolder(out, None, tuple(done), failed)
     every = [name for name in read_summaries(out) if name not in failed]  # of this command and of earlier ones
-    page = write_report(out, every, failed, model=str(model), volume_check=_volume_check(folder, network, sampling))
+    page = write_report(out, every, failed, model=str(model), volume_check=_volume_check(network, sampling))
     return PredictionFolder(out, page, tuple(done), failed)
 
 
-def _volume_check(folder: Path, network: Segmenter, sampling: Sampling) -> VolumeCheck | None:
-    """Return the measured coverage of the intervals; None if the noise is not that of the measurement."""
-    try:
-        measured = stored_calibration(folder, network)
-    except ModelError:  # damaged, and not used by this prediction
-        return None
-    if network.calibration.noise != measured.noise:
-        return None
+def _volume_check(network: Segmenter, sampling: Sampling) -> VolumeCheck | None:
+    """Return the measured coverage of the intervals; None if it was measured with other noise."""
     preprocessing = Preprocessing.of(network)
+    check = preprocessing.volume_check
+    if check is None or check.noise != network.calibration.noise:
+        return None
     stored = Sampling().for_model(network, preprocessing.slice_coupling)
     used = sampling.for_model(network, preprocessing.slice_coupling)
     same = (used.noise_length_mm, used.noise_shared) == (stored.noise_length_mm, stored.noise_shared)
-    return preprocessing.volume_check if same and used.levels == stored.levels else None
+    return check if same and used.levels == stored.levels else None

@@ -40,6 +40,8 @@ class VolumeCheck(StrictConfig):
     num_annotators: PositiveInt
     coverage: float = Field(ge=0, le=1)
     """Share of the volumes of annotators inside the 90 % interval of the samples."""
+    noise: tuple[float, ...] = ()
+    """Temperatures of the noise in this measurement, as in `Calibration.noise`."""
     weights: str = "this model"
     """The weights that were checked, if they are not those of the model itself."""
 

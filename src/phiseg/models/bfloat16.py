@@ -1,6 +1,7 @@
 """Sampling in bfloat16: half the bits of float32 with the same range, for processors with instructions for it.
 
-Convolutions compute in bfloat16 by autocast. Distributions, latents and everything after the network stay float32.
+Convolutions compute in bfloat16 by autocast, so their results are rounded. What is computed from them (standard
+deviations, latents, logits) is float32.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from phiseg.models.segmenter import Encoding, Segmenter
 def compute_in_bfloat16(model: Segmenter) -> None:
     """Let a model encode images and decode samples in bfloat16, with results in float32.
 
-    The model gets a subclass of its class, so that copies of it compute in bfloat16 as well.
+    The model gets a subclass of its class, so that copies of it compute in bfloat16 as well. It cannot be pickled.
     """
     own = type(model)
     model.__class__ = new_class(own.__name__, (_InBfloat16, own))

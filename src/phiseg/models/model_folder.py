@@ -104,8 +104,8 @@ def load_model(
     load_weights(model, _read_weights(folder / "model.safetensors"), where=str(folder))
     model.preprocessing = _read_json(folder / "preprocessing.json")
     model.provenance = stored["provenance"]
-    if calibrated:
-        model.calibration = stored_calibration(folder, model)
+    if calibrated and (folder / CALIBRATION_FILE).is_file():
+        model.calibration = _read_calibration(folder / CALIBRATION_FILE, model)
     if precision == "bfloat16":
         compute_in_bfloat16(model)
     return model.to(device).eval()
@@ -146,15 +146,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def stored_calibration(folder: Path, model: Segmenter) -> Calibration:
-    """Return the temperatures in the folder of a model; the default ones if there are none.
-
-    Raises:
-        ModelError: the calibration file is damaged, or belongs to another model.
-    """
-    path = find_model(folder) / CALIBRATION_FILE
-    if not path.is_file():
-        return Calibration()
+def _read_calibration(path: Path, model: Segmenter) -> Calibration:
     stored = _read_json(path)
     if not CALIBRATION.is_readable(stored):
         raise ModelError(f"{path} is not a valid calibration file; run `phiseg calibrate` again")
