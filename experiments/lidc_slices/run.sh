@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The paper's table on every annotated slice of LIDC nodules. OUT is outside the repository; run again to resume.
-#   run.sh search SLICES.npz OUT    learning rates and schedules of every method, 1,000 steps each, scored on validation patients
+#   run.sh search SLICES.npz OUT    learning rates and schedules of every stochastic method, 1,000 steps, scored on validation
 #   run.sh 64 SLICES.npz OUT        all rows, 64 x 64 pixels
 #   run.sh 128 SLICES.npz OUT       PHiSeg, PHiSeg L=1 and Prob. U-Net, 128 x 128 pixels
 # MINUTES=60 is the budget of a row on one core. The first run measures the steps of every method in this time and needs an
@@ -50,7 +50,7 @@ rows() { # ROWS...: train and evaluate rows with the steps of the budget
 case "$part" in
 search)
   small="phiseg-small probunet-small phiseg-l1-small ssn-small hprobunet-small cvae-small mcdropout-small ensemble-small \
-    multihead-small unet-small flow-ssn-small mose-small ccdm-small"
+    multihead-small flow-ssn-small mose-small ccdm-small"
   for rate in 0.001 0.003; do
     for schedule in cosine constant; do
       "$phiseg" experiment table1 --data data64 $augment --out "search/$rate-$schedule" --methods ${METHODS:-$small} \

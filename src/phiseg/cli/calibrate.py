@@ -44,7 +44,7 @@ class Calibrate:
     device: str = "auto"
     """Device such as cpu or cuda:1; auto uses a GPU if available."""
     precision: SamplingPrecision = "float32"
-    """Number format of the network. bfloat16 is about twice as fast on CPUs with AVX512_BF16 or AMX, and on GPUs;
+    """Number format of the network. bfloat16 is faster on CPUs with AVX512_BF16 or AMX, and on recent GPUs;
     a few pixels differ."""
     class_map: Annotated[tuple[str, ...], optional("DATA:MODEL ...", "compare classes by number")] = ()
     """Class of the model for classes of the dataset, by name, such as 'class 1:nodule'. Without it, a warning is

@@ -119,7 +119,7 @@ class Predict:
     device: Annotated[str, tyro.conf.arg(name="accelerator", aliases=["--device"])] = "auto"
     """Device such as cpu or cuda:1 (cpu or cuda with several processes); auto uses a GPU if available."""
     precision: SamplingPrecision = "float32"
-    """Number format of the network. bfloat16 is about twice as fast on CPUs with AVX512_BF16 or AMX, and on GPUs;
+    """Number format of the network. bfloat16 is faster on CPUs with AVX512_BF16 or AMX, and on recent GPUs;
     a few pixels differ."""
     devices: int = 1
     """Number of processes on this machine among which the cases are divided."""

@@ -44,7 +44,7 @@ class View:
     device: str = "auto"
     """Device such as cpu or cuda:1; auto uses a GPU if available."""
     precision: SamplingPrecision = "float32"
-    """Number format of the network. bfloat16 is about twice as fast on CPUs with AVX512_BF16 or AMX, and on GPUs;
+    """Number format of the network. bfloat16 is faster on CPUs with AVX512_BF16 or AMX, and on recent GPUs;
     a few pixels differ."""
 
 
