@@ -80,6 +80,8 @@ def page(browser, address):
 
 
 def cursor_of(page):
+    """Return the cursor once the planes through it are painted: the next click lands in the planes that are shown."""
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     return page.evaluate("() => window.phiseg.cursor")
 
 
