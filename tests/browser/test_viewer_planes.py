@@ -80,7 +80,7 @@ def page(browser, address):
 
 
 def cursor_of(page):
-    """Return the cursor once the planes through it are painted: the next click lands in the planes that are shown."""
+    """Return the cursor when the planes through it are painted, so that the next click lands in them."""
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     return page.evaluate("() => window.phiseg.cursor")
 
