@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from phiseg.core.errors import DataError, PhisegError
 from phiseg.evaluation.evaluation_folder import Cases, cases_to_csv, read_evaluation
@@ -274,12 +275,20 @@ def _plot(lines: list[dict[str, Any]]) -> Figure:
     bars.set(yticks=range(len(lines)), yticklabels=[line["method"] for line in lines], xlabel="unbiased GED")
     bars.locator_params(axis="x", nbins=5)
     bars.invert_yaxis()
-    for line in timed:
-        scatter.plot(line["seconds_per_100_samples"], line["ged_unbiased"], "o", color="#1f4e79")
-        place = (line["seconds_per_100_samples"], line["ged_unbiased"])
-        scatter.annotate(line["method"], place, xytext=(4, 4), textcoords="offset points", fontsize=7)
+    seconds = [line["seconds_per_100_samples"] for line in timed]
+    for line, time in zip(timed, seconds, strict=True):
+        scatter.plot(time, line["ged_unbiased"], "o", color="#1f4e79")
+        side, offset = ("left", 4) if time**2 <= min(seconds) * max(seconds) else ("right", -4)  # inside the plot
+        place = (time, line["ged_unbiased"])
+        style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "ha": side}
+        scatter.annotate(line["method"], place, xytext=(offset, 4), **style)
     if timed:
         scatter.set(xscale="log", xlabel="seconds per 100 samples", ylabel="unbiased GED")
+        scatter.xaxis.set(
+            major_locator=LogLocator(subs=(1, 2, 5)),
+            major_formatter=StrMethodFormatter("{x:g}"),
+            minor_formatter=NullFormatter(),
+        )
     else:
         scatter.set_axis_off()
         scatter.text(0.5, 0.5, "no sampling times", ha="center", va="center", color="#888888")
