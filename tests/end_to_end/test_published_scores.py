@@ -11,7 +11,7 @@ import pytest
 
 from phiseg.core.bundled import bundled_models
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.metrics.significance import patient_interval
+from phiseg.metrics.significance import patient_interval, patient_t_test
 from phiseg.models import load_model
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,11 @@ def means(rows, names):
     return [f"{column(rows, name).mean():.3f}" for name in names]
 
 
+def text_of(page):
+    """Return the text of a page without line breaks."""
+    return " ".join(page.read_text(encoding="utf-8").split())
+
+
 def with_interval(rows, name, decimals=3):
     low, high = patient_interval([column(rows, name)], [row["patient"] for row in rows])
     return f"{column(rows, name).mean():.{decimals}f} ({low:.{decimals}f} to {high:.{decimals}f})"
@@ -70,9 +75,17 @@ def test_page_states_the_scores_by_neighbours(start, flag):
     assert cells(PAGE, start) == [f"{len(rows):,}", *means(rows, ORDER)]
 
 
-def test_card_and_page_agree_about_the_largest_slices():
-    number, unbiased, ged, floor, s_ncc, dice = cells(PAGE, "the largest of each nodule")
-    assert cells(CARD, "the largest of each nodule") == [number, ged, floor, unbiased, s_ncc, dice]
+def test_card_and_page_state_the_scores_of_the_largest_slices():
+    largest = {row["case"] for row in read_results("largest-slices.csv")}
+    rows, calibrated = (
+        [row for row in read_results(name) if row["case"] in largest]
+        for name in ("cases.csv.gz", "calibrated-cases.csv.gz")
+    )
+    unbiased, ged, floor, s_ncc, dice = means(rows, ORDER)
+    assert cells(PAGE, "the largest of each nodule") == [str(len(rows)), unbiased, ged, floor, s_ncc, dice]
+    assert cells(CARD, "the largest of each nodule") == [str(len(rows)), ged, floor, unbiased, s_ncc, dice]
+    after = means(calibrated, ["s_ncc"])[0]
+    assert f"and of {after} instead of {s_ncc} on the largest slices" in text_of(PAGE)
 
 
 @pytest.mark.parametrize("file", ["previous", "one-reader", "without-presence"])
@@ -97,7 +110,7 @@ def test_page_states_the_scores_of_the_bundled_weights(start, file):
 def test_page_states_the_scores_with_the_margin():
     rows = read_results("calibrated-cases.csv.gz")
     low, high = patient_interval([column(rows, "s_ncc")], [row["patient"] for row in rows])
-    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    text = text_of(PAGE)
     s_ncc, dice = means(rows, ("s_ncc", "dice"))
     assert f"has an S_NCC of **{s_ncc}** ({low:.3f} to {high:.3f})" in text
     assert f"Its Dice is {dice} instead of" in text
@@ -153,9 +166,111 @@ def test_report_states_the_measured_coverage_of_unseen_nodules():
     stored = (coupling.length_mm, coupling.shared)
     assert {(float(row["noise_length_mm"]), float(row["noise_shared"])) for row in rows} == {stored}
     low, high = patient_interval([column(rows, "inside")], [row["patient"] for row in rows])
-    text = " ".join(CARD.read_text(encoding="utf-8").split())
+    text = text_of(CARD)
     assert cells(CARD, "9 of six patients")[0] == f"{coverage:.0%}".replace("%", " %")
     assert f"is {100 * low:.0f} to {100 * min(high, 1):.0f} %" in text
     for page in ("lidc_volumes", "lidc_volumes_3d"):
-        text = " ".join((ROOT / "experiments" / page / "README.md").read_text(encoding="utf-8").split())
+        text = text_of(ROOT / "experiments" / page / "README.md")
         assert re.search(rf"is {low:.2f} to {min(high, 1):.2f}\b", text), page
+
+
+METRICS, BATCH_NORM, WHAT_MATTERS, WHICH_NUMBERS = (
+    ROOT / "docs/explanation" / f"{name}.md"
+    for name in ("metrics", "batch-norm", "what-matters", "which-numbers-compare")
+)
+
+
+def test_metrics_page_states_the_scores_by_temperature():
+    results = ROOT / "experiments/lidc_slices/results"
+    scores = {kind: read_scores(results / f"confidence-{kind}.csv.gz") for kind in ("lidc", "phantom")}
+    assert [len({row["case"] for row in rows}) for rows in scores.values()] == [120, 60]
+
+    def mean(kind, temperature, name):
+        rows = [row for row in scores[kind] if row["temperature"] == temperature]
+        return column(rows, name).mean()
+
+    for temperature in ("4", "2", "1", "0.5", "0.25", "0.1", "0.01"):
+        stated = cells(METRICS, "1 (no change)" if temperature == "1" else f"{temperature} |")
+        names = (("s_ncc", 3), ("disagreement", 3), ("brier", 4))
+        assert stated == [
+            f"{mean(kind, temperature, name):.{decimals}f}" for kind in scores for name, decimals in names
+        ]
+    text = text_of(METRICS)
+    for name, sentence in (
+        ("s_ncc", "S_NCC rises by {} (LIDC) and {} (phantom)"),
+        ("disagreement", "by {} (LIDC)"),
+    ):
+        gains = [f"{mean(kind, '0.01', name) - mean(kind, '1', name):.3f}" for kind in scores]
+        assert sentence.format(*gains) in text
+
+
+def test_batch_norm_page_states_the_scores_by_images():
+    rows = read_scores(ROOT / "experiments/batch_norm/results/images.csv.gz")
+
+    def scores(name, **setting):
+        """Return a score, (draws, cases)."""
+        found = [row for row in rows if all(row[key] == value for key, value in setting.items())]
+        draws = list(dict.fromkeys(row["draw"] for row in found))
+        return np.stack([column([row for row in found if row["draw"] == draw], name) for draw in draws])
+
+    patients = [row["patient"] for row in rows[:240]]
+    for start, run in (("seed 0", "abl-default"), ("seed 1", "abl-default-seed1")):
+        stated = []
+        for name in ("ged_unbiased", "s_ncc"):
+            both = [scores(name, run=run, batches="60", images=images) for images in ("augmented", "unaugmented")]
+            assert [values.shape for values in both] == [(3, 240)] * 2
+            test = patient_t_test(*(values.mean(0) for values in both), patients)
+            p = "< 0.001" if test.p_value < 0.001 else f"{test.p_value:.1g}"
+            stated += [*(f"{values.mean():.3f}" for values in both), p]
+        assert [cell.replace("*", "") for cell in cells(BATCH_NORM, start)] == stated
+    for batches in ("25", "60", "110"):
+        draws = scores("ged_unbiased", run="abl-default-seed1", batches=batches, images="unaugmented")
+        spread = np.ptp(draws.mean(1))
+        values = ", ".join(f"{draw:.3f}" for draw in draws.mean(1))
+        assert cells(BATCH_NORM, f"{batches} |") == [values, f"{spread:.3f}"]
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_what_matters_page_states_the_part_due_to_presence(split):
+    rows = [row for row in read_results("presence.csv.gz") if row["split"] == split]
+    both = [with_interval(rows, name) for name in ("ged_unbiased", "presence")]
+    patients = len({row["patient"] for row in rows})
+    assert cells(WHAT_MATTERS, f"{split} |") == [str(len(rows)), str(patients), *both]
+
+
+@pytest.mark.parametrize("samples", [4, 8, 16, 32, 64, 128])
+def test_calibration_page_states_the_best_divisors(samples):
+    page, best, gains = ROOT / "docs/how-to/combine-and-calibrate.md", {}, []
+    for kind in ("phantom", "lidc"):
+        rows = [row for row in read_results(f"divisors-{kind}.csv.gz") if row["num_samples"] == str(samples)]
+        divisors = sorted({row["divisor"] for row in rows}, key=float)
+        for score in ("brier", "nll"):
+            curve = [column([row for row in rows if row["divisor"] == each], score).mean() for each in divisors]
+            best[score, kind] = f"{float(divisors[np.argmin(curve)]):.2f}"
+            if score == "brier":
+                gains.append(f"{100 * (1 - min(curve) / curve[divisors.index('1.0000')]):.2f} %")
+    assert cells(page, f"{samples} |") == [
+        best[key] for key in sorted(best, key=lambda key: (key[0], key[1] != "phantom"))
+    ]
+    if samples == 128:
+        assert "only {} (`lesion-phantom`) and {} (`lidc-nodule`)".format(*gains) in text_of(page)
+
+
+def test_conventions_page_states_the_scores_of_a_perfect_sampler():
+    rows = read_scores(ROOT / "experiments/phantom/results/conventions.csv.gz")
+    names = [name for name in rows[0] if name.startswith(("ged-", "hm-"))]
+    assert len(names) == 9
+    for name in names:
+        stated = []
+        for samples in ("16", "50", "100"):
+            found = [row for row in rows if row["num_samples"] == samples]
+            assert len(found) == 120
+            value = f"{column([row for row in found if row[name]], name).mean():.3f}"
+            floor = f" ({column(found, 'ged_floor').mean():.3f})" if name == "ged-all-pairs" else ""
+            stated.append(value + floor)
+        (line,) = [
+            line
+            for line in WHICH_NUMBERS.read_text(encoding="utf-8").splitlines()
+            if re.match(rf"\| `{name}`( \(floor\))? \| \d", line)
+        ]
+        assert [cell.strip() for cell in line.strip("|").split("|")][1:] == stated
