@@ -3,10 +3,10 @@
     python experiments/lidc_nodule/presence.py MODEL DATA train val test --out CASES.csv.gz
 
 Two masks of which exactly one is empty have a distance of 1. A share p of the samples and a share q of the n
-annotations are not empty, so the energy distance between "marked or not" is 2 (p - q)^2. Of this,
-2 q (1 - q) / (n - 1) is expected because there are few annotators, and likewise for the samples. Without these
-terms, it is the part of the unbiased GED that is due to presence. The rest is about the border. CASES.csv.gz receives
-both for every case.
+annotations are not empty, so the energy distance between "marked or not" is 2 (p - q)^2. Of this, 2 q (1 - q) /
+(n - 1) is expected because there are few annotators, and likewise for the samples. Without these terms, it is the
+part of the unbiased GED that is due to presence. The rest is about the border. CASES.csv.gz receives both for
+every case.
 """
 
 import argparse
