@@ -253,6 +253,14 @@ def test_read_series_reports_unreadable_files(tmp_path):
         read_series(tmp_path)
 
 
+@pytest.mark.parametrize(("stated", "expected"), [(3.0, 3), (lambda number: 1.0 + number % 3, 3), (None, None)])
+def test_read_series_returns_the_largest_thickness(tmp_path, stated, expected):
+    write_scan(tmp_path, distance=2.0, SliceThickness=stated)
+    series = read_series(tmp_path)
+    assert series.thickness_mm == expected
+    assert series.volume.spacing_mm[2] == pytest.approx(2)
+
+
 def test_read_series_single_slice_uses_header_thickness(tmp_path):
     write_scan(tmp_path / "known", depths=range(1), directions=OBLIQUE)
     known = read_series(tmp_path / "known")

@@ -45,6 +45,8 @@ class DicomSeries:
     """Series instance UID."""
     warnings: tuple[str, ...]
     """Problems that do not affect the volume."""
+    thickness_mm: float | None = None
+    """Largest slice thickness in the headers, which can differ from the slice distance; None if unknown."""
 
     @cached_property
     def headers(self) -> tuple[Any, ...]:
@@ -95,7 +97,8 @@ def read_series(folder: Path, *, series_uid: str | None = None) -> DicomSeries:
 
     volume = Volume(_read_stack(slices), _affine(slices[0], step))
     files = tuple(header.path for header in slices)
-    return DicomSeries(volume, files, series.modality, series.uid, tuple(warnings))
+    thickness_mm = max((header.thickness_mm for header in slices if header.thickness_mm), default=None)
+    return DicomSeries(volume, files, series.modality, series.uid, tuple(warnings), thickness_mm)
 
 
 def _choose(found: DicomFolder, folder: Path, series_uid: str | None) -> Series:

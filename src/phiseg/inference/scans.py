@@ -106,6 +106,16 @@ class Scan:
     """False if the file does not state the pixel size."""
     warnings: tuple[str, ...] = ()
 
+    @property
+    def modality(self) -> str | None:
+        """DICOM modality; None if unknown."""
+        return self.series.modality if self.series else None
+
+    @property
+    def thickness_mm(self) -> float | None:
+        """Slice thickness in the DICOM headers; None if unknown."""
+        return self.series.thickness_mm if self.series else None
+
 
 def find_scans(
     inputs: Sequence[Path], *, results: Path | None = None, series: str | None = None
