@@ -1,16 +1,19 @@
 """A loaded model: prepare an image, sample it, predict a scan."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
 import phiseg
+from helpers.dicom_slices import write_scan
 from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.data.intensity import Intensity, normalise
 from phiseg.data.store import Dataset
 from phiseg.imaging.nifti_files import write_nifti
+from phiseg.imaging.series import read_series
 from phiseg.imaging.volume import Volume
 from phiseg.inference.sampling import sample_cases
 from phiseg.inference.sampling_options import Sampling
@@ -221,6 +224,39 @@ def test_predict_reads_a_file(model, volume, tmp_path):
     np.testing.assert_array_equal(found.labels, expected.labels)
     np.testing.assert_array_equal(found.gamma, expected.gamma)
     assert model.predict(volume, num_samples=5).labels.shape == expected.labels.shape
+
+
+@pytest.fixture
+def series(tmp_path):
+    """A CT series with slices of 3 mm, 2 mm apart."""
+    write_scan(tmp_path / "ct7", PixelSpacing=[5.6, 5.6])
+    return tmp_path / "ct7"
+
+
+CT_WINDOW = {"kind": "window", "low": -1000, "high": 3000}
+
+
+def test_predict_refuses_a_series_of_another_modality(changed, series):
+    with pytest.raises(DataError, match="ct7 has modality CT, but the model was trained on MR; use a MR series"):
+        changed(modality="MR").predict(series)
+    with warnings.catch_warnings(action="error"):
+        changed(modality="CT", intensity=CT_WINDOW).predict(series, num_samples=2)
+
+
+def test_predict_warns_of_another_slice_thickness_or_refuses_it(changed, series):
+    model = changed(thickness_range_mm=[1.5, 2.5], plane="axial", intensity=CT_WINDOW)
+    with pytest.warns(UserWarning, match="ct7: the slices are 3 mm thick, but .* 1.5 to 2.5 mm thick"):
+        model.predict(series, num_samples=2)
+    with pytest.raises(DataError, match="ct7 has slices 3 mm thick"):
+        model.predict(series, resample=False)
+
+
+def test_predict_warns_of_other_values_or_refuses_them(model, series):
+    for scan, name in ((series, "ct7"), (read_series(series).volume, "volume")):
+        with pytest.warns(UserWarning, match=rf"{name}: only \S+ of voxels are in the window"):
+            model.predict(scan, num_samples=2)
+        with pytest.raises(DataError, match=f"{name} is rejected by --strict-intensity: only"):
+            model.predict(scan, strict_intensity=True)
 
 
 def test_predict_errors_name_the_scan_and_the_fix(model, volume, tmp_path):

@@ -405,6 +405,41 @@ def test_other_slice_distance_warns_or_is_rejected(predict, model, tmp_path):
     assert any("slices are not resampled" in line for line in messages(result))
 
 
+def test_other_slice_thickness_warns_or_is_rejected(predict, model, tmp_path):
+    """Slices of 3 mm, 2 mm apart."""
+    folder = model(thickness_range_mm=[1.5, 2.5], modality=None)
+    reason = "3 mm thick, but those of the training images were 1.5 to 2.5 mm thick"
+    write_scan(tmp_path / "in" / "thick")
+    write_scan(tmp_path / "in" / "usual", SliceThickness=2.5)
+    result = predict(folder, tmp_path / "in", "--strict-spacing")
+    assert result.code == 2
+    (failed,) = table(tmp_path / "pred", "failed.csv")
+    assert failed["reason"].startswith(f"thick has slices {reason}")
+    assert [row["case"] for row in table(tmp_path / "pred")] == ["usual"]
+    result = predict(folder, tmp_path / "in")
+    assert result.code == 0
+    (line,) = [line for line in messages(result) if " mm thick" in line]
+    assert line.startswith(f"phiseg: thick: the slices are {reason}; the samples may be less reliable")
+
+
+def test_other_values_warn_or_are_rejected(predict, model, tmp_path):
+    """A rejected case is not finished, and its reason does not affect the others."""
+    folder = model(intensity={"kind": "window", "low": -1000.0, "high": 400.0})
+    nifti(tmp_path / "in" / "mr.nii.gz")  # values from 0 to 1
+    write_scan(tmp_path / "in" / "ct")
+    result = predict(folder, tmp_path / "in", "--strict-intensity")
+    assert result.code == 2
+    assert "(1 of 2 cases failed, see failed.csv)" in result.out
+    (failed,) = table(tmp_path / "pred", "failed.csv")
+    assert failed["reason"].startswith("mr is rejected by --strict-intensity: no value is below 0")
+    before = (tmp_path / "pred" / "ct" / "summary.json").stat()
+    result = predict(folder, tmp_path / "in")
+    assert result.code == 0
+    assert "phiseg: 1 of 2 cases are already finished" in messages(result)
+    assert any(line.startswith("phiseg: mr: no value is below 0") for line in messages(result))
+    assert (tmp_path / "pred" / "ct" / "summary.json").stat() == before
+
+
 def test_removed_result_is_a_failure(predict, model, tmp_path, monkeypatch):
     scans = [nifti(tmp_path / f"{name}.nii.gz", seed=n) for n, name in enumerate("ab")]
     folder = model()

@@ -22,10 +22,10 @@ from phiseg.models import load_model
 WINDOW = {"kind": "window", "low": -1000, "high": 400}
 
 
-def prepared(values, *, modality=None, trained_on=None, intensity=WINDOW):
+def prepared(values, *, trained_on=None, intensity=WINDOW, **options):
     model = KnownModel(brightest, modality=trained_on, intensity=intensity)
     volume = Volume(np.asarray(values, dtype=np.float32).reshape(10, 10, -1), place())
-    return PreparedStack.of(volume, Preprocessing.of(model), name="scan7", modality=modality)
+    return PreparedStack.of(volume, Preprocessing.of(model), name="scan7", **options)
 
 
 def test_series_of_another_modality_is_rejected():
@@ -83,6 +83,23 @@ def test_z_scores_give_no_unit_warning():
     assert prepared(np.linspace(5000, 70000, 200), intensity={"kind": "zscore"}).warnings == ()
 
 
+MR_LIKE, CLIPPED = np.tile([0.0, 17.0, 255.0, 1000.0], 50), np.tile([-2000.0, 5000.0, 70000.0, 1e5], 50)
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"), [(MR_LIKE, "no value is below 0"), (CLIPPED, "only 0.0% of voxels are in the window")]
+)
+def test_strict_intensity_rejects_other_values(values, cause):
+    with pytest.raises(DataError, match=f"scan7 is rejected by --strict-intensity: {cause}"):
+        prepared(values, strict_intensity=True)
+
+
+def test_strict_intensity_accepts_values_of_the_window_and_prepared_values():
+    assert prepared(np.linspace(-900, 300, 200), strict_intensity=True).warnings == ()
+    assert prepared(MR_LIKE, strict_intensity=True, is_prepared=True).warnings == ()
+    assert prepared(MR_LIKE, strict_intensity=True, intensity={"kind": "zscore"}).warnings == ()
+
+
 def stack_of(values, kind, **options):
     """Slices (N, H, W) of a scan for a model that knows z-scores."""
     model = KnownModel(brightest, intensity={"kind": kind}, plane="axial", **options)
@@ -133,13 +150,13 @@ def test_values_beyond_32_bits_are_rejected(intensity):
         PreparedStack.of(Volume(values * 1e39, place()), preprocessing, name="scan7")
 
 
-def spaced(spacing, *, slices=4, resample=True, **preprocessing):
-    """Slices (row, column) of some spacing (slice, vertical, horizontal)."""
+def spaced(spacing, *, slices=4, resample=True, thickness_mm=None, plane="axial", **preprocessing):
+    """Axial slices (row, column) of some spacing (slice, vertical, horizontal), for a model of a plane."""
     distance, vertical, horizontal = spacing
     values = np.random.default_rng(0).normal(-300, 200, (12, 10, slices))
     volume = Volume(values, place(spacing=(horizontal, vertical, distance)))
-    model = KnownModel(brightest, plane="axial", intensity=WINDOW, **preprocessing)
-    return PreparedStack.of(volume, Preprocessing.of(model), name="scan7", resample=resample)
+    model = Preprocessing.of(KnownModel(brightest, plane=plane, intensity=WINDOW, **preprocessing))
+    return PreparedStack.of(volume, model, name="scan7", resample=resample, thickness_mm=thickness_mm)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +200,38 @@ def test_common_spacing_has_priority_over_range():
     [(0.6, 4, False), (5, 4, False), (0.5, 4, True), (6, 4, True), (6, 1, False)],
 )
 def test_other_slice_thickness_gives_warning(distance, slices, warned):
-    """But for a single slice, whose thickness nobody knows."""
+    """But for a single slice, whose distance nobody knows."""
     lines = spaced((distance, 1, 1), slices=slices, thickness_range_mm=[0.6, 5]).warnings
     assert len(lines) == warned
     if warned:
         assert f"the slices are {distance} mm apart, but those of the training images were 0.6 to 5 mm" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("thickness_mm", "slices", "is_usual"),
+    [(None, 4, True), (0.6, 4, True), (5, 1, True), (0.5, 4, False), (6, 4, False), (6, 1, False)],
+)
+def test_stated_slice_thickness_is_compared_with_the_training_images(thickness_mm, slices, is_usual):
+    """Whatever their distance, and for a single slice too."""
+    scan = {"thickness_mm": thickness_mm, "slices": slices, "thickness_range_mm": [0.6, 5]}
+    if is_usual:
+        assert spaced((2, 1, 1), **scan).warnings == ()
+        spaced((2, 1, 1), resample=False, **scan)
+    else:
+        (line,) = spaced((2, 1, 1), **scan).warnings
+        reason = f"{thickness_mm} mm thick, but those of the training images were 0.6 to 5 mm thick"
+        assert f"the slices are {reason}" in line
+        with pytest.raises(DataError, match=f"scan7 has slices {reason}; .* omit --strict-spacing"):
+            spaced((2, 1, 1), resample=False, **scan)
+
+
+@pytest.mark.parametrize(
+    "model", [{"plane": "coronal"}, {"plane": "sagittal"}, {"patch_size": [4, 16, 16]}], ids=str
+)
+def test_slice_thickness_says_nothing_about_other_planes_and_distances(model):
+    """A 3-D model knows the distance of slices, not their thickness."""
+    stack = spaced((2, 1, 1), thickness_mm=9, thickness_range_mm=[0.6, 5], resample=False, **model)
+    assert stack.warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -169,26 +169,44 @@ def test_prediction_warns_about_unusual_crop(scan):
     assert "training images" in predict_volume(model, volume, point=(62, 20, 2), sampling=sampling).unusual
 
 
-def test_doubts_are_printed_and_stored(scan, tmp_path, capsys):
+@pytest.fixture
+def predict(scan, tmp_path):
+    """Return a function that predicts a point in the lung (a) and one in soft tissue (a-2)."""
     model, volume = scan
-    (tmp_path / "in").mkdir()
-    nibabel.save(nibabel.Nifti1Image(volume.values, volume.affine), tmp_path / "in" / "a.nii.gz")
-    jobs = list_prediction_jobs(find_scans([tmp_path / "in"])[0], [Point(20, 20, 2), Point(62, 20, 2)], {})
-    predict_scans(
-        model,
-        jobs,
-        tmp_path / "out",
-        sampling=Sampling(num_samples=1, reach_mm=0),
-        identity={},
-        draw=lambda *_: b"",
-        progress=False,
-    )
+    source = tmp_path / "a.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(volume.values, volume.affine), source)
+    jobs = list_prediction_jobs(find_scans([source])[0], [Point(20, 20, 2), Point(62, 20, 2)], {})
+    sampling = Sampling(num_samples=1, reach_mm=0)
+
+    def predict(out, **options):
+        return predict_scans(
+            model, jobs, out, sampling=sampling, identity={}, draw=lambda *_: b"", progress=False, **options
+        )
+
+    return predict
+
+
+def test_doubts_are_printed_and_stored(predict, tmp_path, capsys):
+    assert predict(tmp_path / "out") == {}
     usual, unusual = (json.loads((tmp_path / "out" / name / "summary.json").read_text()) for name in ("a", "a-2"))
     assert (usual["unusual"], unusual["unusual"]) == (False, True)
     reason = "the image around the point does not look like the model's training images"
     assert not any(reason in line for line in usual["warnings"])
     assert any(reason in line for line in unusual["warnings"])
     assert f"phiseg: a-2: {reason}" in capsys.readouterr().err
+
+
+def test_strict_intensity_rejects_unusual_points_before_sampling(scan, predict, tmp_path, capsys):
+    model, _ = scan
+    failed = predict(tmp_path / "strict", strict_intensity=True)
+    assert [path.name for path in (tmp_path / "strict").iterdir()] == list({"a", "a-2"} - failed.keys()) == ["a"]
+    assert failed["a-2"].startswith("a-2 is rejected by --strict-intensity: the image around the point")
+    assert f"phiseg: skipped a-2: {failed['a-2']}" in capsys.readouterr().err
+    number = len(model.seen)
+    predict(tmp_path / "out")
+    assert len(model.seen) == 3 * number  # a-2 was not sampled at all
+    for path in (tmp_path / "strict" / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / "a" / path.name).read_bytes()
 
 
 @pytest.mark.skipif(not SERIES.is_dir(), reason="needs ../shared/data with LIDC-IDRI")

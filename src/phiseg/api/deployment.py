@@ -41,6 +41,7 @@ def predict(
     file_format: VolumeFormat = "nii.gz",
     sampling: Sampling | None = None,
     strict_spacing: bool = False,
+    strict_intensity: bool = False,
     device: str = "auto",
     precision: SamplingPrecision | None = None,
     calibrated: bool = True,
@@ -62,8 +63,9 @@ def predict(
         series: the UID of the series, for a DICOM folder with several.
         file_format: the format of the volumes: `nii.gz`, `mha` or `nrrd`.
         sampling: the sampling settings.
-        strict_spacing: refuse scans whose pixel spacing or slice distance is outside the range of the training
-            images instead of resampling their pixels.
+        strict_spacing: refuse scans whose pixel spacing, slice distance or slice thickness is outside the range of
+            the training images instead of resampling their pixels.
+        strict_intensity: refuse scans, or points in them, whose values do not match those of the training images.
         device: the device, such as `cpu` or `cuda:1`; `auto` is a GPU if there is one.
         precision: the number format of the network, `float32` or the faster `bfloat16`; by default that of a loaded
             model, otherwise `float32`.
@@ -94,6 +96,7 @@ def predict(
         sampling=_sampling(sampling, more),
         calibrated=uses_calibration(model, calibrated),
         strict_spacing=strict_spacing,
+        strict_intensity=strict_intensity,
         device=usable_device(device, precision),
         precision=precision,
         progress=progress,

@@ -5,6 +5,7 @@ Shapes: B images, S samples, K classes, C image channels, H x W pixels.
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, isfinite
 from os import PathLike
 from pathlib import Path
@@ -23,11 +24,11 @@ from phiseg.core.precision import SamplingPrecision
 from phiseg.imaging.frame import Frame
 from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.prediction import Prediction
-from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.prepared_stack import PreparedStack, open_scan
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling_options import Sampling
-from phiseg.inference.scan_prediction import predict_volume
-from phiseg.inference.scans import Scan, find_scans, read_scan
+from phiseg.inference.scan_prediction import predict_prepared
+from phiseg.inference.scans import ScanFile, find_scans
 from phiseg.models import Segmenter, load_model
 from phiseg.models.noise import Generators, image_key, seeded_generator
 
@@ -199,6 +200,7 @@ class Model:
         name: str | None = None,
         progress: bool = False,
         resample: bool = True,
+        strict_intensity: bool = False,
     ) -> Prediction:
         """Draw segmentations of one scan, on its own grid.
 
@@ -213,11 +215,16 @@ class Model:
             name: the name of the scan in messages; by default that of the file.
             progress: whether to show a progress bar.
             resample: whether to resample a scan whose pixel spacing is outside the range of the training images;
-                otherwise it is refused.
+                otherwise it is refused, and so is one whose slice distance or thickness is outside their range.
+            strict_intensity: whether to refuse a scan, or a point in it, whose values do not match those of the
+                training images.
 
         Raises:
             DataError: the scan cannot be read or does not match the model, or the point lies outside it.
             ConfigError: a point is missing, or given to a whole-slice model.
+
+        Warns:
+            UserWarning: the spacing or the values of the scan do not match those of the training images.
         """
         if sampling is None:
             usual = Sampling()
@@ -227,36 +234,29 @@ class Model:
             )
         elif num_samples is not None or seed is not None:
             raise ConfigError("give num_samples and seed either by name or in sampling, not both")
-        has_spacing = True
-        if not isinstance(scan, Volume):
-            read = self._read(Path(scan))
-            name, scan, has_spacing = name or Path(scan).name, read.volume, read.has_spacing
-        return predict_volume(
+        if isinstance(scan, Volume):
+            name = name or "volume"
+            stack = PreparedStack.of(
+                scan, self.preprocessing, name=name, resample=resample, strict_intensity=strict_intensity
+            )
+            found = stack.warnings
+        else:
+            file = _only_scan(Path(scan))
+            file = replace(file, name=name or Path(scan).name)
+            read, stack = open_scan(file, self.preprocessing, resample=resample, strict_intensity=strict_intensity)
+            found = (*read.warnings, *stack.warnings)
+        prediction = predict_prepared(
             self.network,
-            scan,
+            stack,
             point=point,
             slices=slices,
             sampling=sampling,
-            name=name or "volume",
             progress=progress,
-            resample=resample,
-            has_spacing=has_spacing,
+            strict_intensity=strict_intensity,
         )
-
-    def _read(self, path: Path) -> Scan:
-        """Read the only scan that a path leads to."""
-        found, _ = find_scans([path])
-        if len(found) > 1:
-            raise DataError(f"{path} holds {len(found)} scans; give one of them, or use phiseg.predict for all")
-        preprocessing = self.preprocessing
-        plane = None if preprocessing.plane == "auto" else preprocessing.plane
-        spacing = preprocessing.network_spacing_mm((1.0, 1.0))
-        scan = read_scan(found[0], channels=preprocessing.image_channels, plane=plane, spacing_mm=spacing)
-        if scan.series is not None:
-            preprocessing.check_modality(scan.series.modality, name=path.name)
-        for warning in scan.warnings:
-            warnings.warn(warning, stacklevel=3)
-        return scan
+        for warning in (*found, *filter(None, [prediction.unusual])):
+            warnings.warn(f"{stack.name}: {warning}", stacklevel=2)
+        return prediction
 
     def _check_prepared(self, image: Tensor) -> None:
         """Refuse an image whose values the preprocessing cannot have produced, such as 0 to 255."""
@@ -280,6 +280,14 @@ class Model:
                 f"the image has values from {low:g} to {high:g}, but the network expects prepared images "
                 f"({expected}); {fix}"
             )
+
+
+def _only_scan(path: Path) -> ScanFile:
+    """Return the only scan that a path leads to."""
+    found, _ = find_scans([path])
+    if len(found) > 1:
+        raise DataError(f"{path} holds {len(found)} scans; give one of them, or use phiseg.predict for all")
+    return found[0]
 
 
 def _as_stack(

@@ -102,9 +102,12 @@ class Predict:
     reach: Annotated[float | None, optional("MM", "half the longer side of the crop")] = None
     """Maximum distance in mm from the point over which a lesion is followed."""
     strict_spacing: Flag = False
-    """Reject scans whose pixel spacing or slice distance is outside the range of the training images. Without this
-    option, pixels are resampled to the nearest spacing in that range, slices are used as they are, and a warning is
-    printed."""
+    """Reject scans whose pixel spacing, slice distance or slice thickness is outside the range of the training
+    images. Without this option, pixels are resampled to the nearest spacing in that range, slices are used as they
+    are, and a warning is printed."""
+    strict_intensity: Flag = False
+    """Reject scans, or points in them, whose values do not match those of the training images. Without this option,
+    a warning is printed."""
     level_draws: int = 8
     """Number of redraws per latent level to attribute the uncertainty to levels; 0 skips this and is faster."""
     uncalibrated: Flag = False
@@ -230,6 +233,7 @@ def _predict(command: Predict, inputs: Sequence[Path]) -> "PredictionFolder | No
         sampling=_sampling(command),
         calibrated=not command.uncalibrated,
         strict_spacing=command.strict_spacing,
+        strict_intensity=command.strict_intensity,
         device=fabric.device if fabric else device,
         precision=command.precision,
         fabric=fabric,

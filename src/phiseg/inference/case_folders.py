@@ -131,6 +131,7 @@ def predict_scans(
     file_format: VolumeFormat = "nii.gz",
     progress: bool = True,
     strict_spacing: bool = False,
+    strict_intensity: bool = False,
 ) -> dict[str, str]:
     """Predict cases. Cases that cannot be predicted are reported and skipped.
 
@@ -143,7 +144,9 @@ def predict_scans(
         draw: function that draws the picture of a case.
         file_format: format of the volumes.
         progress: show progress bars.
-        strict_spacing: reject scans whose pixel or slice spacing is outside the range of the training images.
+        strict_spacing: reject scans whose pixel spacing, slice distance or slice thickness is outside the range of
+            the training images.
+        strict_intensity: reject scans, or points in them, whose values do not match those of the training images.
 
     Returns:
         The error of each failed case, by name.
@@ -160,12 +163,21 @@ def predict_scans(
         try:
             made_with = _made_with(job, sampling, identity)
             if opened is None or read != job.scan:
-                opened, read = None, None  # frees the memory of the previous scan first
-                opened, read = _open(job.scan, preprocessing, resample=not strict_spacing), job.scan
+                opened = None  # frees the memory of the previous scan first
+                opened = _open(
+                    job.scan, preprocessing, resample=not strict_spacing, strict_intensity=strict_intensity
+                )
+                read = job.scan
             scan, stack = opened
             point = job.point.in_voxels(scan.volume) if job.point else None
             prediction = predict_prepared(
-                model, stack, point=point, sampling=sampling, name=job.name, progress=progress
+                model,
+                stack,
+                point=point,
+                sampling=sampling,
+                name=job.name,
+                progress=progress,
+                strict_intensity=strict_intensity,
             )
             _write_case(out / job.name, prediction, scan, made_with, draw, job, file_format)
         except (DataError, ConfigError, OSError, MemoryError, RuntimeError) as error:
@@ -204,9 +216,11 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _open(file: ScanFile, preprocessing: Preprocessing, *, resample: bool) -> tuple[Scan, PreparedStack]:
+def _open(
+    file: ScanFile, preprocessing: Preprocessing, *, resample: bool, strict_intensity: bool
+) -> tuple[Scan, PreparedStack]:
     """Read and prepare a scan, and report its warnings."""
-    scan, stack = open_scan(file, preprocessing, resample=resample)
+    scan, stack = open_scan(file, preprocessing, resample=resample, strict_intensity=strict_intensity)
     for warning in scan.warnings:
         _warn(file.name, warning)
     return scan, stack

@@ -78,6 +78,7 @@ def write_predictions(
     sampling: Sampling | None = None,
     calibrated: bool = True,
     strict_spacing: bool = False,
+    strict_intensity: bool = False,
     device: torch.device | str = "cpu",
     precision: SamplingPrecision = "float32",
     fabric: "Fabric | None" = None,
@@ -100,8 +101,9 @@ def write_predictions(
         file_format: the format of the volumes.
         sampling: the sampling settings; by default those of `Sampling`.
         calibrated: whether to use the temperatures that `phiseg calibrate` fitted, if there are any.
-        strict_spacing: refuse scans whose pixel spacing or slice distance is outside the range of the training
-            images instead of resampling their pixels.
+        strict_spacing: refuse scans whose pixel spacing, slice distance or slice thickness is outside the range of
+            the training images instead of resampling their pixels.
+        strict_intensity: refuse scans, or points in them, whose values do not match those of the training images.
         device: the device, such as `cpu` or `cuda:1`.
         precision: number format of the network; `usable_device` checks that the device supports it.
         fabric: Lightning Fabric for several processes that share the cases, each on a device of its own. By
@@ -157,6 +159,7 @@ def write_predictions(
         file_format=file_format,
         progress=progress and rank == 0,
         strict_spacing=strict_spacing,
+        strict_intensity=strict_intensity,
     )
     failed = gather_failures(failed)
     if rank != 0:

@@ -51,8 +51,10 @@ class PreparedStack:
         *,
         name: str,
         modality: str | None = None,
+        thickness_mm: float | None = None,
         is_prepared: bool = False,
         resample: bool = True,
+        strict_intensity: bool = False,
         has_spacing: bool = True,
     ) -> Self:
         """Slice a volume (I, J, K) or (I, J, K, C).
@@ -62,14 +64,16 @@ class PreparedStack:
             preprocessing: preprocessing of the model.
             name: name of the scan for messages.
             modality: DICOM modality of the scan; None if unknown.
+            thickness_mm: thickness of the slices (I, J), which may differ from their distance; None if unknown.
             is_prepared: whether the values are from a prepared dataset.
             resample: resample a scan whose pixel spacing is outside the range of the training images; otherwise it
-                is rejected.
+                is rejected, and so is one whose slice distance or thickness is outside their range.
+            strict_intensity: reject a scan whose values do not match the window of the model.
             has_spacing: whether the pixel size is known, not assumed.
 
         Raises:
-            DataError: the scan has another shape, modality, number of channels or spacing, or its voxels are not
-                finite, all equal, or too large.
+            DataError: the scan has another shape, modality, number of channels, spacing or intensity range, or its
+                voxels are not finite, all equal, or too large.
         """
         if modality is not None:
             preprocessing.check_modality(modality, name=name)
@@ -92,7 +96,11 @@ class PreparedStack:
         chosen = coarsest_plane(volume) if plane == "auto" else plane
         stack = to_slices(Volume(values, volume.affine), chosen)
         warnings = () if is_prepared else _unit_warnings(stack.values, low, high, preprocessing.intensity)
-        warnings = (*warnings, *_spacing_warnings(stack, preprocessing, name=name, resample=resample))
+        if warnings and strict_intensity:
+            raise DataError(f"{name} is rejected by --strict-intensity: {warnings[0]}")
+        if np.cross(volume.affine[:3, 2], stack.affine[:3, 0]).any():  # cuts across the slices of the file
+            thickness_mm = None
+        warnings += _spacing_warnings(stack, preprocessing, name=name, resample=resample, thickness_mm=thickness_mm)
         return cls(volume, stack, chosen, preprocessing, name, warnings, is_prepared, has_spacing)
 
     @property
@@ -175,7 +183,9 @@ class PreparedStack:
         return np.moveaxis(self.stack.values[slices], 3, 1)
 
 
-def open_scan(file: ScanFile, preprocessing: Preprocessing, *, resample: bool = True) -> tuple[Scan, PreparedStack]:
+def open_scan(
+    file: ScanFile, preprocessing: Preprocessing, *, resample: bool = True, strict_intensity: bool = False
+) -> tuple[Scan, PreparedStack]:
     """Read a scan and prepare it for a model; see `read_scan` and `PreparedStack.of`.
 
     Raises:
@@ -184,13 +194,14 @@ def open_scan(file: ScanFile, preprocessing: Preprocessing, *, resample: bool = 
     plane = None if preprocessing.plane == "auto" else preprocessing.plane
     assumed = preprocessing.network_spacing_mm((1.0, 1.0))
     scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=assumed)
-    modality = scan.series.modality if scan.series else None
     stack = PreparedStack.of(
         scan.volume,
         preprocessing,
         name=file.name,
-        modality=modality,
+        modality=scan.modality,
+        thickness_mm=scan.thickness_mm,
         resample=resample,
+        strict_intensity=strict_intensity,
         has_spacing=scan.has_spacing,
     )
     return scan, stack
@@ -203,15 +214,17 @@ def _step(stack: Volume, preprocessing: Preprocessing) -> tuple[float, float]:
     return row, column
 
 
-def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str, resample: bool) -> tuple[str, ...]:
+def _spacing_warnings(
+    stack: Volume, preprocessing: Preprocessing, *, name: str, resample: bool, thickness_mm: float | None
+) -> tuple[str, ...]:
     """Return warnings about pixels or slices outside the range of the training images.
 
     Raises:
-        DataError: the pixel or slice spacing is outside the range, and `resample` is false.
+        DataError: the pixels or slices are outside the range, and `resample` is false.
     """
     warnings = []
-    distance, vertical, horizontal = stack.spacing_mm
-    fixed, pixels, thickness = (
+    _, vertical, horizontal = stack.spacing_mm
+    fixed, pixels, trained = (
         preprocessing.spacing_mm,
         preprocessing.spacing_range_mm,
         preprocessing.thickness_range_mm,
@@ -232,18 +245,31 @@ def _spacing_warnings(stack: Volume, preprocessing: Preprocessing, *, name: str,
                 f"the scan has {own}, but the model was trained on {usual}; it is resampled to "
                 f"{row:.3g} x {column:.3g} mm for the network, and results are on the grid of the scan"
             )
-    if thickness and stack.grid[0] > 1 and not thickness[0] * 0.999 <= distance <= thickness[1] * 1.001:
-        trained = f"those of the training images were {thickness[0]:.3g} to {thickness[1]:.3g} mm thick"
+    if preprocessing.patch_size:
+        thickness_mm = None  # the range of a 3-D model is that of slice distances
+    if trained and (slices := _unusual_slices(stack, trained, thickness_mm)):
+        usual = f"those of the training images were {trained[0]:.3g} to {trained[1]:.3g} mm thick"
         if not resample:
             raise DataError(
-                f"{name} has slices {distance:.3g} mm apart, but {trained}; use a scan in this range, or omit "
-                "--strict-spacing"
+                f"{name} has slices {slices}, but {usual}; use a scan in this range, or omit --strict-spacing"
             )
         warnings.append(
-            f"the slices are {distance:.3g} mm apart, but {trained}; the samples may be less reliable, because "
-            "slices are not resampled"
+            f"the slices are {slices}, but {usual}; the samples may be less reliable, because slices are not "
+            "resampled"
         )
     return tuple(warnings)
+
+
+def _unusual_slices(stack: Volume, trained: tuple[float, float], thickness_mm: float | None) -> str | None:
+    """Describe slices whose distance or thickness is outside the range of the training images; None if neither."""
+
+    def is_outside(mm: float) -> bool:
+        return not trained[0] * 0.999 <= mm <= trained[1] * 1.001
+
+    distance = stack.spacing_mm[0]
+    if stack.grid[0] > 1 and is_outside(distance):
+        return f"{distance:.3g} mm apart"
+    return f"{thickness_mm:.3g} mm thick" if thickness_mm and is_outside(thickness_mm) else None
 
 
 def _unit_warnings(slices: NDArray[Any], lowest: float, highest: float, intensity: Intensity) -> tuple[str, ...]:

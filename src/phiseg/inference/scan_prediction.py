@@ -43,8 +43,6 @@ def predict_volume(
     sampling: Sampling | None = None,
     name: str = "volume",
     progress: bool = False,
-    resample: bool = True,
-    has_spacing: bool = True,
 ) -> Prediction:
     """Prepare a volume and draw samples of it; see `predict_prepared`.
 
@@ -56,9 +54,6 @@ def predict_volume(
         sampling: the sampling settings; by default those of `Sampling`.
         name: the name of the volume in error messages.
         progress: whether to show a progress bar over the slices.
-        resample: whether to resample a volume whose pixel spacing lies outside the range of the training images; if
-            not, it is refused.
-        has_spacing: whether the pixel size is known; otherwise measurements are in pixels.
 
     Raises:
         DataError: the volume does not match the model, or the point lies outside the volume.
@@ -66,7 +61,7 @@ def predict_volume(
     """
     preprocessing = Preprocessing.of(model)
     check_point(preprocessing.centred_on, has_point=point is not None, name=name)
-    stack = PreparedStack.of(volume, preprocessing, name=name, resample=resample, has_spacing=has_spacing)
+    stack = PreparedStack.of(volume, preprocessing, name=name)
     return predict_prepared(model, stack, point=point, slices=slices, sampling=sampling, progress=progress)
 
 
@@ -79,6 +74,7 @@ def predict_prepared(
     sampling: Sampling | None = None,
     name: str | None = None,
     progress: bool = False,
+    strict_intensity: bool = False,
 ) -> Prediction:
     """Draw samples of a volume that is already prepared for the model.
 
@@ -90,9 +86,10 @@ def predict_prepared(
         sampling: the sampling settings; by default those of `Sampling`.
         name: the name of the case in error messages; by default that of the volume.
         progress: whether to show a progress bar over the slices.
+        strict_intensity: whether to reject a point if the image around it does not look like a training image.
 
     Raises:
-        DataError: the point lies outside the volume.
+        DataError: the point lies outside the volume, or `strict_intensity` rejects it.
         ConfigError: a point is missing, or given to a whole-slice model; or there are no such slices.
     """
     sampling, name, preprocessing = sampling or Sampling(), name or stack.name, stack.preprocessing
@@ -109,11 +106,19 @@ def predict_prepared(
         sampler = _sampler(model, stack, sampling, place)
         if place is None:
             return _predict_slices(sampler, numbers, bar)
-        prediction = predict_lesion(sampler, place, bar)
-    usual = preprocessing.usual_values
-    seen = np.clip(sampler.slices_seen(place[0]), 0, len(every) - 1)
-    image = stack.images(seen, sampler.frames[0])
-    return replace(prediction, unusual=usual.why_unusual(image, preprocessing.intensity) if usual else None)
+        unusual = _why_unusual(sampler, place[0])
+        if unusual and strict_intensity:
+            raise DataError(f"{name} is rejected by --strict-intensity: {unusual}")
+        return replace(predict_lesion(sampler, place, bar), unusual=unusual)
+
+
+def _why_unusual(sampler: FrameSampler, number: int) -> str | None:
+    """Return why the image around a point in a slice does not look like a training image, or None if it does."""
+    stack, usual = sampler.stack, sampler.stack.preprocessing.usual_values
+    if usual is None:
+        return None
+    seen = np.clip(sampler.slices_seen(number), 0, stack.stack.grid[0] - 1)
+    return usual.why_unusual(stack.images(seen, sampler.frames[0]), stack.preprocessing.intensity)
 
 
 def _sampler(
