@@ -12,8 +12,8 @@ from phiseg.viewer.server import Viewer, create_app
 def serve():
     """Return a function that puts a viewer of a model, and of some paths, behind a client."""
 
-    def serve(model=None, *paths, token=None, **options):
-        viewer = Viewer.of(model or make_model(), "tiny")
+    def serve(model=None, *paths, token=None, strict=None, **options):
+        viewer = Viewer.of(model or make_model(), "tiny", **{f"strict_{strict}": True} if strict else {})
         viewer.add(paths)
         options = {"base_url": "http://localhost", "raise_server_exceptions": False} | options
         return Served(viewer, TestClient(create_app(viewer, token=token), **options))

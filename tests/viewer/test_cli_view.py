@@ -9,9 +9,12 @@ import urllib.request
 
 import pytest
 
+from helpers.small_viewer import random_volume
 from phiseg.cli.listening import FIRST_PORT, listen
 from phiseg.cli.view import link_to
 from phiseg.core.errors import ConfigError
+from phiseg.imaging.nifti_files import write_nifti
+from phiseg.imaging.volume import Volume
 
 
 @pytest.fixture
@@ -56,6 +59,21 @@ def test_link_contains_token():
 )
 def test_invalid_model_or_scan_gives_one_line_error(cli, trained, words, cause):
     result = cli("view", *(trained() if word == "MODEL" else word for word in words), "--no-browser")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert cause in result.err
+
+
+@pytest.mark.parametrize(
+    ("option", "cause"),
+    [
+        ("--strict-spacing", "scan has pixels of 0.9 x 0.8 mm, but the model was trained on 5.6 x 5.6 mm"),
+        ("--strict-intensity", "scan is rejected by --strict-intensity: only 0.0% of voxels"),
+    ],
+)
+def test_strict_options_reject_the_first_scan(cli, trained, tmp_path, option, cause):
+    volume = random_volume()
+    write_nifti(tmp_path / "scan.nii.gz", Volume(volume.values + 1000, volume.affine))
+    result = cli("view", trained(), tmp_path / "scan.nii.gz", "--no-browser", option)
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert cause in result.err
 

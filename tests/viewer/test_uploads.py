@@ -15,6 +15,7 @@ from pydicom.filebase import DicomBytesIO
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from helpers.small_viewer import make_model, nifti_bytes, of_type, random_volume
+from phiseg.data.store import Dataset
 from phiseg.imaging.volume import to_slices
 
 
@@ -68,6 +69,52 @@ def test_scans_of_other_spacing_are_resampled_with_a_warning(serve):
     assert (info["height"], info["width"]) == (22, 20)
     info = served.drop(("a.png", png(np.arange(216, dtype=np.uint8).reshape(12, 18)))).json()
     assert not any("resampled" in line for line in info["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("strict", "properties", "reason"),
+    [
+        ("spacing", {"spacing_range_mm": [0.5, 0.6]}, "has pixels of 0.8 x 0.5 mm"),
+        ("spacing", {"thickness_range_mm": [1, 1.5]}, "has slices 2 mm apart"),
+        ("spacing", {"thickness_range_mm": [1, 2.5]}, "has slices 3 mm thick"),
+        ("intensity", {"low": 0, "high": 1}, "is rejected by --strict-intensity: only"),
+    ],
+)
+def test_strict_viewer_rejects_unusual_scans(serve, dicom_files, tmp_path, strict, properties, reason):
+    """Dropped or given at the start. Without the option, they are shown with a warning."""
+    model = make_model(**{"low": -1000, "high": 3000} | properties)
+    info = serve(model).drop(*dicom_files).json()
+    assert len(info["warnings"]) == 1
+    served = serve(model, tmp_path / "series", strict=strict)
+    given, _ = (scan.id for scan in served.viewer.scans.listed())
+    for name, response in (
+        ("5 DICOM files", served.drop(*dicom_files)),
+        ("series", served.client.get(f"/api/scans/{given}")),
+    ):
+        assert response.status_code == 400
+        assert response.json()["message"].startswith(f"{name} {reason}")
+    assert served.client.get("/api/scans/example").status_code == 200
+    other = "intensity" if strict == "spacing" else "spacing"
+    assert serve(model, strict=other).drop(*dicom_files).json()["warnings"] == info["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "is_usual"),
+    [
+        ({"spacing_range_mm": [5, 6], "thickness_range_mm": [2, 3]}, True),
+        ({"spacing_range_mm": [4, 5]}, False),
+        ({"thickness_range_mm": [1, 2]}, False),
+    ],
+)
+def test_strict_viewer_rejects_cases_of_another_spacing(serve, lesions, monkeypatch, properties, is_usual):
+    """Pixels of 5.6 mm, as if the slices were 3 mm thick."""
+    monkeypatch.setattr(Dataset, "thickness_mm", lambda *_: 3.0)
+    model = make_model(**properties)
+    for strict in (None, "intensity"):
+        info = serve(model, lesions, strict=strict).client.get("/api/scans/case-0").json()
+        assert bool(info["warnings"]) != is_usual
+    status = serve(model, lesions, strict="spacing").client.get("/api/scans/case-0").status_code
+    assert status == (200 if is_usual else 400)
 
 
 def test_png_and_dicom_series_can_be_uploaded(serve, dicom_files):

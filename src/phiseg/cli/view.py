@@ -41,6 +41,12 @@ class View:
     printed link."""
     no_browser: Flag = False
     """Print the link without opening a browser."""
+    strict_spacing: Flag = False
+    """Reject scans whose pixel spacing, slice distance or slice thickness is outside the range of the training
+    images. Without this option, the page shows a warning, and pixels are resampled for the network."""
+    strict_intensity: Flag = False
+    """Reject scans whose values do not match the window of the model. Without this option, the page shows a
+    warning."""
     device: str = "auto"
     """Device such as cpu or cuda:1; auto uses a GPU if available."""
     precision: SamplingPrecision = "float32"
@@ -67,7 +73,12 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     with listener:
         device = usable_device(command.device, command.precision)
         network = load_model(Path(name), device=device, precision=command.precision)
-        viewer = Viewer.of(network, Path(name).resolve().name)
+        viewer = Viewer.of(
+            network,
+            Path(name).resolve().name,
+            strict_spacing=command.strict_spacing,
+            strict_intensity=command.strict_intensity,
+        )
         for note in viewer.add(command.scans):
             print(f"phiseg: {note}", file=sys.stderr)
         viewer.session()  # report problems here instead of on the page

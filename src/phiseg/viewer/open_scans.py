@@ -109,10 +109,22 @@ class ScanCollection:
         preprocessing: preprocessing of the model, which determines plane and channels.
         max_scans: maximum number of scans in memory.
         max_bytes: maximum size of voxels in memory, and of an uploaded scan, in bytes.
+        strict_spacing: reject scans whose pixel spacing, slice distance or slice thickness is outside the range of
+            the training images.
+        strict_intensity: reject scans whose values do not match the window of the model.
     """
 
-    def __init__(self, preprocessing: Preprocessing, *, max_scans: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        preprocessing: Preprocessing,
+        *,
+        max_scans: int,
+        max_bytes: int,
+        strict_spacing: bool = False,
+        strict_intensity: bool = False,
+    ) -> None:
         self.preprocessing, self.max_scans, self.max_bytes = preprocessing, max_scans, max_bytes
+        self.strict_spacing, self.strict_intensity = strict_spacing, strict_intensity
         self.dataset: Dataset | None = None
         self._splits: dict[str, str] = {}  # by patient
         self._files: dict[str, ScanFile] = {}
@@ -235,7 +247,9 @@ class ScanCollection:
         return None if plane == "auto" else plane
 
     def _read_file(self, scan_id: str, file: ScanFile) -> OpenScan:
-        scan, stack = open_scan(file, self.preprocessing)
+        scan, stack = open_scan(
+            file, self.preprocessing, resample=not self.strict_spacing, strict_intensity=self.strict_intensity
+        )
         return OpenScan(scan_id, file.name, stack, scan.series, scan.warnings)
 
     def _read_case(self, dataset: Dataset, row: int) -> OpenScan:
@@ -252,7 +266,15 @@ class ScanCollection:
             (pixels if dataset.dims == 3 else pixels[:, None]).T, affine
         )  # columns, rows, slices, channels
         name = dataset.cases[row]["case"]
-        stack = PreparedStack.of(volume, self.preprocessing, name=name, is_prepared=True, has_spacing=is_known)
+        stack = PreparedStack.of(
+            volume,
+            self.preprocessing,
+            name=name,
+            thickness_mm=dataset.thickness_mm(row),
+            is_prepared=True,
+            resample=not (self.strict_spacing and is_known),
+            has_spacing=is_known,
+        )
         annotations = dataset.annotations(row).reshape(-1, *stack.stack.grid)
         looked = [who for who, valid in zip(dataset.annotator_names, dataset.valid[row], strict=True) if valid]
         return OpenScan(

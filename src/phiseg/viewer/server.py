@@ -89,13 +89,22 @@ class Viewer:
             layer.register_forward_pre_hook(lambda *_: self.queue.check_wanted())
 
     @classmethod
-    def of(cls, model: Segmenter, name: str) -> "Viewer":
-        """Return a viewer for a model, with the example as its only scan.
+    def of(
+        cls, model: Segmenter, name: str, *, strict_spacing: bool = False, strict_intensity: bool = False
+    ) -> "Viewer":
+        """Return a viewer for a model, with the example as its only scan; for the options, see `ScanCollection`.
 
         Raises:
             ModelError: the model does not describe its preprocessing.
         """
-        return cls(model, name, ScanCollection(Preprocessing.of(model), max_scans=MAX_SCANS, max_bytes=MAX_MEMORY))
+        scans = ScanCollection(
+            Preprocessing.of(model),
+            max_scans=MAX_SCANS,
+            max_bytes=MAX_MEMORY,
+            strict_spacing=strict_spacing,
+            strict_intensity=strict_intensity,
+        )
+        return cls(model, name, scans)
 
     def add(self, paths: Sequence[Path]) -> list[str]:
         """Add scans, folders of scans and a dataset. Return a note for each skipped folder.
