@@ -109,6 +109,8 @@ def test_default_patch_has_whole_slices_and_the_median_depth(dataset, tmp_path):
 def test_unsuitable_patch_size_is_rejected(dataset, lesions):
     with pytest.raises(ConfigError, match=r"only 5 x 8; .* in the order slices, height, width"):
         make_stream(dataset, patch_size=(5, 8, 4))
+    with pytest.raises(ConfigError, match=r"8 slices, .* only 7; use at most 7, in the order slices"):
+        make_stream(dataset, patch_size=(8, 5, 4))
     for size in ((4, 4), (0, 4, 4)):
         with pytest.raises(ConfigError, match="give slices, height and width"):
             make_stream(dataset, patch_size=size)

@@ -118,6 +118,10 @@ TURNED |= {f"masks_{number:03d}": np.moveaxis(volume(number)[1], 1, -1) for numb
         (listed(masks_001=np.zeros((3, 5, *SIZE), np.uint8)), "has 2 annotators, but 'masks_001' has 3"),
         (listed(image_002=np.zeros((6, 7))), r"'image_002' has shape \(6, 7\), expected \(slices, height, width\)"),
         (listed(**TURNED), r"image \(1, 6, 7, 5\).* in the order slices, height, width"),
+        (
+            listed(image_001=np.moveaxis(volume(1)[0], 0, -1)),
+            r"'masks_001' has .*, expected \(annotators, 6, 7, 5\) .* both in the order slices, height, width",
+        ),
         (stacked(slice=None), "--volumes needs 'slice'"),
         (stacked(slice=np.r_[0, 2, 3, np.arange(11)]), r"row 1 \(slice 2\) does not follow row 0"),
         (stacked(case_ids=None, nodule=None), "--volumes needs 'case_ids'"),
@@ -179,3 +183,9 @@ def test_lidc_volumes_are_read(shared_data, tmp_path):
             hounsfield = source[f"image_{row:03d}"] * (1400 / 255) - 1000
             np.testing.assert_allclose(dataset.stored_image(row)[0], hounsfield, atol=0.51)
             assert dataset.voxel_spacing_mm(row)[0] == source["slice_spacing_mm"][row]
+
+
+def test_volumes_without_the_option_are_rejected(tmp_path):
+    np.savez(tmp_path / "volumes.npz", **listed())
+    with pytest.raises(DataError, match=r"contains volumes .*; pass --volumes \(in Python: volumes=True\)"):
+        prepare_arrays(tmp_path / "volumes.npz", tmp_path / "data", progress=False)

@@ -179,7 +179,7 @@ def test_recipe_for_volumes_plans_strides_and_kernels(tmp_path):
     """At 2.5 x 0.5 x 0.7 mm, slices are pooled after the second level; the patch limits how often."""
     volumes = write_volumes(tmp_path / "volumes")
     recipe = load_recipe("phiseg3d-small", channels=[4, 4, 4, 4], num_levels=2)
-    model = recipe.with_settings(patch_size=[8, 5, 8]).for_dataset(volumes).model
+    model = recipe.with_settings(patch_size=[7, 5, 8]).for_dataset(volumes).model
     assert model.kernels == ((1, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3))
     assert model.strides == ((1, 2, 2), (2, 1, 2), (2, 1, 1))  # the height of 5 is halved once
     again = type(model).parse(model.model_dump(mode="json"), where="config.yaml")

@@ -34,8 +34,8 @@ def patch_size_for(dataset: Dataset, patch_size: Sequence[int] | None = None) ->
             )
         return None
     height, width = dataset.info.size
+    depths = [dataset.depth(row) for row in dataset.rows("train").tolist()]
     if patch_size is None:
-        depths = [dataset.depth(row) for row in dataset.rows("train").tolist()]
         return (min(MAX_DEPTH, int(np.median(depths))), height, width)
     if len(patch_size) != 3 or min(patch_size) < 1:
         shown = " ".join(map(str, patch_size))
@@ -45,6 +45,12 @@ def patch_size_for(dataset: Dataset, patch_size: Sequence[int] | None = None) ->
         raise ConfigError(
             f"train.patch_size has {plane[0]} x {plane[1]} pixels, but the slices of {dataset.path} have only "
             f"{height} x {width}; use at most {height} x {width}, in the order slices, height, width"
+        )
+    deepest = max(depths, default=depth)
+    if depth > deepest:
+        raise ConfigError(
+            f"train.patch_size has {depth} slices, but the deepest training volume of {dataset.path} has only "
+            f"{deepest}; use at most {deepest}, in the order slices, height, width"
         )
     return depth, plane[0], plane[1]
 

@@ -18,10 +18,11 @@ used in the names of cases: PATIENT-nodule-N-slice-M. `arrays_volumes` describes
 import hashlib
 from pathlib import Path
 
+from phiseg.core.errors import DataError
 from phiseg.core.files import AnyPath, check_replaceable
 from phiseg.data.prepare.arrays_npz import Npz
 from phiseg.data.prepare.arrays_slices import ArraysSource
-from phiseg.data.prepare.arrays_volumes import volumes_in
+from phiseg.data.prepare.arrays_volumes import listed_numbers, volumes_in
 from phiseg.data.prepare.fixed_size import write_fixed_size
 from phiseg.data.prepare.fixed_size_source import FixedSizeOptions
 from phiseg.data.store import Dataset
@@ -55,6 +56,8 @@ def prepare_arrays(
     path, out = Path(path), Path(out)
     check_replaceable(out, overwrite=overwrite, marker="dataset.json")
     with Npz(path) as npz:
+        if not volumes and "images" not in npz.headers and listed_numbers(npz):
+            raise DataError(f"{path} contains volumes (image_000, ...); pass --volumes (in Python: volumes=True)")
         return write_fixed_size(
             out,
             volumes_in(npz) if volumes else ArraysSource(npz),

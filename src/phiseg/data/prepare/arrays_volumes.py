@@ -35,15 +35,20 @@ def volumes_in(npz: Npz) -> Source:
     Raises:
         DataError: the file has neither layout, or its arrays do not match.
     """
-    numbers = [match[1] for key in npz.headers if (match := re.fullmatch(r"image_(\d+)", key))]
-    if numbers:
-        return ListedVolumes(npz, sorted(numbers, key=lambda number: (int(number), number)))
+    if numbers := listed_numbers(npz):
+        return ListedVolumes(npz, numbers)
     if "images" not in npz.headers:
         raise DataError(
             f"{npz.path} has no volumes; save arrays image_000, masks_000, image_001 and so on, or 'images' and "
             "'masks' with 'slice', the number of each slice within its volume"
         )
     return StackedVolumes(ArraysSource(npz))
+
+
+def listed_numbers(npz: Npz) -> list[str]:
+    """Return the numbers of the arrays `image_000`, `image_001` and so on, in order; empty if there are none."""
+    numbers = [match[1] for key in npz.headers if (match := re.fullmatch(r"image_(\d+)", key))]
+    return sorted(numbers, key=lambda number: (int(number), number))
 
 
 class ListedVolumes:
@@ -96,7 +101,8 @@ class ListedVolumes:
             self._npz,
             f"masks_{number}",
             len(masks) in (3, 4) and masks[-3:] == image[:3] and 0 not in masks,
-            f"(annotators, {image[0]}, {image[1]}, {image[2]}) to match image_{number} {image}",
+            f"(annotators, {image[0]}, {image[1]}, {image[2]}) to match image_{number} {image}, with the axes of "
+            "both in the order slices, height, width",
         )
         return masks[0] if len(masks) == 4 else 1
 
