@@ -50,6 +50,7 @@ def test_bundle_of_volumes_matches_phiseg(depth, save, images, tmp_path):
     np.testing.assert_array_equal(labels.get_fdata(), mean.get_fdata().argmax(3))
     text = (tmp_path / "bundle" / "docs" / "README.md").read_text()
     assert "in overlapping patches of 4 x 12 x 14 voxels" in text
+    assert "All patches of an image start from the same noise" in text
 
 
 def test_bundle_of_volumes_covers_a_volume_with_patches(save, images, tmp_path, monkeypatch):

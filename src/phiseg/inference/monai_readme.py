@@ -42,7 +42,7 @@ python -m monai.bundle run --config_file configs/inference.json --meta_file conf
 | neighbouring slices | {_neighbours(preprocessing, config)} |
 | classes | {", ".join(preprocessing.classes)} |
 
-Different images have independent noise. The slices of an image share theirs.
+Different images have independent noise. {_sharing(config)}
 
 `NAME_mean.nii.gz` (classes in the last dimension) and `NAME_labels.nii.gz` have the grid of the image `NAME`.
 
@@ -109,3 +109,9 @@ def _neighbours(preprocessing: Preprocessing, config: SegmenterConfig) -> str:
     if preprocessing.plane is None:
         return f"the model takes {config.context} on each side, but a single image has none and stands in for them"
     return f"{config.context} on each side; the slice stands in for them where the file ends"
+
+
+def _sharing(config: SegmenterConfig) -> str:
+    if config.dims == 2:
+        return "The slices of an image share theirs."
+    return "All patches of an image start from the same noise, wherever they lie."
