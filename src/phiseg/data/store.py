@@ -330,7 +330,7 @@ class Dataset:
         }
         changed = []
         for key, array in arrays.items():
-            rows = tqdm(array, f"hashing {key}", unit="case", disable=not progress, leave=False)
+            rows = tqdm(array, f"hashing {key}", unit="row", disable=not progress, leave=False)
             if hash_array(rows) != self.info.arrays[key].sha256:
                 changed.append(str(self.path / f"{key}.npy"))
         if changed:
