@@ -138,7 +138,6 @@ _ENTRIES = (
         name="ged-distinct-pairs",
         score="ged",
         description="squared, without the pairs i = j; the `ged_unbiased` of phiseg",
-        used_by="D-Persona",
         of=lambda case: ged(case, distinct=True),
     ),
     Convention(
@@ -158,6 +157,7 @@ _ENTRIES = (
         name="ged-empty-differ",
         score="ged",
         description="squared, all pairs, two empty masks have distance 1",
+        used_by="D-Persona",
         of=lambda case: ged(case, empty="different"),
     ),
     Convention(
