@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from helpers.tiny_models import batch, trained
 from phiseg.models.ccdm import CCDMConfig, draw_classes, kept_shares, sampled_steps
-from phiseg.models.noise import seeded_generator
+from phiseg.models.noise import draw_noise, seeded_generator
 
 SIZE = (5, 7)  # not multiples of the stride 4
 CLASSES, STEPS = 3, 6
@@ -94,6 +94,53 @@ def test_loss_is_the_bound_of_a_known_case(model):
         model._predict = original
     per_pixel = np.array(losses) / (SIZE[0] * SIZE[1])
     assert per_pixel.mean() == pytest.approx(expected, abs=4 * per_pixel.std() / np.sqrt(len(losses)))
+
+
+@torch.no_grad()
+def test_samples_match_a_naive_chain(model):
+    """Every pixel is drawn from Bayes' rule for the skipped steps, averaged over the predicted classes."""
+    image, _ = batch(model.config, SIZE, 2)
+    (noise,) = draw_noise(model.noise_shapes(SIZE), 2, 3, seeded_generator(0))
+    found = model.decode_samples(model.encode(image), [noise], 3)
+    numbers = torch.special.ndtr(noise.double()).numpy()
+    for case, sample in np.ndindex(2, 3):
+        (padded,), size = model.encode(image[case : case + 1])
+
+        def predict(labels, t, padded=padded, size=size):
+            one_hot = F.one_hot(torch.from_numpy(labels)[None], CLASSES).movedim(-1, 1).float()
+            return model._predict(padded, one_hot, torch.tensor([t]), size)[0]
+
+        labels = np.floor(numbers[case, sample, 0] * CLASSES).astype(np.int64)
+        for number, (t, u) in enumerate([(6, 4), (4, 2)], start=1):
+            first, second = chain(0, u), chain(u, t)
+            predicted = predict(labels, t).softmax(0).double().numpy()
+            for pixel in np.ndindex(SIZE):
+                joint = first * second[:, labels[pixel]]  # (s_0, s_u)
+                probs = predicted[(slice(None), *pixel)] @ (joint / joint.sum(1, keepdims=True))
+                labels[pixel] = np.searchsorted(np.cumsum(probs), numbers[(case, sample, number, *pixel)])
+        torch.testing.assert_close(found[case, sample], predict(labels, 2), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_few_steps_of_an_exact_network_keep_the_distribution(model, monkeypatch):
+    """With the true p(s_0 | s_t), the labels have the distribution q(s_t) in every step."""
+    shares = torch.tensor([0.7, 0.2, 0.1])
+    visited = {}
+
+    def exact(padded, noisy, t, size):
+        visited[int(t[0])] = noisy.mean((0, 2, 3))
+        kept = model.kept[t[0]]
+        return (shares[:, None, None] * (kept * noisy + (1 - kept) / CLASSES)).log()
+
+    monkeypatch.setattr(model, "_predict", exact)
+    image, _ = batch(model.config, SIZE, 1)
+    noise = draw_noise(model.noise_shapes(SIZE), 1, 600, seeded_generator(0))
+    probs = model.decode_samples(model.encode(image), noise, 600).softmax(2)
+    assert list(visited) == [6, 4, 2]
+    for t, found in visited.items():
+        expected = torch.from_numpy(shares.double().numpy() @ chain(0, t)).float()
+        torch.testing.assert_close(found, expected, atol=0.015, rtol=0)  # four standard errors
+    torch.testing.assert_close(probs.mean((0, 1, 3, 4)), shares, atol=0.015, rtol=0)
 
 
 def test_draw_classes_follows_the_probabilities():
