@@ -143,3 +143,20 @@ def test_command_writes_and_reads_a_split(dataset, cli, tmp_path):
     change(path, splits=splits | {"test": splits["test"][1:]})
     done = cli("data", "split", dataset.path, "--read", path)
     assert "warning: 1 patients are in no split" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--read", "s.json", "--seed", "3"], "--seed draws new splits; omit it with --read and --write"),
+        (["--read", "s.json", "--fractions", "50,25,25"], "--fractions draws new splits"),
+        (["--write", "s.json", "--name", "a", "--hold-out", "val"], "--hold-out draws new splits"),
+        (["--partial"], "--partial needs --read FILE"),
+        (["--seed", "3", "--name", "a"], "--name needs --write FILE"),
+        (["--read", "s.json", "--source", "a"], "--source needs --write FILE"),
+    ],
+)
+def test_command_refuses_options_without_effect(options, message, dataset, cli):
+    done = cli("data", "split", dataset.path, *options)
+    assert (done.code, message in done.err) == (2, True), done.err
+    assert Dataset.open(dataset.path).splits == dataset.splits

@@ -62,6 +62,7 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
     from phiseg.data.splits import parse_fractions
     from phiseg.data.store import Dataset
 
+    _check_options(command)
     before = Dataset.open(command.data)
     if command.write:
         if command.read or not command.name:
@@ -92,6 +93,29 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
             "phiseg: warning: models trained on the old splits have seen other patients; retrain them",
             file=sys.stderr,
         )
+
+
+def _check_options(command: DataSplit) -> None:
+    """Reject options that would have no effect.
+
+    Raises:
+        ConfigError: there is such an option.
+    """
+    drawing = {
+        "--seed": command.seed != DataSplit.seed,
+        "--fractions": command.fractions != DataSplit.fractions,
+        "--hold-out": command.hold_out,
+    }
+    for option, given in drawing.items():
+        if given and (command.read or command.write):
+            raise ConfigError(f"{option} draws new splits; omit it with --read and --write")
+    for option, given, file in (
+        ("--partial", command.partial, command.read),
+        ("--name", command.name, command.write),
+        ("--source", command.source, command.write),
+    ):
+        if given and not file:
+            raise ConfigError(f"{option} needs {'--read' if option == '--partial' else '--write'} FILE")
 
 
 def _counts(dataset: "Dataset") -> str:
