@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -155,6 +156,16 @@ def test_existing_folder_is_kept_without_overwrite(folder):
     with pytest.raises(OutputError, match="--overwrite"):
         write(make_evaluation(folder, num_cases=3, size=16))
     assert read_evaluation(folder).summary.num_cases == 6
+
+
+def test_folder_of_several_evaluations_names_them(folder):
+    for number in (100, 16):
+        (folder.parent / "several" / f"samples-{number}").mkdir(parents=True)
+        shutil.copy(folder / "summary.json", folder.parent / "several" / f"samples-{number}")
+    with pytest.raises(
+        DataError, match=r"evaluations \(samples-16, samples-100\); pass one, such as .*samples-100$"
+    ):
+        read_evaluation(folder.parent / "several")
 
 
 @pytest.mark.parametrize("name", ["summary.json", "cases.csv", "examples.npz", "reliability.csv"])

@@ -46,6 +46,8 @@ REQUIRED_COLUMNS = (
 """The columns of the oldest evaluations. Scores that were added later are undefined in older files."""
 EXAMPLE_FILES = ("examples.npz", "examples-2.npz", "examples-3.npz")
 """Files of the examples; the last two exist only for volumes."""
+_NUM_NAMED = 5
+"""Number of folders in an error message."""
 _RELIABILITY_COLUMNS = ("class", "lower", "upper", "mean_prob", "frequency", "pixels")
 
 
@@ -116,6 +118,11 @@ def read_evaluation(path: Path) -> Evaluation:
         DataError: a file is missing, damaged, not from an evaluation, or of another version.
     """
     if not (path / "summary.json").is_file():
+        if parts := sorted(path.glob(f"*/{MARKER}"), key=lambda file: (len(file.parent.name), file)):
+            names = ", ".join(file.parent.name for file in parts[:_NUM_NAMED])
+            raise DataError(
+                f"{path} is not an evaluation, but has evaluations ({names}); pass one, such as {parts[-1].parent}"
+            )
         raise DataError(
             f"{path} is not an evaluation (no summary.json); run: phiseg evaluate MODEL --data DATA --out {path}"
         )
