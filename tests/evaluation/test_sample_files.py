@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from phiseg.core.errors import DataError
-from phiseg.evaluation.sample_files import open_samples
+from phiseg.evaluation.sample_files import open_samples, read_cases
 from phiseg.imaging.nifti_files import write_nifti_sequence
 from phiseg.imaging.volume import Volume
 
@@ -48,6 +48,32 @@ def test_wrong_number_of_slices_is_refused(volumes, tmp_path):
     np.save(tmp_path / "labels.npy", stacked[:-1])
     write_cases(tmp_path)
     with pytest.raises(DataError, match=r"different numbers of cases \(labels 7, the list of cases 8\)"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'a\nb 1\n"c,d"\n',
+        '\ufeffa\r\nb 1\r\n"c,d"\r\n\r\n',
+        ' a \n\nb 1\n"c,d"\n',
+        'case,depth\na,4\nb 1,1\n"c,d",3\n',
+        "\ufeffdepth;case\r\n4;a\r\n1;b 1\r\n3;c,d\r\n",
+        "patient\tcase\tdepth\nx\ta\t4\nx\t b 1 \t 1\nx\tc,d\t3\n",
+    ],
+    ids=["list", "list of Windows", "list with spaces", "commas", "semicolons", "tabs"],
+)
+def test_names_of_cases_are_read_as_spreadsheets_and_editors_write_them(text, tmp_path):
+    (tmp_path / "names").write_bytes(text.encode())
+    found = read_cases(tmp_path / "names")
+    assert found.names == ["a", "b 1", "c,d"]
+    assert found.depths == ([4, 1, 3] if "depth" in text else None)
+
+
+def test_row_without_depth_does_not_match(volumes, tmp_path):
+    np.save(tmp_path / "labels.npy", np.concatenate([labels.swapaxes(0, 1) for labels in volumes.values()]))
+    (tmp_path / "cases.csv").write_text("case,depth\na,4\nb\nc,3\n")
+    with pytest.raises(DataError, match=r"different numbers of cases \(labels 8, the list of cases 7\)"):
         read(tmp_path)
 
 

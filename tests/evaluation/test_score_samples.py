@@ -298,7 +298,9 @@ def test_missing_cases_are_named(lesions, scored):
     labels, names = drawn(lesions), names_of(lesions)
     with pytest.raises(DataError, match=f"no samples for 1 of the 3 cases .*, such as '{names[2]}'"):
         scored(labels[:2], cases=names[:2])
-    with pytest.raises(DataError, match="no samples for 3 of the 3 cases"):
+    with pytest.raises(
+        DataError, match=r"no samples for 3 of the 3 cases .* names such as 'x', so check the split"
+    ):
         scored(labels, cases=["x", "y", "z"])
     with pytest.raises(DataError, match="different numbers of cases"):
         scored(labels, cases=names[:2])

@@ -23,7 +23,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from phiseg.core.errors import DataError, nearest
+from phiseg.core.errors import DataError
 from phiseg.data.npy import NPY_ERRORS
 from phiseg.imaging.nifti_files import SUFFIXES, read_nifti, read_nifti_labels
 from phiseg.imaging.png import read_png
@@ -84,7 +84,9 @@ class GivenSamples:
             return list(self.entries)
         found = dict(zip(self.names, self.entries, strict=True))
         if missing := [case for case in cases if case not in found]:
-            hint = nearest(missing[0], list(found)[:50]) if len(missing) == len(cases) else "draw them"
+            hint = "draw them"
+            if len(missing) == len(cases):
+                hint = f"its cases have names such as '{self.names[0]}', so check the split and the names"
             raise DataError(
                 f"{self.name} has no samples for {len(missing)} of the {len(cases)} cases of {where}, such as "
                 f"'{missing[0]}'; {hint}"
@@ -175,21 +177,24 @@ def from_arrays(
 def read_cases(path: Path) -> CaseList:
     """Read the names of the cases: column `case` of a CSV file, or the lines of a text file.
 
+    Blank lines and spaces around names are ignored. Columns are separated by commas, semicolons or tabs.
+
     Raises:
         DataError: the file cannot be read, or a name is empty or occurs twice.
     """
-    depths = None
     try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        separator = _separator(lines[0]) if lines else None
+        rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator or ",")]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {path} ({getattr(error, 'strerror', None) or error})") from None
-    if rows and "case" in rows[0]:
-        place = rows[0].index("case")
-        names = [row[place] if len(row) > place else "" for row in rows[1:]]
-        if "depth" in rows[0]:
-            depths = [
-                int(text) if text.isdecimal() else 0 for text in (row[rows[0].index("depth")] for row in rows[1:])
-            ]
+    depths = None
+    if separator:
+        header, *rows = rows
+        cases = [dict(zip(header, row, strict=False)) for row in rows]
+        names = [case.get("case", "") for case in cases]
+        if "depth" in header:
+            depths = [int(text) if (text := case.get("depth", "")).isdecimal() else 0 for case in cases]
     else:
         names = [row[0] if len(row) == 1 else "" for row in rows]
     if not names or not all(names):
@@ -198,6 +203,11 @@ def read_cases(path: Path) -> CaseList:
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path}: case '{twice}' occurs twice; name every case once")
     return CaseList(names, depths)
+
+
+def _separator(header: str) -> str | None:
+    """Return the separator of a CSV header with the column `case`; None for any other line."""
+    return next((mark for mark in ",;\t" if "case" in (word.strip('" ') for word in header.split(mark))), None)
 
 
 def _case_list(given: Path | Sequence[str] | None, *, beside: Path | None = None) -> CaseList | None:
