@@ -5,8 +5,8 @@
 #   run.sh 128 SLICES.npz OUT       PHiSeg, PHiSeg L=1 and Prob. U-Net, 128 x 128 pixels
 # MINUTES=60 is the budget of a row on one core. The first run measures the steps of every method in this time and needs an
 # idle machine. ROWS='all/phiseg-small/0 ...' selects rows (regime/method/seed). SETTINGS='--train.precision bf16-mixed'
-# are options of all trainings, SCORING='--precision bfloat16' those of all evaluations. Afterwards, add the evaluations to
-# the benchmark with ../benchmark/rows.py.
+# are options of all trainings, SCORING='--precision bfloat16' those of all evaluations. SAMPLES='16 100' evaluates with 16
+# and with 100 samples, in folders of their own. Afterwards, add the evaluations to the benchmark with ../benchmark/rows.py.
 # On a GPU, the full network of the paper:
 #   ROWS='all/phiseg-reference/0 all/phiseg-l1/0 all/probunet/0' MINUTES=1440 run.sh 128 SLICES.npz OUT
 set -euo pipefail
@@ -29,7 +29,7 @@ augment="--augment.rotation_degrees 180 --augment.probability 0.8 --augment.quar
 last="--train.validate_every 1000000" # validate once: the model of the last step is reported, and no row is selected by its scores
 
 rows() { # ROWS...: train and evaluate rows with the steps of the budget
-  mkdir -p "steps$size" "runs$size" "evals$size"
+  mkdir -p "steps$size" "runs$size"
   for row in ${ROWS:-$@}; do
     IFS=/ read -r regime method seed <<< "$row"
     name=$regime-$method-seed$seed expert="" settings=${SETTINGS:-}
@@ -42,8 +42,12 @@ rows() { # ROWS...: train and evaluate rows with the steps of the budget
     fi
     "$phiseg" train "$method" --data "data$size" --out "runs$size/$name" --resume --train.seed "$seed" \
       --train.steps "$(cat "steps$size/$method")" $augment $last --train.validation_samples 2 $expert $settings
-    [ -d "evals$size/$name" ] || "$phiseg" evaluate "runs$size/$name" --data "data$size" --num-samples 100 \
-      ${SCORING:-} --out "evals$size/$name"
+    for samples in ${SAMPLES:-100}; do
+      out=evals$size-$samples/$name
+      mkdir -p "evals$size-$samples"
+      [ -d "$out" ] || "$phiseg" evaluate "runs$size/$name" --data "data$size" --num-samples "$samples" \
+        ${SCORING:-} --out "$out"
+    done
   done
 }
 
