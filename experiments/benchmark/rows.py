@@ -4,8 +4,8 @@
         --minutes M --hardware TEXT [--seconds S] [--set-aside REASON] [--note TEXT] [--folder FOLDER]
     python experiments/benchmark/rows.py table [--folder FOLDER]
 
-EVAL is an evaluation with 100 samples, written by `phiseg score` or `phiseg evaluate`. `add` stores it as a row,
-`table` makes the tables and plots of results/ from all rows.
+EVAL is an evaluation with the number of samples of the track, written by `phiseg score` or `phiseg evaluate`. `add`
+stores it as a row, `table` makes the tables and plots of results/ from all rows.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from phiseg.core.errors import DataError, PhisegError
+from phiseg.data.split_files import read_split_file
 from phiseg.evaluation.evaluation_folder import Cases, cases_to_csv, read_evaluation
 from phiseg.evaluation.summary import TEXT_COLUMNS, defined
 from phiseg.metrics.score_registry import SCORES, case_scores
@@ -54,7 +55,8 @@ def add_row(evaluation: Path, values: dict[str, Any], folder: Path = HERE) -> Ro
         folder: folder of the benchmark.
 
     Raises:
-        DataError: the evaluation does not follow the protocol of its track, or the row exists already.
+        DataError: the evaluation does not follow the protocol of its track, a value cannot be shown in a table, or
+            the row exists already.
     """
     tracks = json.loads((folder / "tracks.json").read_text(encoding="utf-8"))
     if values["track"] not in tracks:
@@ -64,6 +66,15 @@ def add_row(evaluation: Path, values: dict[str, Any], folder: Path = HERE) -> Ro
     for name in ("num_samples", "split", "dice_annotator"):
         if (given := getattr(summary, name)) != protocol[name]:
             raise DataError(f"{evaluation} has {name} {given}, but track {values['track']} needs {protocol[name]}")
+    if file := protocol.get("split_file"):
+        name, given = read_split_file(folder / file).name, summary.dataset.split_name
+        if given != name:
+            raise DataError(
+                f"{evaluation} was scored on {'an unnamed split' if given is None else repr(given)}, but track "
+                f"{values['track']} needs '{name}'; run phiseg data split DATA --read {file}, and score again"
+            )
+    if broken := [name for name, value in values.items() if re.search(r"[|\n]", str(value))]:
+        raise DataError(f"{broken[0]} contains '|' or a line break, which a table cannot show; rewrite it")
     rows = read_rows(folder)
     slug = re.sub(r"[^a-z0-9]+", "-", f"{values['track']} {values['method']} seed {values['seed']}".lower()).strip(
         "-"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from phiseg.core.errors import DataError
-from phiseg.data.split_files import read_split_file
+from phiseg.data.split_files import apply_split_file, read_split_file, write_split_file
 from phiseg.data.store import Dataset
 from phiseg.evaluation.evaluation_folder import read_evaluation
 from phiseg.evaluation.score_samples import score
@@ -192,6 +192,26 @@ def test_rows_that_do_not_follow_the_protocol_are_refused(rows, folder, syntheti
     with pytest.raises(DataError, match="has other annotations than in the track"):
         rows.add_row(synthetic("changed-eval", data=changed), VALUES | {"method": "y"}, folder)
     assert len(rows.read_rows(folder)) == 1
+
+
+def test_first_row_of_a_track_must_use_its_split_file(rows, folder, synthetic, lesions, copy):
+    tracks = json.loads((folder / "tracks.json").read_text())
+    tracks["tiny"]["split_file"] = "split.json"
+    (folder / "tracks.json").write_text(json.dumps(tracks))
+    write_split_file(Dataset.open(lesions), folder / "split.json", name="tiny-split")
+    with pytest.raises(DataError, match="scored on an unnamed split, but track tiny needs 'tiny-split'"):
+        rows.add_row(synthetic("other"), VALUES | {"method": "other"}, folder)
+    named = copy(lesions, "named")
+    apply_split_file(Dataset.open(named), folder / "split.json")
+    rows.add_row(synthetic("named-eval", data=named), VALUES | {"method": "good"}, folder)
+    assert [row["method"] for row in rows.read_rows(folder)] == ["good"]
+
+
+@pytest.mark.parametrize("value", [{"method": "a|b"}, {"note": "two\nlines"}])
+def test_values_that_break_a_table_are_refused(rows, folder, synthetic, value):
+    with pytest.raises(DataError, match=rf"{next(iter(value))} contains '\|' or a line break"):
+        rows.add_row(synthetic("good"), VALUES | {"method": "good"} | value, folder)
+    assert rows.read_rows(folder) == []
 
 
 def test_published_results_follow_from_the_rows(rows, tmp_path):
