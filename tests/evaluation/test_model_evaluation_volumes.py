@@ -9,10 +9,10 @@ import pytest
 from helpers import naive_metrics as naive
 from helpers.figure_checks import assert_readable, pictures
 from helpers.small_volumes import CHANNELS, DEPTHS, SIZE, SPACING_MM, write_volumes
-from helpers.tiny_models import trained
+from helpers.tiny_models import tiny_phiseg, trained
 from phiseg.comparison.compare import compare
 from phiseg.comparison.figures import sample_panel
-from phiseg.core.errors import DataError
+from phiseg.core.errors import DataError, ModelError
 from phiseg.core.shard import Shard
 from phiseg.data.store import Dataset
 from phiseg.evaluation import model_evaluation
@@ -214,3 +214,9 @@ def test_calibration_of_volumes_reports_coverage(data, models):
     assert found.num_cases == 5
     assert 0 <= found.before["volume_coverage"] <= 1
     assert "area_coverage" not in found.before
+
+
+def test_calibration_rejects_volumes_for_a_model_of_images(data):
+    model = tiny_phiseg(image_channels=CHANNELS, steps=0)
+    with pytest.raises(ModelError, match=r"the model has images as input, but .* has volumes"):
+        fit_calibration(model, Dataset.open(data), split="test", num_samples=3, seed=0)

@@ -79,7 +79,8 @@ def test_batches_chunks_and_order_change_nothing(model, dataset, batch_size, chu
 
 
 @pytest.mark.parametrize("num_samples", [10, 20])
-def test_memory_is_bounded_in_the_number_of_samples(model, dataset, num_samples, monkeypatch):
+@pytest.mark.parametrize("patch_depth", [None, 6])
+def test_memory_is_bounded_in_the_number_of_samples(model, dataset, num_samples, patch_depth, monkeypatch):
     living, most, decode = weakref.WeakSet(), [], model.decode_samples
 
     def watched(encoding, noise, number):
@@ -91,7 +92,14 @@ def test_memory_is_bounded_in_the_number_of_samples(model, dataset, num_samples,
 
     monkeypatch.setattr(model, "decode_samples", watched)
     for _ in sample_cases(
-        model, dataset, range(len(DEPTHS)), num_samples=num_samples, seed=0, batch_size=2, chunk_size=6
+        model,
+        dataset,
+        range(len(DEPTHS)),
+        num_samples=num_samples,
+        seed=0,
+        batch_size=2,
+        chunk_size=6,
+        patch_depth=patch_depth,
     ):
         pass
     assert max(most) <= 2 * 12  # a chunk, and the one before it

@@ -171,7 +171,9 @@ def fit_calibration(
 
     Raises:
         ConfigError: no case has two annotators, or there are fewer than two samples.
+        ModelError: the model does not match the dataset.
     """
+    check_fits(model, dataset)
     rows = [row for row in dataset.rows(split).tolist() if dataset.valid[row].sum() > 1]
     if len(rows) < 2 or num_samples < 2 or num_cases < 2:
         raise ConfigError(
@@ -264,7 +266,6 @@ class _Cases:
             self.rows.setdefault(dataset.cases[row]["patient"], []).append(row)
         self.neutral = (1.0,) * len(model.noise_shapes(dataset.size(rows[0])))
         self.known: dict[tuple[tuple[float, ...], int], float] = {}
-        check_fits(model, dataset)
 
     @property
     def num_patients(self) -> int:
@@ -322,7 +323,7 @@ class _Cases:
         seen = case_image(self.model, self.dataset, row)
         generators = [seeded_generator(self.seed, "sample", self.dataset.cases[row]["case"])]
         device = next(self.model.parameters()).device
-        chunk_size = samples_at_once(self.dataset, row, batch_size=1, chunk_size=16)
+        chunk_size = samples_at_once(seen.image, batch_size=1, chunk_size=16)
         logits = self.model.sample(
             seen.image[None].to(device), self.num_samples, generator=generators, chunk_size=chunk_size
         )

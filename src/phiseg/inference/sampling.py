@@ -3,7 +3,7 @@
 S samples, K classes, *size is (H, W) for images and (D, H, W) for volumes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -136,9 +136,7 @@ def sample_cases(
         if number < 1:
             raise ConfigError(f"{name} is {number}; it must be at least 1")
     image = partial(case_image, model, dataset, hide_neighbours=hide_neighbours, patch_depth=patch_depth)
-    return _draw(
-        model, dataset, _batches(dataset, rows, batch_size, chunk_size), image, num_samples, seed, keep_probs
-    )
+    return _draw(model, dataset, rows, image, num_samples, seed, batch_size, chunk_size, keep_probs)
 
 
 class CaseImage(NamedTuple):
@@ -186,44 +184,36 @@ def case_image(
     return CaseImage(torch.from_numpy(image), slice(before, before + depth))
 
 
-def _batches(
-    dataset: Dataset, rows: Sequence[int], batch_size: int, chunk_size: int
-) -> Iterator[tuple[list[int], int]]:
-    """Yield the rows to encode at once, and the number of samples of each to decode at once.
-
-    Volumes have different depths, so each is a batch.
-    """
-    step = batch_size if dataset.dims == 2 else 1
-    for start in range(0, len(rows), step):
-        batch = list(rows[start : start + step])
-        yield batch, samples_at_once(dataset, batch[0], batch_size, chunk_size)
-
-
-def samples_at_once(dataset: Dataset, row: int, batch_size: int, chunk_size: int) -> int:
-    """Return the number of samples of a case to decode at once.
+def samples_at_once(image: Tensor, batch_size: int, chunk_size: int) -> int:
+    """Return the number of samples of an image (C, *size) to decode at once.
 
     A slice of a volume counts as an image: at most `batch_size * chunk_size` are decoded at once, unless a single
     sample of a volume has more.
     """
-    return chunk_size if dataset.dims == 2 else max(1, batch_size * chunk_size // dataset.depth(row))
+    return chunk_size if image.ndim == 3 else max(1, batch_size * chunk_size // image.shape[1])
 
 
 @torch.inference_mode()
 def _draw(
     model: Segmenter,
     dataset: Dataset,
-    batches: Iterable[tuple[list[int], int]],
+    rows: Sequence[int],
     image_of: Callable[[int], CaseImage],
     num_samples: int,
     seed: int,
+    batch_size: int,
+    chunk_size: int,
     keep_probs: bool,
 ) -> Iterator[CaseSamples]:
     device = next(model.parameters()).device
-    for batch, chunk_size in batches:
+    step = batch_size if dataset.dims == 2 else 1  # volumes have different depths
+    for start in range(0, len(rows), step):
+        batch = rows[start : start + step]
         seen = [image_of(row) for row in batch]
         image = torch.stack([case.image for case in seen]).to(device)
         generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"]) for row in batch]
-        drawn = model.sample_chunks(image, num_samples, generator=generators, chunk_size=chunk_size)
+        at_once = samples_at_once(image[0], batch_size, chunk_size)
+        drawn = model.sample_chunks(image, num_samples, generator=generators, chunk_size=at_once)
         chunks = map(seen[0].crop, drawn)  # volumes are drawn one by one
         kept = list(chunks) if keep_probs else None
         summaries = summarise_samples(kept or chunks)
