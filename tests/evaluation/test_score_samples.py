@@ -372,6 +372,23 @@ def test_wrong_order_or_orientation_causes_a_warning(change, warning, many, scor
     assert warning in err if warning else "warning" not in err
 
 
+def test_wrong_order_is_noticed_among_few_cases(many, scored, capsys):
+    """Twelve lesions of similar size, some without an outline, with samples that are moved by up to a pixel."""
+    dataset, rng = Dataset.open(many), np.random.default_rng(0)
+    known = [dataset.annotations(row) for row in dataset.rows("test")]
+    labels = np.stack(
+        [
+            [np.roll(masks[rng.integers(len(masks))], rng.integers(-1, 2, 2), (0, 1)) for _ in range(16)]
+            for masks in known
+        ]
+    )
+    scored(labels, data=many)
+    assert "warning" not in capsys.readouterr().err
+    for turn in (1, 5, 7):
+        scored(np.roll(labels, turn, axis=0), data=many, overwrite=True)
+        assert "check the order of the cases" in capsys.readouterr().err
+
+
 # Volumes
 
 

@@ -25,8 +25,10 @@ _MIN_CASES = 8
 """Number of cases below which nothing can be said about their order."""
 _MAX_CASES = 200
 """Number of cases that the order is checked with."""
-_ALIKE = 1.15
-"""Agreement with the annotations of a case, relative to those of other cases, up to which its order is doubtful."""
+_MAX_OTHERS = 16
+"""Number of other cases with whose annotations the samples of a case are compared."""
+_DEVIATIONS = 2.5
+"""Standard deviations above chance up to which the order is doubtful."""
 _TURNED = 1.05
 """Agreement after a reflection, relative to that before it, from which the orientation is doubtful."""
 
@@ -121,47 +123,47 @@ def _check_shape(array: NDArray[Any], shape: tuple[int, ...], where: str) -> Non
 
 
 class OrderCheck:
-    """Warns if samples agree as well with the annotations of other cases, or better after a reflection."""
+    """Warns if samples agree as well with the annotations of other cases, or better after a reflection.
+
+    Agreement is the soft IoU of two maps: the share of samples and the share of annotators with any class.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self._pairs: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
+        self._pairs: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
 
     def add(self, row: int, case: DrawnCase) -> None:
-        """Add the first sample of a case, unless it or the majority of the annotators is empty."""
+        """Add the samples of a case, unless they or the annotations are all empty."""
         if len(self._pairs) < _MAX_CASES:
-            annotated = (self._dataset.annotations(row) > 0).mean(0) >= 0.5
-            sample = (case.labels[0] > 0).numpy()
-            if annotated.any() and sample.any():
-                self._pairs.append((sample, annotated))
+            annotated = _share(self._dataset.annotations(row) > 0)
+            drawn = _share((case.labels > 0).numpy())
+            if annotated.any() and drawn.any():
+                self._pairs.append((drawn, annotated))
 
     def warnings(self) -> list[str]:
         """Return the warnings for all added cases."""
         pairs = self._pairs
         if len(pairs) < _MIN_CASES:
             return []
-        own = np.mean([_iou(sample, annotated) for sample, annotated in pairs])
-        shifts = {len(pairs) * part // 4 for part in (1, 2, 3)}  # neighbouring rows may be slices of one lesion
-        others = [
-            (sample, pairs[(index + shift) % len(pairs)][1])
-            for index, (sample, _) in enumerate(pairs)
-            for shift in shifts
-        ]
-        alike = [_iou(sample, annotated) for sample, annotated in others if sample.shape == annotated.shape]
         found = []
-        if alike and own <= _ALIKE * np.mean(alike):
+        ranks = _ranks(pairs)
+        # In a wrong order, all ranks 0, 1 / others, ..., 1 of a case are equally likely.
+        others = min(len(pairs) - 1, _MAX_OTHERS)
+        deviation = np.sqrt((1 + 2 / others) / 12 / max(len(ranks), 1))
+        if len(ranks) >= _MIN_CASES and np.mean(ranks) <= 0.5 + _DEVIATIONS * deviation:
             found.append(
-                f"the samples hardly agree better with their annotations than with those of other cases (mean IoU "
-                f"{own:.2f} and {np.mean(alike):.2f}); check the order of the cases"
+                "the samples hardly agree better with their annotations than with those of other cases (better "
+                f"than with {100 * np.mean(ranks):.0f} % of them; chance is 50 %); check the order of the cases"
             )
-        turns: dict[str, Callable[[NDArray[np.bool_]], NDArray[np.bool_]]] = {
+        own = np.mean([_iou(*pair) for pair in pairs])
+        turns: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
             "transposed": lambda mask: mask.swapaxes(-1, -2),
             "flipped vertically": lambda mask: mask[..., ::-1, :],
             "flipped horizontally": lambda mask: mask[..., ::-1],
         }
         for how, turn in turns.items():
-            turned = [(turn(sample), annotated) for sample, annotated in pairs]
-            same = [_iou(sample, annotated) for sample, annotated in turned if sample.shape == annotated.shape]
+            turned = [(turn(drawn), annotated) for drawn, annotated in pairs]
+            same = [_iou(drawn, annotated) for drawn, annotated in turned if drawn.shape == annotated.shape]
             if same and np.mean(same) > _TURNED * own:
                 found.append(
                     f"the samples agree better with the annotations if they are {how} (mean IoU "
@@ -175,5 +177,32 @@ class OrderCheck:
             print(f"phiseg: warning: {warning}", file=sys.stderr)
 
 
-def _iou(one: NDArray[np.bool_], two: NDArray[np.bool_]) -> float:
-    return float((one & two).sum() / (one | two).sum())
+def _ranks(pairs: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> list[float]:
+    """Return for each case the share of other cases with whose annotations its samples agree less.
+
+    The other cases are at most `_MAX_OTHERS` of the same size, spread over all of them, because neighbouring rows
+    may be slices of one lesion. Ties count half. A case without others of its size is skipped.
+    """
+    number = len(pairs)
+    shifts = {round(number * part / (_MAX_OTHERS + 1)) for part in range(1, _MAX_OTHERS + 1)} - {0, number}
+    ranks = []
+    for index, (drawn, annotated) in enumerate(pairs):
+        own = _iou(drawn, annotated)
+        others = [pairs[(index + shift) % number][1] for shift in shifts]
+        agreements = [_iou(drawn, other) for other in others if other.shape == drawn.shape]
+        if agreements:
+            ranks.append(float(np.mean([(own > other) + (own == other) / 2 for other in agreements])))
+    return ranks
+
+
+def _share(masks: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Return the share of masks (N, *size) that contain each pixel, from 0 to 255."""
+    share: NDArray[np.uint8] = np.rint(255 * masks.mean(0, dtype=np.float32)).astype(np.uint8)
+    return share
+
+
+def _iou(one: NDArray[np.uint8], two: NDArray[np.uint8]) -> float:
+    """Return the soft IoU of two shares."""
+    first, second = (array.astype(np.float32).ravel() for array in (one, two))
+    common = float(first @ second)
+    return common / (float(first @ first) + float(second @ second) - common)

@@ -103,9 +103,11 @@ def score(
                 f"{given.name}: case '{dataset.cases[row]['case']}' has {case.num_samples} samples, not "
                 f"{max(numbers)}; pass a number that all cases have, such as --num-samples {case.num_samples}"
             )
-        order.add(row, case.first(1))
         for part in parts:
-            part.add(row, case.first(part.number), keep=row in shown)
+            drawn = case.first(part.number)
+            part.add(row, drawn, keep=row in shown)
+            if part.number == max(numbers):
+                order.add(row, drawn)
     order.report()
     common = {
         "method": name,
