@@ -274,3 +274,104 @@ def test_conventions_page_states_the_scores_of_a_perfect_sampler():
             if re.match(rf"\| `{name}`( \(floor\))? \| \d", line)
         ]
         assert [cell.strip() for cell in line.strip("|").split("|")][1:] == stated
+
+
+def plain_cells(page, start, *, nth=0):
+    """Return the cells of a table row without bold."""
+    return [cell.replace("*", "") for cell in cells(page, start, nth=nth)]
+
+
+@pytest.mark.parametrize(
+    ("start", "method"),
+    [
+        ("PHiSeg, five levels", "PHiSeg (L=5)"),
+        ("Probabilistic U-Net", "Prob. U-Net"),
+        ("SSN", "SSN"),
+        ("HPU-Net", "HPU-Net"),
+        ("PHiSeg, one level", "PHiSeg (L=1)"),
+    ],
+)
+def test_readme_states_the_scores_of_the_benchmark(start, method):
+    benchmark = ROOT / "experiments/benchmark"
+    with (benchmark / "rows.csv").open(encoding="utf-8") as file:
+        found = [row for row in csv.DictReader(file) if (row["track"], row["method"]) == ("lidc-slices-64", method)]
+    trainings = [read_scores(benchmark / row["cases"]) for row in found]
+    assert {len(rows) for rows in trainings} == {2894}
+    scores = [f"{np.mean([column(rows, name) for rows in trainings]):.3f}" for name in ORDER]
+    assert plain_cells(ROOT / "README.md", start) == [str(len(found)), *scores]
+
+
+@pytest.mark.parametrize(
+    "variant", ["default", "default-seed1", "default-seed2", "no-rotation", "kl-reference", "levels-3"]
+)
+def test_ablation_page_states_the_scores_of_its_variants(variant):
+    page = ROOT / "experiments/ablation/README.md"
+    rows = [row for row in read_scores(page.parent / "results/cases.csv.gz") if row["method"] == variant]
+    assert (len(rows), len({row["patient"] for row in rows})) == (828, 51)
+    ged, dice = means(rows, ("ged", "dice"))
+    coverage = f"{column(rows, 'area_coverage').mean():.2f}"
+    unbiased, s_ncc = (with_interval(rows, name) for name in ("ged_unbiased", "s_ncc"))
+    assert plain_cells(page, f"`{variant}`:")[1:] == [unbiased, ged, s_ncc, dice, coverage]
+
+
+@pytest.mark.parametrize(
+    ("start", "run"),
+    [
+        ("phiseg-small, 200", "phiseg-small-200-constant"),
+        ("phiseg-small, 400", "phiseg-small-400-cosine"),
+        ("probunet-small, 200", "probunet-small-200-constant"),
+        ("probunet-small, 400", "probunet-small-400-cosine"),
+    ],
+)
+def test_batch_norm_pages_state_the_scores_by_statistics(start, run):
+    """Both pages state the scores; bold is better than the other statistics at p < 0.01."""
+    page = ROOT / "experiments/batch_norm/README.md"
+    rows = [row for row in read_scores(page.parent / "results/cases.csv.gz") if row["run"] == run]
+    both = [[row for row in rows if row["statistics"] == name] for name in ("running", "recalibrated")]
+    names = ("ged_unbiased", "ged", "s_ncc", "dice")
+    stated = [means(found, names) for found in both]
+    for score, name in enumerate(names):
+        tested = "ged_unbiased" if name == "ged" else name
+        test = patient_t_test(*(column(found, tested) for found in both), [row["patient"] for row in both[0]])
+        if test.p_value < 0.01:
+            is_lower_better = name.startswith("ged")
+            better = int((test.mean_difference > 0) == is_lower_better)
+            stated[better][score] = f"**{stated[better][score]}**"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(f"| {start}"))
+    for line, expected in zip(lines[first : first + 2], stated, strict=True):
+        assert [cell.strip() for cell in line.strip("|").split("|")][-4:] == expected
+    assert cells(BATCH_NORM, start) == [scores[1] for scores in stated]
+
+
+NAMES = {
+    "PHiSeg (L=5)": "phiseg-small",
+    "PHiSeg (L=1)": "phiseg-l1-small",
+    "Prob. U-Net": "probunet-small",
+    "U-Net, one": "unet-small",
+}
+
+
+@pytest.mark.parametrize("start", NAMES)
+@pytest.mark.parametrize(("folder", "nth"), [("cells", 0), ("phantom/lesion", 0), ("phantom/zones", 1)])
+def test_pages_of_cells_and_phantoms_state_the_scores_of_cases(folder, nth, start):
+    experiment, _, kind = folder.partition("/")
+    page = ROOT / f"experiments/{experiment}"
+    rows = read_scores(page / "results" / kind / "cases.csv.gz")
+    rows = [row for row in rows if row["method"] == NAMES[start]]
+    names = ("ged_unbiased", "ged") if kind else ("ged", "ged_unbiased")
+    diversity = means(rows, ["diversity"])[0]
+    assert plain_cells(page / "README.md", start, nth=nth)[1:6] == [
+        *means(rows, (*names, "s_ncc", "dice")),
+        diversity if kind or float(diversity) else "0",
+    ]
+
+
+def test_card_and_page_of_the_phantom_state_the_scores_of_cases():
+    page = ROOT / "experiments/lesion_phantom"
+    rows = read_scores(page / "results/cases.csv.gz")
+    assert len(rows) == 200
+    unbiased, ged, floor, s_ncc, dice = means(rows, ORDER)
+    excess = f"{(column(rows, 'ged') - column(rows, 'ged_floor')).mean():.3f}"
+    assert cells(page / "README.md", unbiased) == [ged, floor, excess, s_ncc, dice]
+    assert cells(bundled_models()["lesion-phantom"] / "README.md", unbiased) == [ged, floor, s_ncc, dice]
