@@ -197,6 +197,15 @@ def test_second_annotation_is_merged_with_option_sessions(lidc_source, prepare, 
     assert counts(dataset)["series with fewer than 4 reading sessions"] == 1
 
 
+def test_fifth_reader_does_not_share_a_slot_with_option_sessions(lidc_source, prepare, capfd):
+    lidc_source.patient("P1", [[{5: disc(30, 30, 2)}], [], [], [], [{5: disc(30, 33, 2)}]])
+    lidc_source.patient("P22", [[{5: disc(30, 30, 2)}], [], [], []])
+    assert prepare().cases[0]["readers"] == "0 4 - -"
+    strict = prepare(options=replace(SMALL, readers="sessions"), overwrite=True)
+    assert {case["patient"] for case in strict.cases} == {"P22"}
+    assert "has 5 reading sessions, but there are only 4 slots for readers" in capfd.readouterr().err
+
+
 def test_session_without_outline_gives_empty_mask(lidc_source, prepare):
     lidc_source.patient("P1", [[{5: disc(30, 30, 2)}], [], [], []])
     lidc_source.patient("P22", [[{5: disc(30, 30, 2)}], []])

@@ -238,6 +238,11 @@ def _do_series(series: Series, job: _Job, crops_file: Path) -> _Outcome:
     if not reading.annotations:
         outcome.counts["CT series without an outlined nodule"] += 1
         return outcome
+    if job.options.readers == "sessions" and reading.num_sessions > MAX_READERS:
+        raise DataError(
+            f"{folder}: CT series {series.uid} has {reading.num_sessions} reading sessions, but there are only "
+            f"{MAX_READERS} slots for readers; use --readers pylidc"
+        )
     crops, repeated, outcome.problems = crop_series(series, reading, job.options)
     outcome.counts["series with fewer than 4 reading sessions"] += reading.num_sessions < MAX_READERS
     outcome.counts["nodules that a reader annotated more than once"] += repeated

@@ -41,7 +41,8 @@ class LidcOptions:
     the scan are omitted. With a margin, slices between the outlines that nobody outlined are added too."""
     readers: Literal["pylidc", "sessions"] = "pylidc"
     """Handling of a second annotation of a nodule by the same reader. `pylidc`: stored in a free slot, as in
-    datasets made with pylidc. `sessions`: merged with the first one in the slot of the reader."""
+    datasets made with pylidc. `sessions`: merged with the first one in the slot of the reader; a series with more
+    than 4 reading sessions is skipped."""
     volumes: bool = False
     """Each nodule is a volume of all slices from its first to its last one, not a crop on each slice."""
 
