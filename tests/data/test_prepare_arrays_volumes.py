@@ -135,6 +135,17 @@ def test_unsuitable_file_is_rejected(arrays, message, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
+def test_square_slices_along_the_last_axis_are_rejected(tmp_path):
+    """With a size, slices may have different widths."""
+    arrays = {
+        f"{kind}_{number:03d}": np.zeros((*annotators, 6, 6, DEPTHS[number]), np.uint8)
+        for kind, annotators in (("image", ()), ("masks", (NUM_ANNOTATORS,)))
+        for number in range(4)
+    }
+    with pytest.raises(DataError, match=r"'image_000' would have 6 slices of 6 x 3 pixels; .* in the order slices"):
+        prepare(tmp_path, listed(**arrays), size=4)
+
+
 @pytest.mark.parametrize("layout", ["listed", "stacked"])
 def test_memory_does_not_grow_with_the_number_of_volumes(layout, tmp_path):
     image, masks = np.zeros((40, 64, 64), np.uint8), np.zeros((4, 40, 64, 64), np.uint8)

@@ -64,6 +64,7 @@ class ListedVolumes:
                 f"{self.path}: 'masks_{numbers[0]}' has {annotators[0]} annotators, but 'masks_{numbers[other]}' "
                 f"has {annotators[other]}; use the same number, and mark missing annotations in 'valid'"
             )
+        self._check_order()
         pixels = {f"{kind}_{number}" for kind in ("image", "masks") for number in numbers}
         self._tables = Tables(npz, num_rows=len(numbers), num_annotators=annotators[0], pixels=pixels)
         self._slice_spacing = _slice_spacing(self._tables, len(numbers))
@@ -105,6 +106,17 @@ class ListedVolumes:
             "both in the order slices, height, width",
         )
         return masks[0] if len(masks) == 4 else 1
+
+    def _check_order(self) -> None:
+        """Reject volumes (height, width, slices) of square slices, which look like oblong slices."""
+        shapes = {number: self._npz.header(f"image_{number}").shape[:3] for number in self._numbers}
+        oblong = [number for number, (_, height, width) in shapes.items() if height != width]
+        if oblong and all(depth == height for depth, height, _ in shapes.values()):
+            depth, height, width = shapes[oblong[0]]
+            raise DataError(
+                f"{self.path}: 'image_{oblong[0]}' would have {depth} slices of {height} x {width} pixels; "
+                "put the axes of all volumes in the order slices, height, width (numpy.moveaxis)"
+            )
 
     def _patient(self, row: int) -> str:
         return self._tables.patients[row] if self._tables.patients else ""
