@@ -12,8 +12,9 @@ step u < t is known for every s_0, so that
 Training minimises T KL[q(s_u | s_t, s_0) || p(s_u | s_t, x)] with u = t - 1 for a random t, an unbiased estimate of
 the negative ELBO. At t = 1, the KL is the cross-entropy. Sampling uses `num_steps` of the T steps.
 
-Differences from the authors' code: the blocks of this package; steps can be skipped when sampling; the logits of a
-sample are those of p(s_0 | s_t, x) in the last step, so that samples have probabilities.
+Differences from the authors' code: the blocks of this package; the cosine has no offset; the posterior covers the
+steps that sampling skips, theirs is always that of one step; the logits of a sample are those of p(s_0 | s_t, x) in
+the last step, so that samples have probabilities; the recipe does not average the weights.
 
 Shapes: B batch, S samples, K classes, H W pixels.
 """

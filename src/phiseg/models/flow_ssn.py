@@ -4,8 +4,10 @@ The base is the low-rank Gaussian of the SSN, given the image. A sample of it is
 see `phiseg.models.logit_flow` for the path, its training and sampling.
 
 Differences from the authors' code: the blocks of this package; a low-rank base instead of a diagonal one; the base
-is trained with the likelihood of the SSN instead of by the flow. Through the flow alone, the base would lose its
-noise, because eta_t would then reveal y. `base_std` adds independent noise for the same reason.
+is trained with the likelihood of the SSN instead of by the flow, because eta_t would reveal y to the flow and the
+base could lose its noise. `base_std` adds independent noise for the same reason; in their LIDC setting, it is the
+only noise of the base. The flow network also sees the features of the base, theirs on LIDC only eta_t and t. Labels
+are coded as +1 and -1 instead of 1 and 0.
 
 Shapes: B batch, S samples, K classes, Q rank, H W pixels.
 """
