@@ -22,8 +22,8 @@ train() { # NAME RECIPE DATA SETTINGS...: the number of steps is that of the bud
 channels="--model.channels [16,16,24,32,48]" levels="--model.num_levels 4"
 train slices phiseg-small slices $channels $levels
 train context phiseg-small slices --model.context 1 $channels $levels
-# Patches as deep as the deepest volumes.
-whole="--train.batch_size 2 --train.patch_size [24,32,32]"
+# Patches as deep as the deepest volumes, so that batch norm describes whole volumes.
+whole="--train.batch_size 2 --train.patch_size [24,32,32] --model.norm batch"
 train probunet3d probunet3d-small volumes $channels $whole
 train phiseg3d phiseg3d-small volumes $channels $levels $whole
 

@@ -9,9 +9,11 @@ interval of the samples: 0.90 for a perfect model. A perfect sampler, as many fu
 
 import argparse
 import csv
+import math
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +25,15 @@ from phiseg.metrics.area import area_scores_from
 
 NUM_TRUE = 1000
 PERFECT = "a perfect sampler"
+COLUMNS = {
+    "coverage": "coverage",
+    "width / mean volume (median)": "width",
+    "CRPS (ml)": "crps",
+    "error of presence": "presence",
+    "error of the mean (ml)": "mean_error",
+    "sd (ml)": "sd",
+}
+"""Headings of the printed table, and columns of VOLUMES.csv."""
 
 
 def main() -> None:
@@ -38,25 +49,27 @@ def main() -> None:
     options = parser.parse_args()
     dataset = Dataset.open(options.data)
     rows = dataset.rows(options.split)
-    names = [dataset.cases[row]["case"] for row in rows]
+    cases = [
+        {"case": dataset.cases[row]["case"], "patient": dataset.cases[row]["patient"], "slices": dataset.depth(row)}
+        for row in rows
+    ]
     true = [true_volumes_ml(dataset, row, NUM_TRUE) for row in rows]
     lines = []
     for source in options.samples:
-        reading = open_samples(source, dims=3).in_order(names, where=str(dataset.path))
+        reading = open_samples(source, dims=3).in_order([case["case"] for case in cases], where=str(dataset.path))
         drawn = [sampled_ml(read()["labels"], dataset, row) for read, row in zip(reading, rows, strict=True)]
-        lines += scored(source.stem, names, drawn, true)
+        lines += scored(source.stem, cases, drawn, true)
     number = len(drawn[0])
     perfect = [true_volumes_ml(dataset, row, number, seed=1) for row in rows]
-    lines += scored(PERFECT, names, perfect, true)
-    print("| samples | coverage | width / mean volume (median) | CRPS (ml) | error of presence |")
-    print("|---|---:|---:|---:|---:|")
+    lines += scored(PERFECT, cases, perfect, true)
+    print(f"| samples | {' | '.join(COLUMNS)} |")
+    print(f"|---|{'---:|' * len(COLUMNS)}")
     for name in dict.fromkeys(line["samples"] for line in lines):
-        of_name = [line for line in lines if line["samples"] == name]
-        coverage, crps, presence = (
-            np.mean([line[key] for line in of_name]) for key in ("coverage", "crps", "presence")
-        )
-        width = np.median([line["width"] for line in of_name])
-        print(f"| {name} | {coverage:.3f} | {width:.2f} | {crps:.4f} | {presence:.3f} |")
+        columns = {key: [line[key] for line in lines if line["samples"] == name] for key in COLUMNS.values()}
+        means = {key: np.nanmean(values) for key, values in columns.items()} | {
+            "width": np.median(columns["width"])
+        }
+        print(f"| {name} | {' | '.join(f'{value:.3f}' for value in means.values())} |")
     if options.out:
         with options.out.open("w", newline="") as file:
             writer = csv.DictWriter(file, lines[0], lineterminator="\n")
@@ -78,21 +91,35 @@ def sampled_ml(labels: np.ndarray, dataset: Dataset, row: int) -> np.ndarray:
     return (labels > 0).sum((1, 2, 3)) * float(np.prod(dataset.voxel_spacing_mm(row))) / 1000
 
 
-def scored(name: str, cases: list[str], drawn: list[np.ndarray], true: list[np.ndarray]) -> list[dict[str, object]]:
-    """Return the scores of every volume. The error of presence is that of the share of empty samples."""
+def scored(
+    name: str, cases: list[dict[str, Any]], drawn: list[np.ndarray], true: list[np.ndarray]
+) -> list[dict[str, Any]]:
+    """Return the scores of every volume.
+
+    The error of presence is that of the share of empty samples. `mean_error` and `sd` describe the volumes that are
+    not empty: the difference of their mean from the true mean, and their standard deviation, both in ml.
+    """
     lines = []
     for case, samples, volumes in zip(cases, drawn, true, strict=True):
         scores = area_scores_from(torch.from_numpy(samples)[:, None], torch.from_numpy(volumes)[:, None])
         line = {
             "samples": name,
-            "case": case,
+            **case,
             "coverage": scores.coverage,
             "width": scores.width / max(volumes.mean(), 1e-9),
             "crps": scores.crps,
             "presence": abs((samples > 0).mean() - (volumes > 0).mean()),
+            "mean_error": abs(mean_present(samples) - mean_present(volumes)),
+            "sd": float(samples[samples > 0].std()) if (samples > 0).any() else math.nan,
         }
         lines.append({key: round(value, 6) if isinstance(value, float) else value for key, value in line.items()})
     return lines
+
+
+def mean_present(volumes: np.ndarray) -> float:
+    """Return the mean of the volumes that are not empty, or NaN."""
+    present = volumes[volumes > 0]
+    return float(present.mean()) if len(present) else math.nan
 
 
 if __name__ == "__main__":
