@@ -174,6 +174,59 @@ def test_report_states_the_measured_coverage_of_unseen_nodules():
         assert re.search(rf"is {low:.2f} to {min(high, 1):.2f}\b", text), page
 
 
+@pytest.mark.parametrize(
+    ("start", "belongs"),
+    [
+        ("of patients not trained on", lambda row, unseen: row["patient"] in unseen),
+        ("of training patients", lambda row, unseen: row["patient"] not in unseen),
+        ("all | 2-D", lambda row, unseen: True),
+        ("below 2 ml", lambda row, unseen: max(map(float, row["readers_ml"].split())) < 2),
+    ],
+)
+def test_page_compares_the_nodules_of_both_models(start, belongs):
+    page = ROOT / "experiments/lidc_volumes_3d/README.md"
+    unseen = {row["patient"] for row in unseen_nodules()}
+    lines = page.read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(f"| {start}"))
+    for line, folder in zip(lines[first : first + 2], (VOLUMES, page.parent), strict=True):
+        rows = [row for row in read_scores(folder / "results/nodules.csv") if belongs(row, unseen)]
+        inside, width, crps, _, off = volume_scores(rows)[1:]
+        stated = [cell.strip() for cell in line.strip("|").split("|")]
+        assert stated[2:] == [str(len(rows)), inside, width, crps, off]
+
+
+PHANTOM_VOLUMES = ROOT / "experiments/volumes"
+SAMPLED = [
+    ("phiseg3d", "PHiSeg 3-D | 4,573", "PHiSeg 3-D | learned"),
+    ("slices-inf", "PHiSeg 2-D | 21,419 | shared", "PHiSeg 2-D | shared"),
+    ("context-inf", "PHiSeg 2-D with neighbours | 20,211", "PHiSeg 2-D with neighbours | shared"),
+    ("slices-8", "PHiSeg 2-D | 21,419 | noise length", "PHiSeg 2-D | noise length"),
+    ("probunet3d", "Prob. U-Net 3-D | 4,687", "Prob. U-Net 3-D | one"),
+    ("slices-0", "PHiSeg 2-D | 21,419 | independent", "PHiSeg 2-D | independent"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [*((f"test-{name}", start) for name, start, _ in SAMPLED), ("a perfect sampler", "a perfect sampler | | |")],
+)
+def test_volumes_page_states_the_scores_against_the_true_distribution(name, start):
+    rows = [row for row in read_scores(PHANTOM_VOLUMES / "results/volumes.csv") if row["samples"] == name]
+    assert len({row["patient"] for row in rows}) == 80
+    coverage, presence, mean, sd = (
+        f"{np.nanmean(column(rows, key)):.2f}" for key in ("coverage", "presence", "mean_error", "sd")
+    )
+    width, crps = f"{np.median(column(rows, 'width')):.2f}", f"{column(rows, 'crps').mean():.3f}"
+    assert cells(PHANTOM_VOLUMES / "README.md", start)[-6:] == [coverage, width, crps, presence, mean, sd]
+
+
+@pytest.mark.parametrize(("name", "start"), [(name, start) for name, _, start in SAMPLED])
+def test_volumes_page_states_the_overlap_of_samples(name, start):
+    rows = [row for row in read_scores(PHANTOM_VOLUMES / "results/cases.csv.gz") if row["method"] == f"test-{name}"]
+    stated = plain_cells(PHANTOM_VOLUMES / "README.md", start)[1:]
+    assert stated == means(rows, ("ged_unbiased", "ged", "hm_iou", "diversity"))
+
+
 METRICS, BATCH_NORM, WHAT_MATTERS, WHICH_NUMBERS = (
     ROOT / "docs/explanation" / f"{name}.md"
     for name in ("metrics", "batch-norm", "what-matters", "which-numbers-compare")
