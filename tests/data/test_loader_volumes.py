@@ -98,12 +98,18 @@ def test_batch_is_a_function_of_step_and_is_divided_among_processes(dataset, aug
         assert torch.equal(torch.cat([part.labels for part in found]), expected.labels)
 
 
-def test_default_patch_has_whole_slices_and_the_median_depth(dataset, tmp_path):
-    assert patch_size_for(dataset) == (4, *SIZE)  # of the depths 4, 1, 7 of train
+def test_default_patch_has_whole_slices_and_contains_most_volumes(dataset, tmp_path):
+    assert patch_size_for(dataset) == (7, *SIZE)  # of the depths 4, 1, 7 of train
+    depths = [2, *[3] * 18, 20]
+    mixed = [
+        make_volume(index, image=np.zeros((2, depth, *SIZE)), labels=np.zeros((3, depth, *SIZE)))
+        for index, depth in enumerate(depths)
+    ]
+    assert patch_size_for(write_volumes(tmp_path / "mixed", mixed)) == (3, *SIZE)
     deep = [
         make_volume(index, image=np.zeros((2, 40, *SIZE)), labels=np.zeros((3, 40, *SIZE))) for index in range(5)
     ]
-    assert patch_size_for(write_volumes(tmp_path / "deep", deep)) == (16, *SIZE)
+    assert patch_size_for(write_volumes(tmp_path / "deep", deep)) == (32, *SIZE)
 
 
 def test_unsuitable_patch_size_is_rejected(dataset, lesions):

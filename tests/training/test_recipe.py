@@ -38,7 +38,7 @@ def test_small_recipes_differ_in_model_and_learning_rate_only(name):
 def test_small_recipes_of_volumes_have_the_network_of_images():
     for name in ("phiseg", "probunet", "unet"):
         flat, deep = load_recipe(f"{name}-small"), load_recipe(f"{name}3d-small")
-        assert deep.model == flat.model.model_copy(update={"dims": 3, "norm": "group"})
+        assert deep.model == flat.model.model_copy(update={"dims": 3})
         assert deep.augment == flat.augment
         assert deep.train == flat.train.model_copy(update={"batch_size": 4})
 
@@ -168,7 +168,7 @@ def test_with_settings_names_the_wrong_key(settings, message):
 def test_recipe_for_volumes_gets_their_patch_size(make_recipe, tmp_path):
     volumes = write_volumes(tmp_path / "volumes")
     recipe = make_recipe("unet", settings={"dims": 3})
-    assert recipe.for_dataset(volumes).train.patch_size == (4, 5, 8)
+    assert recipe.for_dataset(volumes).train.patch_size == (7, 5, 8)
     own = recipe.with_settings(patch_size=[3, 4, 8])
     assert own.for_dataset(volumes).train.patch_size == (3, 4, 8)
     with pytest.raises(ConfigError, match="in the order slices, height, width"):

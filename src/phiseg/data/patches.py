@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from phiseg.core.errors import ConfigError
 from phiseg.data.store import Dataset
 
-MAX_DEPTH = 16
+MAX_DEPTH = 32
 """Largest number of slices of a patch, unless it is set."""
+WHOLE_PERCENT = 90
+"""Share of the training volumes that fit into a patch as a whole, unless it is set."""
 
 
 def patch_size_for(dataset: Dataset, patch_size: Sequence[int] | None = None) -> tuple[int, int, int] | None:
@@ -21,8 +23,8 @@ def patch_size_for(dataset: Dataset, patch_size: Sequence[int] | None = None) ->
 
     Args:
         dataset: the dataset.
-        patch_size: the size in the recipe. None takes whole slices and the median depth of the training volumes, at
-            most `MAX_DEPTH`.
+        patch_size: the size in the recipe. None takes whole slices, as many as `WHOLE_PERCENT` of the training
+            volumes have at most, but not more than `MAX_DEPTH`.
 
     Raises:
         ConfigError: the size does not suit the dataset.
@@ -36,7 +38,7 @@ def patch_size_for(dataset: Dataset, patch_size: Sequence[int] | None = None) ->
     height, width = dataset.info.size
     depths = [dataset.depth(row) for row in dataset.rows("train").tolist()]
     if patch_size is None:
-        return (min(MAX_DEPTH, int(np.median(depths))), height, width)
+        return (min(MAX_DEPTH, int(np.percentile(depths, WHOLE_PERCENT, method="higher"))), height, width)
     if len(patch_size) != 3 or min(patch_size) < 1:
         shown = " ".join(map(str, patch_size))
         raise ConfigError(f"train.patch_size {shown} is invalid; give slices, height and width, such as 16 64 64")

@@ -47,7 +47,7 @@ class TrainConfig(StrictConfig):
     """Images per step, in total over all processes."""
     patch_size: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     """Slices, height and width of the patches that volumes are trained on, such as `[16, 64, 64]`. They are cut at
-    random places. By default, they have whole slices, as many as the median volume, but at most 16."""
+    random places. By default, they have whole slices, and 90 % of the volumes fit into them, but at most 32."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of Adam."""
     schedule: Literal["constant", "cosine"] = "constant"
