@@ -65,7 +65,11 @@ TRAIN = {
     "accelerator": "cpu",
 }
 
-FURTHER = {"mose": {"annotations_per_image": 3}, "ccdm": {"norm_statistics": "training"}}
+FURTHER = {
+    "mose": {"annotations_per_image": 3},
+    "ccdm": {"norm_statistics": "training"},
+    "flow-ssn": {"norm_statistics": "training"},
+}
 """Training settings of single models."""
 
 

@@ -255,7 +255,8 @@ def test_ccdm_refuses_statistics_of_the_sampling_path(statistics):
         ("phiseg-small", ["--train.norm_statistics", "both"], "both"),
         ("ccdm-small", [], "training"),
         ("ccdm-small", ["--train.norm_statistics", "running"], "running"),
-        ("flow-ssn-small", [], "recalibrated"),
+        ("flow-ssn-small", [], "training"),
+        ("phiseg-flow-small", [], "training"),
     ],
 )
 def test_default_norm_statistics_depend_on_the_model(recipe, settings, resolved, lesions):

@@ -44,7 +44,7 @@ from phiseg.models.segmenter import (
     unfold_samples,
     unpad,
 )
-from phiseg.models.time_channels import TIME_CHANNELS, per_item, time_channels
+from phiseg.models.time_channels import SAME_TIME, TIME_CHANNELS, per_item, time_channels
 
 _LAST_KEPT = 1e-3
 """Share of pixels whose label is still that of s_0 after the last step."""
@@ -62,10 +62,7 @@ class CCDMConfig(SegmenterConfig):
     @property
     def sampling_statistics_problem(self) -> str | None:
         """In sampling, all items of a batch have the same time."""
-        return (
-            "in each step of sampling, all samples of a batch have the same time, so that batch norm in training "
-            "mode removes the time"
-        )
+        return SAME_TIME
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:

@@ -23,7 +23,7 @@ from phiseg.models.layers import output_layer
 from phiseg.models.objective import Loss, cross_entropy
 from phiseg.models.pyramid import PerAxis
 from phiseg.models.segmenter import Segmenter, SegmenterConfig, image_size, unpad
-from phiseg.models.time_channels import TIME_CHANNELS, per_item, time_channels
+from phiseg.models.time_channels import SAME_TIME, TIME_CHANNELS, per_item, time_channels
 
 
 class FlowConfig(SegmenterConfig):
@@ -37,6 +37,11 @@ class FlowConfig(SegmenterConfig):
     """Steps from the base to a sample: passes through the flow network."""
     base_std: float = Field(default=1.0, gt=0)
     """Standard deviation of independent noise that is added to the base."""
+
+    @property
+    def sampling_statistics_problem(self) -> str | None:
+        """In sampling, all items of a batch have the same time."""
+        return SAME_TIME
 
     @model_validator(mode="after")
     def _check_flow(self) -> Self:

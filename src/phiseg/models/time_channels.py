@@ -10,6 +10,12 @@ from phiseg.models.pyramid import PerAxis
 TIME_CHANNELS = 5
 """Number of channels: the time itself, and sines and cosines of two frequencies."""
 
+SAME_TIME = (
+    "in each step of sampling, all samples of a batch have the same time, so that batch norm in training mode removes "
+    "the time"
+)
+"""Why batch-norm statistics must not be averaged along the sampling path."""
+
 
 def time_channels(time: Tensor, size: PerAxis) -> Tensor:
     """Return constant channels (B, `TIME_CHANNELS`, H, W) for times (B,) between 0 and 1."""
