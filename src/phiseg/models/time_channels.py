@@ -11,8 +11,8 @@ TIME_CHANNELS = 5
 """Number of channels: the time itself, and sines and cosines of two frequencies."""
 
 SAME_TIME = (
-    "in each step of sampling, all samples of a batch have the same time, so that batch norm in training mode removes "
-    "the time"
+    "in each step of sampling, all samples of a batch have the same time, so that batch norm in training mode "
+    "removes the time"
 )
 """Why batch-norm statistics must not be averaged along the sampling path."""
 
