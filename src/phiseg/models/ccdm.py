@@ -133,14 +133,14 @@ class CCDM(Segmenter):
         image = repeat_samples(padded, num_samples)
         numbers = uniform(fold_samples(noise[0])).to(image.device)  # (N, num_steps, H, W)
         classes = self.config.num_classes
-        even = image.new_full((len(image), classes, *size), 1 / classes)
+        even = image.new_full((image.shape[0], classes, *size), 1 / classes)
         labels = draw_classes(even, numbers[:, 0])
         times = sampled_steps(self.config.diffusion_steps, self.config.num_steps)
         for number, (later, earlier) in enumerate(itertools.pairwise(times), start=1):
-            t, u = (torch.full((len(image),), time, device=image.device) for time in (later, earlier))
+            t, u = (torch.full((image.shape[0],), time, device=image.device) for time in (later, earlier))
             probs = self._predict(image, labels, t, size).float().softmax(1)
             labels = draw_classes(self.posterior(labels, probs, t, u), numbers[:, number])
-        last = torch.full((len(image),), times[-1], device=image.device)
+        last = torch.full((image.shape[0],), times[-1], device=image.device)
         return unfold_samples(self._predict(image, labels, last, size), num_samples)
 
     def noisy_probs(self, clean: Tensor, t: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class SSN(Segmenter):
         """Return samples (B, S, K, H, W) of the Gaussian, with independent noise of `more_std` added."""
         mean, std, factor = encoding.features[:3]
         if more_std:
-            std = torch.hypot(std, std.new_tensor(more_std))
+            std = (std.square() + more_std**2).sqrt()
         shared, single = (tensor.to(mean.device) for tensor in noise)
         with torch.autocast(mean.device.type, enabled=False):
             common = torch.einsum("bsq,bqk...->bsk...", shared, factor)
