@@ -8,8 +8,12 @@ from pydantic import ValidationError
 from torch.distributions import Categorical, LowRankMultivariateNormal
 
 from helpers.tiny_models import batch, trained
+from phiseg.core.errors import ModelError
+from phiseg.models.model_folder import load_weights
 from phiseg.models.noise import draw_noise, seeded_generator
+from phiseg.models.registry import build_model
 from phiseg.models.ssn import SSNConfig
+from phiseg.models.unet import UNetConfig
 
 SIZE = (5, 7)  # not multiples of the stride 4
 CLASSES, RANK, NUM_DRAWS = 3, 2, 6
@@ -120,3 +124,20 @@ def test_ssn_gaussian_is_float32_under_bfloat16(model):
 def test_ssn_rejects_odd_monte_carlo(number):
     with pytest.raises(ValidationError, match="monte_carlo"):
         SSNConfig(monte_carlo=number)
+
+
+def test_ssn_takes_its_mean_from_a_unet(model):
+    network = {"channels": (4, 5, 6), "blocks_per_level": 1, "num_classes": CLASSES}
+    unet = trained(UNetConfig(**network))
+    torch.manual_seed(1)
+    started = build_model(model.config).eval()
+    factor = started.factor.weight.clone()
+    load_weights(started, started.weights_from(unet), where="the test")
+    image, _ = batch(model.config, SIZE, 2)
+    torch.testing.assert_close(started.encode(image).features[0], unet.encode(image).features[0])
+    assert torch.equal(started.factor.weight, factor)
+    load_weights(started, started.weights_from(model), where="the test")
+    assert torch.equal(started.factor.weight, model.factor.weight)
+    with pytest.raises(ModelError, match="weights of another model"):
+        wider = trained(UNetConfig(**network | {"channels": (4, 5, 7)}))
+        load_weights(started, started.weights_from(wider), where="the test")

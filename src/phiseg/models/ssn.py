@@ -8,6 +8,7 @@ Conventions, and differences from the authors' code:
   independent normals for a singular covariance is not needed.
 * std = softplus(raw) + min_std, as in all models here; the authors use sqrt(exp(raw) + 1e-5).
 * The covariance is not restricted to a region of interest.
+* A pre-trained mean, as in the paper, is optional: `train.initial_weights` with a trained `unet`.
 * Monte Carlo samples are antithetic pairs, mean +- deviation, as in the authors' code.
 * The log-likelihood is summed over pixels and averaged over the batch, as in the authors' code and as the
   cross-entropy of all other models here, so that learning rates are comparable.
@@ -39,6 +40,7 @@ from phiseg.models.segmenter import (
     unfold_samples,
     unpad,
 )
+from phiseg.models.unet import UNet
 
 
 class SSNConfig(LatentConfig):
@@ -73,6 +75,13 @@ class SSN(Segmenter):
             width, config.num_classes, min_std=config.min_std, init_scale=config.head_init, mean_kernel=point
         )
         self.factor = output_layer(width, config.rank * config.num_classes, point, init_scale=config.head_init)
+
+    def weights_from(self, other: Segmenter) -> dict[str, Tensor]:
+        """Return the weights of another SSN, or those of a U-Net for the mean and the present std and factor."""
+        if not isinstance(other, UNet):
+            return super().weights_from(other)
+        mean = {name.replace("output.", "marginal.mean."): tensor for name, tensor in other.state_dict().items()}
+        return self.state_dict() | mean
 
     def forward(self, image: Tensor, labels: Tensor, *, generator: Generators) -> Loss:
         """Return -log of the mean of p(labels | eta) over M samples; see `Segmenter.forward`.
