@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from helpers.small_volumes import make_volume, write_volumes
 from phiseg import __version__
 from phiseg.cli.main import COMMANDS
 from phiseg.core.bundled import recipe_names
@@ -160,6 +161,14 @@ def test_info_describes_dataset(tour, cli):
         "phiseg prepare",
     ):
         assert words in told
+
+
+def test_info_shows_spacing_along_each_axis(cli, tmp_path):
+    columns = ({"slice_spacing_mm": 2.5}, {"slice_spacing_mm": 1.25}, {})
+    write_volumes(tmp_path / "data", cases=(make_volume(i, columns=columns[i]) for i in range(3)), splits=None)
+    assert "spacing 1.25-2.5 x 0.5 x 0.7 mm (unknown for 1 of 3 cases)" in cli("info", tmp_path / "data").out
+    write_volumes(tmp_path / "unknown", spacing_mm=None)
+    assert "spacing unknown\n" in cli("info", tmp_path / "unknown").out
 
 
 def test_info_describes_run_and_model(tour, cli):

@@ -138,6 +138,6 @@ def test_ssn_takes_its_mean_from_a_unet(model):
     assert torch.equal(started.factor.weight, factor)
     load_weights(started, started.weights_from(model), where="the test")
     assert torch.equal(started.factor.weight, model.factor.weight)
+    weights = started.weights_from(trained(UNetConfig(**network | {"channels": (4, 5, 7)})))
     with pytest.raises(ModelError, match="weights of another model"):
-        wider = trained(UNetConfig(**network | {"channels": (4, 5, 7)}))
-        load_weights(started, started.weights_from(wider), where="the test")
+        load_weights(started, weights, where="the test")

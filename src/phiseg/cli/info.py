@@ -4,7 +4,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -12,6 +12,9 @@ from phiseg.cli.parsing import optional, parse
 from phiseg.core.bundled import bundled_models, find_model, find_recipe, recipe_names
 from phiseg.core.errors import ConfigError, nearest
 from phiseg.core.hub import is_hub_name
+
+if TYPE_CHECKING:
+    from phiseg.data.store import Dataset
 
 
 @dataclass
@@ -122,7 +125,7 @@ def _dataset(folder: Path) -> str:
             f"  cases: {dataset.num_cases} ({splits})",
             *split_file,
             f"  image: {info.image_channels} channel(s), {dataset.describe_size()}, "
-            f"{dataset.images.dtype}, spacing {info.spacing_mm or 'unknown'} mm",
+            f"{dataset.images.dtype}, spacing {_spacing(dataset)}",
             f"  classes: {', '.join(f'{i} {name}' for i, name in enumerate(info.classes))}",
             f"  annotators: {info.num_annotators} per case, {missing} of {dataset.valid.size} annotations missing",
             f"  fingerprint: {dataset.fingerprint}",
@@ -130,6 +133,16 @@ def _dataset(folder: Path) -> str:
             f"  created by: {info.command or 'unknown'}",
         ]
     )
+
+
+def _spacing(dataset: "Dataset") -> str:
+    """Return the spacing along each axis: a number, or the range over the cases."""
+    known = [spacing for row in range(dataset.num_cases) if (spacing := dataset.axis_spacing_mm(row))]
+    axes = [(f"{min(axis):.4g}", f"{max(axis):.4g}") for axis in zip(*known, strict=True)]
+    text = " x ".join(low if low == high else f"{low}-{high}" for low, high in axes)
+    missing = dataset.num_cases - len(known)
+    note = f" (unknown for {missing} of {dataset.num_cases} cases)" if known and missing else ""
+    return f"{text} mm{note}" if known else "unknown"
 
 
 def _parameters(model: "object") -> dict[str, int]:
