@@ -8,7 +8,7 @@ Conventions, and differences from the authors' code:
   independent normals for a singular covariance is not needed.
 * std = softplus(raw) + min_std, as in all models here; the authors use sqrt(exp(raw) + 1e-5).
 * The covariance is not restricted to a region of interest.
-* A pre-trained mean, as in the paper, is optional: `train.initial_weights` with a trained `unet`.
+* The mean can be trained before: `train.initial_weights` with a trained `unet`.
 * Monte Carlo samples are antithetic pairs, mean +- deviation, as in the authors' code.
 * The log-likelihood is summed over pixels and averaged over the batch, as in the authors' code and as the
   cross-entropy of all other models here, so that learning rates are comparable.
