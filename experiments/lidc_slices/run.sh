@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # The paper's table on every annotated slice of LIDC nodules. OUT is outside the repository; run again to resume.
-#   run.sh search SLICES.npz OUT    learning rates and schedules of every stochastic method, 1,000 steps, scored on validation
+#   run.sh search SLICES.npz OUT    learning rates and schedules of every method, 2 minutes each, scored on validation
 #   run.sh 64 SLICES.npz OUT        all rows, 64 x 64 pixels
 #   run.sh 128 SLICES.npz OUT       PHiSeg, PHiSeg L=1 and Prob. U-Net, 128 x 128 pixels
 # MINUTES=60 is the budget of a row on one core. The first run measures the steps of every method in this time and needs an
-# idle machine. ROWS='all/phiseg-small/0 ...' selects rows (regime/method/seed). SETTINGS='--train.precision bf16-mixed'
-# are options of all trainings, SCORING='--precision bfloat16' those of all evaluations. SAMPLES='16 100' evaluates with 16
-# and with 100 samples, in folders of their own. Afterwards, add the evaluations to the benchmark with ../benchmark/rows.py.
+# idle machine. METHODS='phiseg-small ...' and TRIALS='0.001-cosine ...' select a part of the search, and
+# ROWS='all/phiseg-small/0 ...' selects rows (regime/method/seed). SETTINGS='--train.precision bf16-mixed' are options of all
+# trainings, SCORING='--precision bfloat16' those of all evaluations. SAMPLES='16 100' evaluates with 16 and with 100 samples,
+# in folders of their own. Afterwards, add the evaluations to the benchmark with ../benchmark/rows.py.
 # On a GPU, the full network of the paper:
 #   ROWS='all/phiseg-reference/0 all/phiseg-l1/0 all/probunet/0' MINUTES=1440 run.sh 128 SLICES.npz OUT
 set -euo pipefail
@@ -28,6 +29,11 @@ fi
 augment="--augment.rotation_degrees 180 --augment.probability 0.8 --augment.quarter_turns true --augment.flip_vertical true"
 last="--train.validate_every 1000000" # validate once: the model of the last step is reported, and no row is selected by its scores
 
+budget() { # MINUTES METHOD FILE SETTINGS...: write the number of training steps in this time
+  "$python" "$here/../budget.py" "$1" "$2" "data$size" $augment "${@:4}" > "$3.part"
+  mv "$3.part" "$3"
+}
+
 rows() { # ROWS...: train and evaluate rows with the steps of the budget
   mkdir -p "steps$size" "runs$size"
   for row in ${ROWS:-$@}; do
@@ -36,10 +42,7 @@ rows() { # ROWS...: train and evaluate rows with the steps of the budget
     [ "$regime" = one ] && expert="--train.annotator 0"
     # One more resolution than at 64 x 64, so that the coarsest latent has 2 x 2 pixels at both sizes.
     case "$size/$method" in 128/*-small) settings="$settings --model.channels [16,16,24,32,48,48,48]" ;; esac
-    if [ ! -f "steps$size/$method" ]; then
-      "$python" "$here/../budget.py" "${MINUTES:-60}" "$method" "data$size" $augment $settings > steps.part
-      mv steps.part "steps$size/$method"
-    fi
+    [ -f "steps$size/$method" ] || budget "${MINUTES:-60}" "$method" "steps$size/$method" $settings
     "$phiseg" train "$method" --data "data$size" --out "runs$size/$name" --resume --train.seed "$seed" \
       --train.steps "$(cat "steps$size/$method")" $augment $last --train.validation_samples 2 $expert $settings
     for samples in ${SAMPLES:-100}; do
@@ -51,17 +54,24 @@ rows() { # ROWS...: train and evaluate rows with the steps of the budget
   done
 }
 
-case "$part" in
-search)
-  small="phiseg-small probunet-small phiseg-l1-small ssn-small hprobunet-small cvae-small mcdropout-small ensemble-small \
-    multihead-small flow-ssn-small mose-small ccdm-small"
-  for rate in 0.001 0.003; do
-    for schedule in cosine constant; do
-      "$phiseg" experiment table1 --data data64 $augment --out "search/$rate-$schedule" --methods ${METHODS:-$small} \
-        --regimes all --steps "${STEPS:-1000}" --split val --num-samples 16 --train.learning_rate "$rate" \
-        --train.schedule "$schedule" $last
+search() { # METHODS...: train every method with each of the settings, and score validation patients
+  mkdir -p search/{steps,runs,evals}
+  for method in ${METHODS:-$@}; do
+    [ -f "search/steps/$method" ] || budget "${MINUTES:-2}" "$method" "search/steps/$method"
+    for trial in ${TRIALS:-0.001-cosine 0.003-cosine 0.001-constant 0.003-constant}; do
+      IFS=- read -r rate schedule <<< "$trial"
+      name=$method-$trial
+      "$phiseg" train "$method" --data data64 --out "search/runs/$name" --resume --train.steps "$(cat "search/steps/$method")" \
+        --train.learning_rate "$rate" --train.schedule "$schedule" $augment $last --train.validation_samples 2
+      [ -d "search/evals/$name" ] || "$phiseg" evaluate "search/runs/$name" --data data64 --split val --num-samples 16 \
+        ${SCORING:-} --out "search/evals/$name"
     done
   done
+}
+
+case "$part" in
+search)
+  search {phiseg,probunet,phiseg-l1,ssn,hprobunet,cvae,mcdropout,ensemble,multihead,flow-ssn,mose,ccdm}-small
   ;;
 64)
   rows all/{phiseg,probunet,phiseg-l1,hprobunet,ssn,cvae,mcdropout,ensemble,multihead,flow-ssn,mose,ccdm}-small/0 \
