@@ -26,10 +26,10 @@ fi
 train="--resume --model.context 1 --model.presence true --model.channels [32,32,32,64,64,64] --train.annotations_per_image 4
   --train.validation_samples 8 --train.precision ${PRECISION:-bf16-mixed}"
 for seed in ${MEMBERS:-0 1}; do
-  "$phiseg" train phiseg --data margins --out "chosen-$seed" --train.seed "$seed" --train.steps 12000 \
-    --train.validate_every 3000 --train.learning_rate 0.002 --train.warmup_steps 200 $train
+  "$phiseg" train phiseg --data margins --out "chosen-$seed" --train.seed "$seed" --train.steps 16000 \
+    --train.validate_every 4000 --train.learning_rate 0.002 --train.warmup_steps 200 $train
   [ -d "chosen-$seed-eval" ] ||
-    "$phiseg" evaluate "chosen-$seed" --data slices --split test --num-samples 100 --out "chosen-$seed-eval"
+    "$phiseg" evaluate "chosen-$seed" --data slices --split test --num-samples 16 ${SCORING:-} --out "chosen-$seed-eval"
   "$phiseg" train phiseg --data everyone --out "bundled-$seed" --train.seed "$seed" --train.initial_weights "chosen-$seed" \
     --train.learning_rate 0.0007 --train.steps 2000 --train.validate_every 2000 $train
 done
@@ -37,6 +37,6 @@ done
 
 # 3. The ensemble of the scored members, its scores, and that of the bundled members.
 "$phiseg" combine chosen-0 chosen-1 --half --out chosen --overwrite
-"$phiseg" evaluate chosen --data slices --split test --num-samples 100 --out chosen-eval --overwrite
+"$phiseg" evaluate chosen --data slices --split test --num-samples 100 ${SCORING:-} --out chosen-eval --overwrite
 "$python" "$root/experiments/lidc_volumes/score.py" chosen "$volumes" --noise-length 5 --noise-shared 0.2 --store
 "$phiseg" combine bundled-0 bundled-1 --half --out bundled --overwrite

@@ -1,6 +1,9 @@
 """Device names are checked, and Fabric is made only for a precision in which the machine can compute."""
 
 import os
+import platform
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -92,3 +95,26 @@ def test_auto_device_uses_gpu_if_available(monkeypatch):
     else:
         with pytest.raises(ConfigError, match="device 'cuda' is not available"):
             usable_device("auto")
+
+
+@pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.36"), reason="needs the allocator of glibc 2.36 or newer")
+def test_keep_freed_memory_reuses_large_blocks():
+    code = """
+import resource
+import torch
+from phiseg.compute.devices import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(16 * 2**20)  # 64 MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+plain = faults()
+keep_freed_memory()
+for _ in range(8):  # until the heap has grown
+    kept = faults()
+print(plain, kept)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    plain, kept = map(int, result.stdout.split())
+    assert kept <= plain / 10

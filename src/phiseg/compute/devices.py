@@ -177,11 +177,13 @@ def _works_in_fork(code: str, *, limit_s: int = 20) -> bool:
 def keep_freed_memory() -> None:
     """Let the allocator of this process keep freed memory instead of returning it to Linux.
 
-    Otherwise, each training step and each chunk of samples on a CPU requests its pages again. Blocks of 32 MB and
-    more are still returned. All threads share one heap, because those of further threads are always returned.
+    Otherwise, each training step and each chunk of samples on a CPU requests its pages again. Blocks of 256 MB and
+    more are still returned, and those of 32 MB and more by older versions of glibc. All threads share one heap,
+    because those of further threads are always returned.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # glibc
-        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at the largest value that glibc would choose itself
+        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at the largest value that every glibc accepts
+        mallopt(-3, 2**28)  # without effect where it is not accepted
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
         mallopt(-8, 1)  # M_ARENA_MAX

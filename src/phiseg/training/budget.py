@@ -4,7 +4,7 @@ from time import perf_counter, process_time
 
 import torch
 
-from phiseg.compute.devices import make_fabric
+from phiseg.compute.devices import keep_freed_memory, make_fabric
 from phiseg.data.store import Dataset
 from phiseg.training.recipe import Recipe
 from phiseg.training.step import TrainingStep, initial_model, training_stream
@@ -21,6 +21,7 @@ def seconds_per_step(recipe: Recipe, dataset: Dataset, *, num_steps: int = 8) ->
         dataset: training data.
         num_steps: number of timed steps, after two warm-up steps.
     """
+    keep_freed_memory()  # as in a training
     recipe = recipe.for_dataset(dataset)
     fabric = make_fabric(recipe.train)
     stream = training_stream(recipe, dataset)
