@@ -57,12 +57,13 @@ rows() { # ROWS...: train and evaluate rows with the steps of the budget
 search() { # METHODS...: train every method with each of the settings, and score validation patients
   mkdir -p search/{steps,runs,evals}
   for method in ${METHODS:-$@}; do
-    [ -f "search/steps/$method" ] || budget "${MINUTES:-2}" "$method" "search/steps/$method"
+    [ -f "search/steps/$method" ] || budget "${MINUTES:-2}" "$method" "search/steps/$method" ${SETTINGS:-}
     for trial in ${TRIALS:-0.001-cosine 0.003-cosine 0.001-constant 0.003-constant}; do
       IFS=- read -r rate schedule <<< "$trial"
       name=$method-$trial
       "$phiseg" train "$method" --data data64 --out "search/runs/$name" --resume --train.steps "$(cat "search/steps/$method")" \
-        --train.learning_rate "$rate" --train.schedule "$schedule" $augment $last --train.validation_samples 2
+        --train.learning_rate "$rate" --train.schedule "$schedule" $augment $last --train.validation_samples 2 \
+        ${SETTINGS:-}
       [ -d "search/evals/$name" ] || "$phiseg" evaluate "search/runs/$name" --data data64 --split val --num-samples 16 \
         ${SCORING:-} --out "search/evals/$name"
     done
