@@ -188,11 +188,17 @@ def _table(methods: dict[str, list[Row]], folder: Path) -> list[dict[str, Any]]:
                 line[f"{name}_{end}"] = None if bound is None else round(bound, DIGITS)
         seconds = [float(row["seconds_per_100_samples"]) for row in rows if row["seconds_per_100_samples"]]
         line |= {"seconds_per_100_samples": float(np.mean(seconds)) if seconds else None}
-        line |= {name: rows[0][name] for name in ("minutes", "parameters", "commit", "code")}
+        line |= {name: rows[0][name] for name in ("minutes", "parameters")}
+        line |= {name: _joined(rows, name) for name in ("commit", "code")}
         line["best"] = " ".join(name for name in SHOWN if _is_best(name, method, rivals, scores))
-        line |= {name: "; ".join(dict.fromkeys(row[name] for row in rows if row[name])) for name in NOTES}
+        line |= {name: _joined(rows, name) for name in NOTES}
         lines.append(line)
     return sorted(lines, key=lambda line: (line["ged_unbiased"] is None, line["ged_unbiased"]))
+
+
+def _joined(rows: list[Row], name: str) -> str:
+    """Return the different values of a column."""
+    return "; ".join(dict.fromkeys(row[name] for row in rows if row[name]))
 
 
 def _aligned(trainings: list[Cases]) -> list[Cases]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import phiseg
+from helpers.small_volumes import write_volumes
 from phiseg.api.deployment import _points
 from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError
 from phiseg.data.store import Dataset
@@ -20,6 +21,7 @@ from phiseg.inference.sampling_options import Sampling
 from phiseg.models import load_model
 from phiseg.models.model_folder import save_calibration
 from phiseg.models.temperatures import Calibration
+from phiseg.training.loop import train
 
 
 @pytest.fixture
@@ -176,7 +178,7 @@ def test_sample_in_memory_is_what_sample_writes(workplace, trained):
     written = phiseg.sample(phiseg.load(trained()), "data", "samples", num_samples=3, probs=True, progress=False)
     assert kept.path is None
     assert str(written.path) == "samples"
-    for name in ("labels", "mean_probs", "gamma", "probs"):
+    for name in ("labels", "mean_probs", "mean_log_probs", "gamma", "probs"):
         np.testing.assert_array_equal(getattr(kept, name), getattr(written, name))
         np.testing.assert_array_equal(getattr(kept, name), np.load(f"samples/{name}.npy"))
     assert kept.labels.shape == (3, 3, 16, 16)
@@ -186,6 +188,31 @@ def test_sample_in_memory_is_what_sample_writes(workplace, trained):
     assert (len(kept), repr(kept)) == (3, "Samples(3 cases, 3 samples each, 16 x 16 pixels)")
     with pytest.raises(OutputError, match="exists"):
         phiseg.sample(trained(), "data", "samples")
+
+
+def test_samples_have_the_same_scores_in_memory_and_in_a_folder(workplace, trained):
+    kept, written = (
+        phiseg.sample(trained(), "data", out, num_samples=3, progress=False) for out in (None, "samples")
+    )
+    first = phiseg.score(kept, "data", "first", progress=False)
+    second = phiseg.score(written, "data", "second", progress=False)
+    assert first["s_ncc"] is not None
+    assert first.cases.columns == second.cases.columns
+    for name in ("ged", "s_ncc", "dice"):
+        np.testing.assert_allclose(first.cases[name], second.cases[name], atol=1e-6)
+
+
+def test_samples_of_volumes_of_different_depth(workplace, make_recipe):
+    write_volumes(workplace / "volumes")
+    recipe = make_recipe("unet", settings={"dims": 3, "image_channels": 2})
+    model = train(recipe, workplace / "volumes", workplace / "run", progress=False)
+    options = {"split": "train", "num_samples": 2, "progress": False}
+    with pytest.raises(ConfigError, match="differ in depth, so one array cannot hold their samples; pass out"):
+        phiseg.sample(model, "volumes", **options)
+    samples = phiseg.sample(model, "volumes", "samples", **options)
+    assert len(samples) == len(samples.cases) < len(samples.labels)
+    scores = phiseg.score(samples, "volumes", "scores", split="train", progress=False)
+    assert scores["ged"] == phiseg.score("samples", "volumes", "again", split="train", progress=False)["ged"]
 
 
 def test_model_loaded_without_temperatures_is_used_without_them(workplace, trained, copy):

@@ -160,6 +160,7 @@ def test_num_levels_counts_the_first_parts_of_the_noise(name):
     number = model.num_levels
     assert number == getattr(model.config, "num_levels", 0)
     assert model.noise_names[:number] == tuple(f"level {level + 1}" for level in range(number))
+    assert not any(part.startswith("level") for part in model.noise_names[number:])
     assert all(model.takes_temperature[:number])
     image, _ = batch(model, number=1)
     encoding = model.encode(image)

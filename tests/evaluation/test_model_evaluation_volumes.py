@@ -18,8 +18,9 @@ from phiseg.data.store import Dataset
 from phiseg.evaluation import model_evaluation
 from phiseg.evaluation.calibrate import fit_calibration
 from phiseg.evaluation.evaluation_folder import read_evaluation
-from phiseg.evaluation.model_evaluation import evaluate
+from phiseg.evaluation.model_evaluation import draw_examples, evaluate
 from phiseg.evaluation.score_samples import score
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_writer import write_samples
 from phiseg.inference.sampling import sample_cases
 from phiseg.metrics.score_registry import SCORES
@@ -123,6 +124,23 @@ def test_examples_are_views_in_three_planes(evaluations, data):
             spacing = [mm for other, mm in enumerate(SPACING_MM) if other != axis]
             np.testing.assert_allclose(view.spacing_mm[place], spacing)
             assert view.picture("level_probs", place).shape[-2:] == image.shape
+
+
+def test_levels_of_a_volume_shallower_than_a_patch_are_those_of_its_sample(models, data, copy, tmp_path):
+    folder, dataset = copy(models[0]), Dataset.open(data)
+    write_volumes(tmp_path / "training", splits={"train": PATIENTS, "val": [], "test": []})
+    patch = [max(DEPTHS) + 2, *SIZE]
+    learned = Preprocessing.of_dataset(Dataset.open(tmp_path / "training"), patch_size=patch)
+    (folder / "preprocessing.json").write_text(json.dumps(learned.to_json()))
+    model = load_model(folder)
+    rows = range(len(DEPTHS))
+    examples = draw_examples(folder, dataset, rows, num_samples=1, seed=0)
+    drawn = sample_cases(model, dataset, rows, num_samples=1, seed=0, keep_probs=True)
+    for place, case in enumerate(drawn):
+        masks = (dataset.annotations(case.row) > 0).sum(0)
+        position = int(masks.reshape(len(masks), -1).sum(1).argmax())
+        shown = examples.views[0].picture("level_probs", place)[0]
+        np.testing.assert_allclose(shown, case.probs[0, :, position], atol=2e-3)
 
 
 def test_damaged_views_are_reported(evaluations, copy):

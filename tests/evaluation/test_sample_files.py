@@ -38,6 +38,8 @@ def test_slices_of_all_volumes_one_after_the_other(volumes, tmp_path):
     for name, arrays in read(tmp_path).items():
         np.testing.assert_array_equal(arrays["labels"], volumes[name])
         np.testing.assert_array_equal(arrays["probs"], probs[name])
+    for name, arrays in read(tmp_path / "probs.npy").items():
+        np.testing.assert_array_equal(arrays["probs"], probs[name])
     write_cases(tmp_path, with_depth=False)
     with pytest.raises(DataError, match=r"one after the other; give their numbers in cases.csv"):
         read(tmp_path)

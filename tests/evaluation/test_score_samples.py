@@ -313,6 +313,25 @@ def test_cases_with_different_numbers_of_samples(lesions, scored, tmp_path):
     with pytest.raises(DataError, match=f"case '{names[1]}' has 5 samples, not 6; .* --num-samples 5"):
         scored(folder)
     assert scored(folder, num_samples=[5]).summary.num_samples == 5
+    (folder / names[0] / "sample-5.npy").unlink()
+    (folder / names[0] / "sample-6.npy").unlink()
+    with pytest.raises(DataError, match=f"case '{names[1]}' has 5 samples, not 4; .* --num-samples 4"):
+        scored(folder, name="other")
+
+
+def test_maps_beside_the_samples_are_ignored(lesions, scored, tmp_path):
+    labels, names = drawn(lesions), names_of(lesions)
+    folder = case_folders(tmp_path / "given", labels, names, ".npy", np.save)
+    np.save(folder / names[0] / "samples_mean.npy", np.zeros(labels.shape[2:], np.uint8))
+    assert scored(folder).cases == scored(labels, name="expected").cases
+
+
+def test_given_names_replace_those_of_a_file(lesions, scored, tmp_path):
+    labels, names = drawn(lesions), names_of(lesions)
+    np.savez(tmp_path / "given.npz", labels=labels, cases=names[::-1])
+    expected = scored(labels, name="expected").cases
+    assert scored(tmp_path / "given.npz", cases=names, name="given").cases == expected
+    assert scored(tmp_path / "given.npz").cases != expected
 
 
 @pytest.mark.parametrize("text", ["case\na\na\n", "", "x,y\n1,2\n"])

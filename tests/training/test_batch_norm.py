@@ -15,6 +15,7 @@ from phiseg.models import build_model
 from phiseg.models.blocks import BatchNorm
 from phiseg.models.ccdm import CCDM, CCDMConfig
 from phiseg.models.noise import seeded_generator
+from phiseg.training.averaging import WeightAverage
 from phiseg.training.batch_norm import follow_sampling_path, recalibrate
 from phiseg.training.checkpoints import load_state
 from phiseg.training.loop import train
@@ -110,6 +111,14 @@ def test_recalibrate_model_with_single_path(model, batches):
     expected = inputs_of(model, sampling_path(batches))
     recalibrate(model, batches, seed=SEED)
     assert all(is_close(layer, expected[name]) for name, layer in norm_layers(model).items())
+
+
+def test_recalibrate_changes_averaged_models_as_others(model, batches):
+    averaged = WeightAverage(model, 0.9).model
+    recalibrate(averaged, batches, seed=SEED)
+    recalibrate(model, batches, seed=SEED)
+    for name, tensor in averaged.state_dict().items():
+        torch.testing.assert_close(tensor, model.state_dict()[name], rtol=0, atol=0)
 
 
 def test_recalibrate_discards_previous_statistics(model, batches):

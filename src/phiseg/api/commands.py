@@ -259,6 +259,8 @@ def sample(
     )
     cases = Records(dataset.cases[row] for row in rows)
     if out is None:
+        if dataset.dims == 3 and len({dataset.depth(row) for row in rows}) > 1:
+            raise ConfigError("the volumes differ in depth, so one array cannot hold their samples; pass out")
         found = list(tqdm(drawn, "sampling", len(rows), unit="case", disable=not progress, dynamic_ncols=True))
         return _in_memory(found, cases)
     folder = Path(out)
@@ -272,7 +274,7 @@ def sample(
         overwrite=overwrite,
         progress=progress,
     )
-    names = ["labels", "mean_probs", "gamma", *(["probs"] if probs else [])]
+    names = ["labels", "mean_probs", "mean_log_probs", "gamma", *(["probs"] if probs else [])]
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names}
     return Samples(cases=cases, path=folder, **arrays)
 
@@ -283,6 +285,7 @@ def _in_memory(drawn: Sequence[CaseSamples], cases: Records) -> Samples:
         labels=np.stack([case.summary.labels.numpy() for case in drawn]),
         mean_probs=np.stack([case.summary.mean_probs.numpy() for case in drawn]),
         gamma=np.stack([case.summary.gamma.numpy() for case in drawn]),
+        mean_log_probs=np.stack([case.summary.mean_log_probs.numpy() for case in drawn]),
         cases=cases,
         probs=np.stack(kept) if kept else None,
     )

@@ -128,13 +128,16 @@ class Comparison(Records):
 class Samples:
     """Samples of the cases of a dataset. `phiseg.sample` returns them.
 
-    N cases, S samples, K classes, H x W pixels.
+    N cases, S samples, K classes, H x W pixels. For volumes in memory, D x H x W; for volumes in a folder, N counts
+    the slices of all cases, one after the other.
     """
 
     labels: NDArray[np.uint8]
     """(N, S, H, W), the most probable class of every sample."""
     mean_probs: NDArray[np.float32]
     """(N, K, H, W), the mean of the samples' probabilities."""
+    mean_log_probs: NDArray[np.float32]
+    """(N, K, H, W), the mean of the logarithms of the samples' probabilities."""
     gamma: NDArray[np.float32]
     """(N, H, W), the gamma map: where the samples disagree."""
     cases: Records
@@ -145,11 +148,11 @@ class Samples:
     """The folder that holds the arrays, if one was given."""
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.cases)
 
     def __repr__(self) -> str:
-        number, samples, height, width = self.labels.shape
-        return f"Samples({number} cases, {samples} samples each, {height} x {width} pixels)"
+        size = " x ".join(str(number) for number in self.labels.shape[2:])
+        return f"Samples({len(self)} cases, {self.labels.shape[1]} samples each, {size} pixels)"
 
 
 class Predictions(Records):

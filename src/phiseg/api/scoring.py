@@ -53,11 +53,15 @@ def score(
     """
     given: Source
     if isinstance(samples, Samples):
-        arrays: dict[str, NDArray[Any]] = {"labels": samples.labels, "mean_probs": samples.mean_probs}
+        arrays: dict[str, NDArray[Any]] = {
+            "labels": samples.labels,
+            "mean_probs": samples.mean_probs,
+            "mean_log_probs": samples.mean_log_probs,
+        }
         if samples.probs is not None:
             arrays["probs"] = samples.probs
         given = samples.path or arrays
-        cases = samples.cases["case"] if cases is None else cases
+        cases = samples.cases["case"] if cases is None and samples.path is None else cases
     else:
         given = Path(samples) if isinstance(samples, str | PathLike) else samples
     (written,) = score_samples.score(

@@ -38,7 +38,7 @@ from phiseg.evaluation.shards import read_shards, rows_of_shard, write_shard
 from phiseg.evaluation.summary import DatasetRef, ModelRef, Provenance, Summary
 from phiseg.inference.class_map import match_classes
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.inference.sampling import CaseSamples, sample_cases
+from phiseg.inference.sampling import CaseSamples, case_image, sample_cases
 from phiseg.metrics.score_registry import summary_scores
 from phiseg.models import Segmenter, load_model
 from phiseg.models.model_folder import calibration_fit, weights_hash
@@ -299,7 +299,10 @@ def _examples(
     hide_neighbours: bool = False,
     workers: int = 1,
 ) -> Examples:
-    """Collect the data of the figures. The levels are those of the first sample of each case."""
+    """Collect the data of the figures. The levels are those of the first sample of each case.
+
+    Unlike samples, levels have the confidence of the network: the margin of the calibration would hide it.
+    """
 
     def example(case: tuple[int, DrawnCase]) -> dict[str, Tensor]:
         return _example(model, dataset, *case, seed=seed, hide_neighbours=hide_neighbours)
@@ -313,14 +316,13 @@ def _example(
     model: Segmenter, dataset: Dataset, row: int, drawn: DrawnCase, *, seed: int, hide_neighbours: bool
 ) -> dict[str, Tensor]:
     device = next(model.parameters()).device
-    values = dataset.image(row, context=model.config.context, hide_neighbours=hide_neighbours)
-    image = torch.from_numpy(values)[None].to(device)
+    seen = case_image(model, dataset, row, hide_neighbours=hide_neighbours)
     generators = [seeded_generator(seed, "sample", dataset.cases[row]["case"])]
-    encoding = model.encode(image)
+    encoding = model.encode(seen.image[None].to(device))
     noise = [level.to(device) for level in draw_noise(model.noise_shapes(encoding.size), 1, 1, generators)]
-    arrays = example_arrays(dataset, row, drawn, image[0, 0])
+    arrays = example_arrays(dataset, row, drawn, seen.crop(seen.image[0]))
     levels = [
-        logits[0, 0].float() / model.calibration.logits
+        seen.crop(logits[0, 0]).float() / model.calibration.logits
         for logits in model.sample_levels(encoding, model.temper(noise), 1)
     ]
     if len(levels) > 1:

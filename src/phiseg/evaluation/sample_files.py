@@ -130,7 +130,8 @@ def open_samples(
         raise DataError(f"{path} is not a known form of samples; give {FORMS}")
     array = _load(path)
     listed = _case_list(cases, beside=path.parent)
-    return from_arrays({_key(array, dims + 3): array}, listed, name=str(path), dims=dims)
+    key = path.stem if path.stem in ("labels", "probs") else _key(array, dims + 3)
+    return from_arrays({key: array}, listed, name=str(path), dims=dims)
 
 
 def from_arrays(
@@ -225,7 +226,7 @@ def _from_npz(path: Path, cases: Path | Sequence[str] | None, dims: int) -> Give
         raise DataError(f"cannot read {path}: {_short(error)}") from None
     if {"labels", "probs"} & named.keys():
         inside = named.pop("cases", None)
-        given = cases if inside is None else [str(name) for name in inside]
+        given = [str(name) for name in inside] if cases is None and inside is not None else cases
         return from_arrays(named, _case_list(given, beside=path.parent), name=str(path), dims=dims)
 
     def read(key: str) -> Arrays:
@@ -256,7 +257,7 @@ def _sample_files(folder: Path) -> list[Path]:
     """Return the samples of a case in the order of the numbers in their names."""
     if together := [folder / name for name in ALL_SAMPLES if (folder / name).is_file()]:
         return together[:1]
-    masks = [file for file in folder.iterdir() if re.match(r"sample.*\.(nii|nii\.gz|png|npy)$", file.name)]
+    masks = [file for file in folder.iterdir() if re.match(r"sample\D*\d.*\.(nii|nii\.gz|png|npy)$", file.name)]
     return sorted(masks, key=lambda file: ([int(number) for number in re.findall(r"\d+", file.name)], file.name))
 
 

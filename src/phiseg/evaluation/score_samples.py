@@ -101,7 +101,8 @@ def score(
         if case.num_samples < max(numbers) or (not num_samples and case.num_samples != numbers[0]):
             raise DataError(
                 f"{given.name}: case '{dataset.cases[row]['case']}' has {case.num_samples} samples, not "
-                f"{max(numbers)}; pass a number that all cases have, such as --num-samples {case.num_samples}"
+                f"{max(numbers)}; pass a number that all cases have, such as --num-samples "
+                f"{min(case.num_samples, *numbers)}"
             )
         for part in parts:
             drawn = case.first(part.number)

@@ -240,5 +240,5 @@ def draw_hard_pixels(costs: Tensor, fraction: float, noise: Tensor) -> Tensor:
     """
     gumbel = -(-torch.special.log_ndtr(noise)).log()
     scores = costs.detach().clamp(min=torch.finfo(costs.dtype).tiny).log() + gumbel
-    drawn = scores.topk(ceil(fraction * costs.shape[1]), dim=1).indices
+    drawn = scores.topk(ceil(fraction * costs.shape[1] - 1e-9), dim=1).indices
     return costs.gather(1, drawn)

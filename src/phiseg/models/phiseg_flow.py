@@ -105,7 +105,7 @@ class PHiSegFlow(PHiSeg, LogitFlow):
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:
         """Follow the flow from samples of the PHiSeg: logits (B, S, K, H, W)."""
         *latent, pixels = noise
-        logits = fold_samples(super().sample_levels(encoding, latent, num_samples)[0])
+        logits = fold_samples(super().decode_samples(encoding, latent, num_samples))
         start = self._start(logits, fold_samples(pixels).to(logits.device))
         image = repeat_samples(encoding.features[self.num_levels], num_samples)
         return unfold_samples(self.follow_flow(image, start), num_samples)

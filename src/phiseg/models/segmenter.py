@@ -183,8 +183,8 @@ class Segmenter(nn.Module, ABC):
     @property
     def noise_names(self) -> tuple[str, ...]:
         """What each part of the noise controls: latent levels, numbered as in the paper (1 is the finest)."""
-        shapes = self.noise_shapes(self.strides)
-        return tuple(f"level {number}" for number in range(1, len(shapes) + 1))
+        kind = "level" if self.num_levels else "noise"
+        return tuple(f"{kind} {number + 1}" for number in range(len(self.noise_shapes(self.strides))))
 
     @property
     def takes_temperature(self) -> tuple[bool, ...]:

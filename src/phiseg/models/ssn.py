@@ -115,6 +115,11 @@ class SSN(Segmenter):
         """Return [(Q,), (K, H, W)]."""
         return [(self.config.rank,), (self.config.num_classes, *size)]
 
+    @property
+    def noise_names(self) -> tuple[str, ...]:
+        """What each part of the noise controls: what all pixels share, and single pixels."""
+        return ("shared", "pixels")
+
     def decode_samples(self, encoding: Encoding, noise: Sequence[Tensor], num_samples: int) -> Tensor:  # noqa: ARG002
         """Decode noise (B, S, Q) and (B, S, K, H, W) to logits (B, S, K, H, W)."""
         return self.draw_logits(encoding, noise)

@@ -39,13 +39,16 @@ def recalibrate(
 ) -> None:
     """Replace the running statistics by plain averages over `batches`; no effect without batch norm.
 
-    Layers that are not trained keep their statistics.
+    Layers that a model keeps in eval mode, because they are frozen, keep their statistics.
 
     All layers are first averaged on the training path. With `sampling_path`, layers that occur in the sampling path
     are then reset and averaged there. `progress` shows a progress bar.
     """
-    layers = [module for module in model.modules() if isinstance(module, BatchNorm) and module.weight.requires_grad]
+    was_training = model.training
+    model.train()
+    layers = [module for module in model.modules() if isinstance(module, BatchNorm) and module.training]
     if not layers:
+        model.train(was_training)
         return
     batches = list(batches)
     bar = tqdm(
@@ -55,11 +58,10 @@ def recalibrate(
         leave=False,
         disable=not progress,
     )
-    was_training, momenta = model.training, [layer.momentum for layer in layers]
+    momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
         layer.momentum = None  # plain average in torch
-    model.train()
     for number, batch in enumerate(batches):
         generators = [seeded_generator(seed, "statistics", "posterior", number, int(row)) for row in batch.rows]
         model(batch.image, batch.labels, generator=generators)

@@ -65,7 +65,7 @@ def combine(
 
 
 def _check_member(model: Segmenter, first: Segmenter, folder: Path, first_folder: Path) -> None:
-    if not isinstance(model, PHiSeg):
+    if type(model) is not PHiSeg:
         raise ModelError(f"{folder} is a model '{model.config.name}'; all members must be models 'phiseg'")
     settings, expected = model.config.model_dump(), first.config.model_dump()
     if different := [key for key in settings if settings[key] != expected.get(key)]:
