@@ -64,7 +64,7 @@ def compare(data: Path, points: Path, predicted: Path) -> None:
     listed = list(csv.DictReader(points.open()))
     per_scan = {uid: [row for row in listed if row["case"] == uid] for uid in {row["case"] for row in listed}}
     print(
-        "| nodule | readers | their volumes, ml | samples, ml: median, 90 % | there | GED | floor | excess | Dice |"
+        "| nodule | readers | reader volumes, ml | samples, ml: median, 90 % | present in | GED | floor | excess | Dice |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     scores, covered, volumes, ratios = [], 0, 0, []
