@@ -63,9 +63,8 @@ def compare(data: Path, points: Path, predicted: Path) -> None:
     nodules = nodules_of(dataset)
     listed = list(csv.DictReader(points.open()))
     per_scan = {uid: [row for row in listed if row["case"] == uid] for uid in {row["case"] for row in listed}}
-    print(
-        "| nodule | readers | reader volumes, ml | samples, ml: median, 90 % | present in | GED | floor | excess | Dice |"
-    )
+    heads = ("nodule", "readers", "reader volumes, ml", "samples, ml: median, 90 %", "present in")
+    print(f"| {' | '.join((*heads, 'GED', 'floor', 'excess', 'Dice'))} |")
     print("|---|---|---|---|---|---|---|---|---|")
     scores, covered, volumes, ratios = [], 0, 0, []
     for uid, rows in sorted(per_scan.items()):

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Train and score lidc-nodule, the bundled model. Usage: run.sh SLICES.npz VOLUMES.npz OUT (outside the repository).
-# Run it again to resume. The two members of the ensemble are trained one after the other, about an hour each on one core with
-# bfloat16 instructions; without them, use PRECISION=32-true, which takes about twice as long. To use two cores, run it with
-# MEMBERS=0 and, as soon as OUT/everyone exists, with MEMBERS=1; then without MEMBERS for the ensemble.
+# Run it again to resume. The two trainings take about two hours together on one core with bfloat16 instructions.
+# Without them, use PRECISION=32-true, which takes about twice as long.
 set -euo pipefail
 slices=$(realpath "$1") volumes=$(realpath "$2")
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -22,21 +21,14 @@ if [ ! -d margins ]; then
   "$python" "$root/experiments/lidc_nodule/splits.py" slices margins everyone
 fi
 
-# 2. Members: train on a part of the patients and score; then continue on all patients but five.
+# 2. Train on a part of the patients, and score.
 train="--resume --model.context 1 --model.presence true --model.channels [32,32,32,64,64,64] --train.annotations_per_image 4
   --train.validation_samples 8 --train.precision ${PRECISION:-bf16-mixed}"
-for seed in ${MEMBERS:-0 1}; do
-  "$phiseg" train phiseg --data margins --out "chosen-$seed" --train.seed "$seed" --train.steps 16000 \
-    --train.validate_every 4000 --train.learning_rate 0.002 --train.warmup_steps 200 $train
-  [ -d "chosen-$seed-eval" ] ||
-    "$phiseg" evaluate "chosen-$seed" --data slices --split test --num-samples 16 ${SCORING:-} --out "chosen-$seed-eval"
-  "$phiseg" train phiseg --data everyone --out "bundled-$seed" --train.seed "$seed" --train.initial_weights "chosen-$seed" \
-    --train.learning_rate 0.0007 --train.steps 2000 --train.validate_every 2000 $train
-done
-[ -z "${MEMBERS:-}" ] || exit 0
-
-# 3. The ensemble of the scored members, its scores, and that of the bundled members.
-"$phiseg" combine chosen-0 chosen-1 --half --out chosen --overwrite
-"$phiseg" evaluate chosen --data slices --split test --num-samples 100 ${SCORING:-} --out chosen-eval --overwrite
+"$phiseg" train phiseg --data margins --out chosen --train.steps 12000 --train.validate_every 3000 \
+  --train.learning_rate 0.002 --train.warmup_steps 200 $train
+"$phiseg" evaluate chosen --data slices --split test --num-samples 100 --out chosen-eval --overwrite
 "$python" "$root/experiments/lidc_volumes/score.py" chosen "$volumes" --noise-length 5 --noise-shared 0.2 --store
-"$phiseg" combine bundled-0 bundled-1 --half --out bundled --overwrite
+
+# 3. Bundled weights: continue on all patients but five.
+"$phiseg" train phiseg --data everyone --out bundled --train.initial_weights chosen --train.learning_rate 0.0007 \
+  --train.steps 2000 --train.validate_every 2000 $train

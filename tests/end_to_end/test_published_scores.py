@@ -96,6 +96,15 @@ def test_page_states_the_scores_of_previous_models(file):
     assert [cell.strip() for cell in line.split("|")[5:9]] == means(rows, ("ged_unbiased", "ged", "s_ncc", "dice"))
 
 
+@pytest.mark.parametrize("file", ["cases", "seed-0-16000-cases", "seed-1-16000-cases", "ensemble-cases"])
+def test_page_states_the_scores_of_longer_trainings(file):
+    rows, largest = read_results(f"{file}.csv.gz"), {row["case"] for row in read_results("largest-slices.csv")}
+    section = PAGE.read_text(encoding="utf-8").split("### Longer training")[1]
+    line = next(line for line in section.splitlines() if f"`{file}.csv.gz`" in line)
+    parts = rows, [row for row in rows if row["case"] in largest]
+    assert [cell.strip() for cell in line.split("|")[3:5]] == [means(part, ["ged_unbiased"])[0] for part in parts]
+
+
 @pytest.mark.parametrize(("start", "file"), [("37 largest", "unseen-largest"), ("119 annotated", "unseen-slices")])
 def test_page_states_the_scores_of_the_bundled_weights(start, file):
     before, after = read_results(f"{file}.csv.gz"), read_results(f"{file}-calibrated.csv.gz")
