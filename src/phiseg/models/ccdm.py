@@ -2,7 +2,7 @@
 
 Noise replaces the label of a pixel by a uniformly drawn class, more often the later the step:
 
-    q(s_t | s_0) = Cat(a_t s_0 + (1 - a_t) / K),     a_0 = 1 > a_1 > ... > a_T ~ 0  (cosine schedule)
+    q(s_t | s_0) = Cat(a_t s_0 + (1 - a_t) / K),     a_0 = 1 > a_1 > ... >= a_T ~ 0  (cosine schedule)
 
 A U-Net sees the image, the noisy labels and the step, and predicts p(s_0 | s_t, x). The posterior of an earlier
 step u < t is known for every s_0, so that

@@ -81,10 +81,10 @@ class TrainingStep:
                 if finite or self.settings.precision == "16-mixed":  # the scaler skips this step
                     self.optimizer.step()
         if finite:
-            self.average.update(self.model, step + 1)
             if self.settings.norm_statistics == "both":
                 with self.fabric.autocast():
                     follow_sampling_path(self.model, batch, seed=self.settings.seed, step=step)
+            self.average.update(self.model, step + 1)
         else:
             for buffer, previous in zip(self.model.buffers(), statistics, strict=True):
                 buffer.copy_(previous)
