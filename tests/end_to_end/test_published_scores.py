@@ -137,6 +137,17 @@ def test_phantom_page_states_the_scores_of_a_perfect_sampler(kind):
     assert [cell for cell in row if cell] == stated
 
 
+@pytest.mark.parametrize(
+    ("start", "file"),
+    [("`lesion-phantom` |", "before"), ("with a flow", "after"), ("trained for longer", "continued")],
+)
+def test_phantom_page_states_the_scores_of_a_flow(start, file):
+    page = ROOT / "experiments/lesion_phantom"
+    rows = read_scores(page / f"results/flow-{file}.csv.gz")
+    assert len(rows) == 200
+    assert cells(page / "README.md", start)[:5] == means(rows, ("ged_unbiased", "ged", "hm_iou", "s_ncc", "dice"))
+
+
 def volume_scores(rows):
     """Return the coverage, the median width, mean and median of CRPS and floor, and the error of presence."""
     off = np.abs(column(rows, "present") - column(rows, "readers_present")).mean()
