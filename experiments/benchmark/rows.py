@@ -301,6 +301,7 @@ def _plot(lines: list[dict[str, Any]]) -> Figure:
         scatter.annotate(line["method"], place, xytext=(offset, 4), **style)
     if timed:
         scatter.set(xscale="log", xlabel="seconds per 100 samples", ylabel="unbiased GED")
+        scatter.margins(y=0.12)  # for the name above the highest point
         scatter.xaxis.set(
             major_locator=LogLocator(subs=(1, 2, 5)),
             major_formatter=StrMethodFormatter("{x:g}"),
