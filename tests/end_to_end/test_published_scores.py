@@ -96,6 +96,16 @@ def test_page_states_the_scores_of_previous_models(file):
     assert [cell.strip() for cell in line.split("|")[5:9]] == means(rows, ("ged_unbiased", "ged", "s_ncc", "dice"))
 
 
+@pytest.mark.parametrize("rate", ["0.001", "0.003"])
+def test_page_states_the_scores_of_mose_by_learning_rate(rate):
+    page = ROOT / "experiments/lidc_slices"
+    rows = [row for row in read_scores(page / "results/mose-rates.csv.gz") if row["learning_rate"] == rate]
+    assert len(rows) == 828
+    lines = [line for line in (page / "README.md").read_text().splitlines() if line.startswith("| MoSE |")]
+    stated = next(line for line in lines if rate in line and line.count("|") == 5)
+    assert stated.split("|")[-2].strip() == means(rows, ["ged_unbiased"])[0]
+
+
 @pytest.mark.parametrize("file", ["cases", "seed-0-16000-cases", "seed-1-16000-cases", "ensemble-cases"])
 def test_page_states_the_scores_of_longer_trainings(file):
     rows, largest = read_results(f"{file}.csv.gz"), {row["case"] for row in read_results("largest-slices.csv")}
