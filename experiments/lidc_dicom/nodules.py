@@ -97,7 +97,7 @@ def compare(data: Path, points: Path, predicted: Path) -> None:
             )
     ged, floor, overlap = np.mean(scores, axis=0)
     shares = f"{ged:.3f} | {floor:.3f} | {ged - floor:.3f} | {overlap:.3f}"
-    print(f"| **mean** | | covered: {covered} of {volumes} | | | {shares} |")
+    print(f"| **mean** | | in the interval: {covered} of {volumes} | | | {shares} |")
     told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     print(f"\nMedian volume of the samples over that of the readers who drew the nodule: {told}")
 

@@ -186,6 +186,15 @@ def test_volumes_page_follows_from_the_nodules():
         assert cells(page, start) == volume_scores([row for row in previous if row["model"] == model])
 
 
+def test_page_states_the_volumes_of_the_ensemble():
+    both = [volume_scores(read_scores(VOLUMES / f"results/{name}.csv")) for name in ("ensemble-nodules", "nodules")]
+    inside, width, crps = zip(*[scores[1:4] for scores in both], strict=True)
+    mean, mean_of_one = (cell.split(",")[0] for cell in crps)
+    text = text_of(PAGE)
+    assert f"CRPS {mean} ml for the ensemble and {mean_of_one} ml for the scored model" in text
+    assert f"median width {' and '.join(width)}, coverage {' and '.join(inside)}" in text
+
+
 def test_report_states_the_measured_coverage_of_unseen_nodules():
     """The coverage in the model, its card and the pages is that of the nodules listed in the repository."""
     rows = unseen_nodules()
