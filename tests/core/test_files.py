@@ -11,7 +11,7 @@ import pytest
 
 from phiseg.core import files
 from phiseg.core.errors import OutputError
-from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, write_json, write_text
+from phiseg.core.files import atomic_file, atomic_folder, check_replaceable, one_process, write_json, write_text
 
 
 def names(folder):
@@ -263,3 +263,33 @@ def test_check_replaceable_rejects_unwritable_paths(tmp_path, name):
     with pytest.raises(OutputError, match="cannot write"):
         check_replaceable(tmp_path / name)
     assert names(tmp_path) == ["file"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from phiseg.core.files import one_process
+with one_process(Path(sys.argv[1]), "at work"):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_folder_is_locked_until_its_process_is_killed(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(OutputError, match="another process is at work"), one_process(folder, "at work"):
+            pytest.fail("both processes have the lock")
+        holder.kill()
+        holder.wait()
+        for _ in range(2):  # the lock is free again, also after a block that failed
+            with pytest.raises(KeyError), one_process(folder, "at work"):
+                raise KeyError
+
+
+def test_lock_in_place_of_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot write"), one_process(tmp_path / "file", "at work"):
+        pytest.fail("a file was used as a folder")

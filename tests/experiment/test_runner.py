@@ -16,6 +16,7 @@ import pytest
 
 from phiseg.core.bundled import recipe_names
 from phiseg.core.errors import ConfigError, DataError, OutputError
+from phiseg.core.files import one_process
 from phiseg.data.store import Dataset
 from phiseg.evaluation.evaluation_folder import read_evaluation
 from phiseg.experiment import runner
@@ -215,12 +216,9 @@ def test_step_time_is_positive(recipes, lesions, model):
 
 
 def test_row_is_locked_by_a_process(recipes, lesions, tmp_path):
-    from filelock import FileLock
-
     job = ExperimentJob("all", recipes["unet"], 0)
-    folder = tmp_path / "rows" / job.name
-    folder.mkdir(parents=True)
-    with FileLock(folder / "lock"), pytest.raises(OutputError, match="another process is running"):
+    locked = one_process(tmp_path / "rows" / job.name, "running this row")
+    with locked, pytest.raises(OutputError, match="another process is running"):
         run_job(job, PLAN, lesions, tmp_path, progress=False)
 
 

@@ -10,7 +10,8 @@ import pytest
 from lightning_fabric.plugins.precision import Precision
 
 from helpers.comparing_runs import assert_same_run, assert_same_state, contents, lines, state
-from phiseg.core.errors import ConfigError, ModelError, TrainingError
+from phiseg.core.errors import ConfigError, ModelError, OutputError, TrainingError
+from phiseg.core.files import one_process
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.models import load_model, model_folder
 from phiseg.training import loop
@@ -189,6 +190,14 @@ def _raise_at(function, number):
 
 
 # What resuming may change, and what it may not
+
+
+def test_second_process_cannot_train_into_the_same_folder(run, tmp_path):
+    folder = run(steps=3)
+    before = contents(folder)
+    with one_process(folder, "training into it"), pytest.raises(OutputError, match="another process is training"):
+        run(steps=3, resume=True)
+    assert contents(folder) == before
 
 
 def test_resume_of_finished_run_has_no_effect(run, trained, copy):

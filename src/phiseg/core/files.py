@@ -15,6 +15,8 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import FileLock, Timeout
+
 from phiseg.core.errors import OutputError
 
 AnyPath = str | PathLike[str]
@@ -51,6 +53,27 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically. NaN and infinity raise a ValueError: JSON has neither."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def one_process(folder: Path, task: str) -> Iterator[None]:
+    """Create `folder` and lock it for the block. The operating system removes the lock if the process is killed.
+
+    Raises:
+        OutputError: another process has locked the folder, or it cannot be written.
+    """
+    lock = FileLock(folder / "lock", timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise OutputError(f"{folder}: another process is {task}; wait for it, or choose another folder") from None
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -25,14 +25,13 @@ from threading import Event, Lock
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from pydantic import Field, model_validator
 from tqdm import tqdm
 
 from phiseg.core.bundled import recipe_names
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import ConfigError, DataError, OutputError, nearest
-from phiseg.core.files import write_json
+from phiseg.core.files import one_process, write_json
 from phiseg.data.store import Dataset
 from phiseg.evaluation.evaluation_folder import MARKER
 from phiseg.evaluation.model_evaluation import evaluate
@@ -207,36 +206,32 @@ def run_job(job: ExperimentJob, plan: Plan, data: Path, out: Path, *, progress: 
         PhisegError: the training or the evaluation failed.
     """
     folder = out / "rows" / job.name
-    folder.mkdir(parents=True, exist_ok=True)
     dataset = Dataset.open(data)
-    try:
-        with FileLock(folder / "lock", timeout=0):
-            if not unfinished_jobs([job], plan, data, out):
-                return
-            recipe, measured = _recipe(job, plan, dataset, folder / "run")
-            if not (folder / "run" / "config.yaml").is_file():
-                record = {
-                    "row": job.name,
-                    "plan": plan.model_dump(mode="json"),
-                    "steps": recipe.train.steps,
-                    "measured_seconds_per_step": measured,
-                    "dataset": dataset.fingerprint,
-                    "threads": torch.get_num_threads(),
-                    **describe_software(),
-                }
-                write_json(folder / "row.json", record)
-            train(recipe, data, folder / "run", resume=True, progress=progress)
-            evaluate(
-                folder / "run",
-                data,
-                folder / "eval",
-                split=plan.split,
-                num_samples=plan.num_samples,
-                method=Path(job.method).stem,
-                progress=progress,
-            )
-    except Timeout:
-        raise OutputError(f"{folder}: another process is running this row; wait for it") from None
+    with one_process(folder, "running this row"):
+        if not unfinished_jobs([job], plan, data, out):
+            return
+        recipe, measured = _recipe(job, plan, dataset, folder / "run")
+        if not (folder / "run" / "config.yaml").is_file():
+            record = {
+                "row": job.name,
+                "plan": plan.model_dump(mode="json"),
+                "steps": recipe.train.steps,
+                "measured_seconds_per_step": measured,
+                "dataset": dataset.fingerprint,
+                "threads": torch.get_num_threads(),
+                **describe_software(),
+            }
+            write_json(folder / "row.json", record)
+        train(recipe, data, folder / "run", resume=True, progress=progress)
+        evaluate(
+            folder / "run",
+            data,
+            folder / "eval",
+            split=plan.split,
+            num_samples=plan.num_samples,
+            method=Path(job.method).stem,
+            progress=progress,
+        )
 
 
 def run_all(

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from phiseg.compute.devices import keep_freed_memory, make_fabric
 from phiseg.core.errors import Interrupted, OutputError, TrainingError
-from phiseg.core.files import write_json, write_text
+from phiseg.core.files import one_process, write_json, write_text
 from phiseg.data.loader import Batch, TrainingStream, prefetch
 from phiseg.data.store import Dataset
 from phiseg.inference.preprocessing import Preprocessing
@@ -65,8 +65,10 @@ def train(
     recipe = recipe.for_dataset(dataset)
     check_run_folder(out, recipe, resume=resume)
     training = _Training(recipe, dataset, out, resume=resume, progress=progress, profile=profile)
+    first = training.fabric.is_global_zero  # the others belong to it and share its lock
     try:
-        return training.run()
+        with one_process(out, "training into it") if first else nullcontext():
+            return training.run()
     except Interrupted as stopped:
         raise Interrupted(stopped.signal, training.saved_step) from None
     except RuntimeError as error:
