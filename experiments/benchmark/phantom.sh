@@ -9,20 +9,18 @@ mkdir -p "$1" && cd "$1"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # one core for each row
 
 if [ ! -d data ]; then
-  "$phiseg" prepare phantom lesion data --size 64 --num-cases 600 --seed 0
-  "$phiseg" data split data --read "$here/splits/lesion-phantom.json"
+  "$phiseg" prepare phantom lesion data.part --size 64 --num-cases 600 --seed 0 --overwrite
+  "$phiseg" data split data.part --read "$here/splits/lesion-phantom.json"
+  mv data.part data
 fi
-methods=${METHODS:-phiseg-small probunet-small ssn-small flow-ssn-small mose-small ccdm-small}
-if [ ! -f steps ]; then
-  for method in $methods; do
-    echo "$method $("$python" "$here/../budget.py" "${MINUTES:-60}" "$method" data)"
-  done > steps.part
-  mv steps.part steps
-fi
-mkdir -p runs evals
-while read -r method steps; do
+mkdir -p steps runs evals
+for method in ${METHODS:-phiseg-small probunet-small ssn-small flow-ssn-small mose-small ccdm-small}; do
+  if [ ! -f "steps/$method" ]; then
+    "$python" "$here/../budget.py" "${MINUTES:-60}" "$method" data > "steps/$method.part"
+    mv "steps/$method.part" "steps/$method"
+  fi
   # validate once: the model of the last step is reported, and no row is selected by its scores
-  "$phiseg" train "$method" --data data --out "runs/$method" --resume --train.steps "$steps" \
-    --train.validate_every 1000000 --train.validation_samples 2 < /dev/null
-  [ -d "evals/$method" ] || "$phiseg" evaluate "runs/$method" --data data --num-samples 100 --out "evals/$method" < /dev/null
-done < steps
+  "$phiseg" train "$method" --data data --out "runs/$method" --resume --train.steps "$(cat "steps/$method")" \
+    --train.validate_every 1000000 --train.validation_samples 2
+  [ -d "evals/$method" ] || "$phiseg" evaluate "runs/$method" --data data --num-samples 100 --out "evals/$method"
+done

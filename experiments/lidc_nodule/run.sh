@@ -12,14 +12,15 @@ crop="--window -1000 400 --size 64 --classes background nodule --centred-on nodu
 
 # 1. Data: all annotated slices (to score), and the same with slices beyond the ends of 32 nodules (to train).
 if [ ! -d slices ]; then
-  "$phiseg" prepare arrays "$slices" slices $crop --rescale 5.4901960784 -1000
-  "$phiseg" data split slices --hold-out val --fractions 90,10,0 --seed 0 # the file's val is reported as test
+  "$phiseg" prepare arrays "$slices" slices.part $crop --rescale 5.4901960784 -1000 --overwrite
+  "$phiseg" data split slices.part --hold-out val --fractions 90,10,0 --seed 0 # the file's val is reported as test
+  mv slices.part slices
 fi
 if [ ! -d margins ]; then
   "$python" "$root/experiments/lidc_slices/with_margins.py" "$slices" "$volumes" margins.npz
   "$phiseg" prepare arrays margins.npz margins $crop
-  "$python" "$root/experiments/lidc_nodule/splits.py" slices margins everyone
 fi
+[ -f everyone/splits.json ] || "$python" "$root/experiments/lidc_nodule/splits.py" slices margins everyone
 
 # 2. Train on a part of the patients, and score.
 train="--resume --model.context 1 --model.presence true --model.channels [32,32,32,64,64,64] --train.annotations_per_image 4

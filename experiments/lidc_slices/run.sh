@@ -21,9 +21,10 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # one core for each row
 size=64
 [ "$part" = 128 ] && size=128
 if [ ! -d "data$size" ]; then
-  "$phiseg" prepare arrays "$slices" "data$size" --rescale 5.4901960784 -1000 --window -1000 400 --size "$size" \
-    --classes background nodule --centred-on nodule --modality CT --plane axial
-  "$phiseg" data split "data$size" --read "$here/../benchmark/splits/lidc-slices.json"
+  "$phiseg" prepare arrays "$slices" "data$size.part" --rescale 5.4901960784 -1000 --window -1000 400 --size "$size" \
+    --classes background nodule --centred-on nodule --modality CT --plane axial --overwrite
+  "$phiseg" data split "data$size.part" --read "$here/../benchmark/splits/lidc-slices.json"
+  mv "data$size.part" "data$size"
 fi
 
 augment="--augment.rotation_degrees 180 --augment.probability 0.8 --augment.quarter_turns true --augment.flip_vertical true"

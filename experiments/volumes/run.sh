@@ -4,6 +4,7 @@
 #   run.sh OUT norms    normalisations of PHiSeg 3-D, 1,000 steps each, on the validation volumes
 # Run it again to resume. MINUTES=15 is the training budget of a row on one core.
 set -euo pipefail
+shopt -s inherit_errexit # a failure inside $(...) ends the script
 here=$(cd "$(dirname "$0")" && pwd)
 bin=${BIN:-$here/../../.venv/bin}
 mkdir -p "$1" && cd "$1"
@@ -50,8 +51,9 @@ best() { # MODEL: the length with the lowest CRPS on the validation volumes
   "$bin/python" "$here/truth.py" volumes val samples/val-"$1"-*.npz --out "lengths-$1.csv" > "lengths-$1.md"
   "$bin/python" "$here/truth.py" --best "lengths-$1.csv"
 }
-for length in 0 inf "$(best slices)"; do slicewise slices test 100 "$length"; done
-slicewise context test 100 "$(best context)"
+length_slices=$(best slices) length_context=$(best context)
+for length in 0 inf "$length_slices"; do slicewise slices test 100 "$length"; done
+slicewise context test 100 "$length_context"
 for model in probunet3d phiseg3d; do
   [ -d "samples/test-$model" ] || "$bin/phiseg" sample "runs/$model/model" --data volumes --split test --num-samples 100 \
     --out "samples/test-$model"

@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 import phiseg
+from phiseg.core.files import atomic_file
 from phiseg.data.neighbours import with_neighbours
 from phiseg.data.store import Dataset
 from phiseg.inference.slice_noise import SliceNoise
@@ -56,7 +57,8 @@ def main() -> None:
             length_mm=options.noise_length,
         )
         drawn[name] = sample_volume(network, volumes.image(row), volumes.voxel_spacing_mm(row)[0], noise)
-    np.savez_compressed(options.out, **drawn)
+    with atomic_file(options.out) as file:
+        np.savez_compressed(file, **drawn)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,18 @@ def test_marks_match_scipy():
     assert {(0, True), (0, False), (1, False)} <= seen  # the rule was tried on both sides
 
 
+@pytest.mark.parametrize(("number", "stated"), [(4, "GED 4 (too few for a test)"), (6, "GED 6")])
+def test_note_states_how_many_cases_have_a_score(number, stated):
+    methods = [with_scores(name, np.random.default_rng(seed), 0) for seed, name in enumerate("ab")]
+    for method in methods:
+        for score in ("ged", "ged_unbiased", "ged_floor"):
+            method.cases[score][number:] = [None] * (25 - number)
+    (note,) = (note for note in comparison_table(methods).notes if note.startswith("Marked"))
+    assert "over 25 patients" in note
+    assert f"Scores with fewer patients: {stated}" in note
+    assert "S_NCC" not in note
+
+
 def clustered_methods(*, patients=True, trainings=1):
     """Return two methods that differ by chance alone: one difference per patient, five patients of eight cases."""
     rng = np.random.default_rng(2)
@@ -165,7 +177,8 @@ def test_dice_of_different_annotators_is_not_tested():
     other = comparison_table([evaluation("a", 0.9, dice_annotator=2), evaluation("b", 0.1)])
     assert other.rows[0].best == {"ged", "ged_unbiased", "s_ncc"}
     assert other.rows[0].dice == same.rows[0].dice
-    note = "Dice is not compared, because it has different reference annotators: a 2, b all."
+    reason = "because it has different reference annotators, as has the surface distance"
+    note = f"Dice is not compared, {reason}: a 2, b all."
     assert note in other.notes
     assert note not in same.notes
     assert note in " ".join(to_text(other).split())

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -228,7 +229,8 @@ def test_atomic_folder_replaces_only_folder_with_marker(tmp_path):
     path = tmp_path / "folder"
     fill(path, "precious")
     with pytest.raises(
-        OutputError, match=r"exists, but is not a result of phiseg \(it contains no summary.json\); choose"
+        OutputError,
+        match=r"exists, but is not a result of phiseg \(it contains no summary.json of phiseg\); choose",
     ):
         fill(path, "new", overwrite=True, marker="summary.json")
     assert (path / "content").read_text() == "precious"
@@ -236,6 +238,20 @@ def test_atomic_folder_replaces_only_folder_with_marker(tmp_path):
     assert (path / "content").read_text() == "new"
     (tmp_path / "empty").mkdir()
     fill(tmp_path / "empty", "new", overwrite=True, marker="content")
+
+
+@pytest.mark.parametrize("marker", ["{}", '{"format": "nnU-Net"}', '{"format": "phis', "[]"])
+def test_atomic_folder_keeps_results_of_other_programs(marker, tmp_path):
+    """nnU-Net also writes dataset.json and summary.json."""
+    path = tmp_path / "raw"
+    fill(path, "precious")
+    (path / "dataset.json").write_text(marker)
+    with pytest.raises(OutputError, match="not a result of phiseg"):
+        fill(path, "new", overwrite=True, marker="dataset.json")
+    assert (path / "content").read_text() == "precious"
+    (path / "dataset.json").write_text('{"format": "phiseg-dataset", "version": 1}')
+    fill(path, "new", overwrite=True, marker="dataset.json")
+    assert (path / "content").read_text() == "new"
 
 
 def test_atomic_folder_handles_the_current_directory(tmp_path, monkeypatch):
@@ -287,6 +303,20 @@ def test_folder_is_locked_until_its_process_is_killed(tmp_path):
         for _ in range(2):  # the lock is free again, also after a block that failed
             with pytest.raises(KeyError), one_process(folder, "at work"):
                 raise KeyError
+
+
+@pytest.mark.parametrize(("number", "written"), [(errno.ENOLCK, True), (errno.EACCES, False)])
+def test_folder_is_used_without_a_lock_where_the_file_system_has_none(number, written, monkeypatch, tmp_path):
+    def acquire(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.FileLock, "acquire", acquire)
+    with (
+        nullcontext() if written else pytest.raises(OutputError, match="cannot write"),
+        one_process(tmp_path, "at work"),
+    ):
+        (tmp_path / "file").touch()
+    assert (tmp_path / "file").exists() == written
 
 
 def test_lock_in_place_of_a_file(tmp_path):

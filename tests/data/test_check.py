@@ -206,6 +206,33 @@ def test_check_notes_annotations_sorted_by_who_drew(tmp_path, empty, noted):
         assert "0% (annotator 0) to 50% (annotator 1)" in notes[0]
 
 
+def test_check_notes_slices_of_several_scans(tmp_path):
+    write_dataset(
+        tmp_path / "data",
+        name="visits",
+        classes=("background", "nodule"),
+        num_annotators=1,
+        image_shape=(1, 4, 4),
+        image_dtype=np.float32,
+        intensity=Intensity(kind="zscore"),
+        cases=(
+            Case(
+                f"{visit}-{number}",
+                "p",
+                np.full((1, 4, 4), 3 * visit + number),
+                np.zeros((1, 4, 4)),
+                np.array([True]),
+                {"slice": number},
+            )
+            for visit in range(2)
+            for number in range(3)
+        ),
+        splits={"train": ["p"]},
+    )
+    (note,) = (note for note in check(tmp_path / "data").notes if "repeated slice number" in note)
+    assert note.endswith("add a column scan: 1 (p)")
+
+
 def test_check_of_lidc_crops_matches_known_values(tmp_path):
     with np.load(SHARED_DATA / "lidc_maxslice71.npz") as file:
         crops = {name: file[name] for name in ("images", "masks", "case_ids", "split", "pixel_spacing_mm")}

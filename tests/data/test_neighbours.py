@@ -49,6 +49,18 @@ def dataset(tmp_path_factory):
     )
 
 
+def test_slices_of_several_scans_have_no_neighbours():
+    visits = [{"patient": "a", "slice": str(number)} for _ in range(2) for number in range(3)]
+    other = [{"patient": "b", "slice": str(number)} for number in range(2)]
+    assert find_neighbours([*visits, *other], 1).tolist() == [
+        *([row, -1, -1] for row in range(6)),
+        [6, -1, 7],
+        [7, 6, -1],
+    ]
+    named = [{**case, "scan": str(row // 3)} for row, case in enumerate(visits)]
+    assert find_neighbours(named, 1)[4].tolist() == [4, 3, 5]
+
+
 def channels(image):
     """Return the value of each channel of a constant image."""
     return image[:, 0, 0].tolist()

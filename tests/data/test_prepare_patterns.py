@@ -349,3 +349,45 @@ def test_spacing_that_leaves_no_pixels_is_rejected(qubiq, tmp_path, cli, spacing
     assert code == 2
     assert message in err
     assert "such as 0.6" in err
+
+
+def find_scans(folder, scans, skipped=None, **options):
+    """Return the cases of scans with one label each."""
+    for scan in scans:
+        (folder / scan).mkdir(parents=True)
+        for name in ("image.nii.gz", "seg_a.nii.gz"):
+            (folder / scan / name).touch()
+    patterns = FilePatterns(images=("image.nii.gz",), rater="seg_{rater}.nii.gz", **options)
+    return find_by_patterns(folder, patterns, (".nii.gz",), skipped or SkippedCases()).cases
+
+
+@pytest.mark.parametrize(
+    ("scans", "noted"),
+    [
+        (["anna/2019", "anna/2020", "ben/2018"], "cases of one folder, such as anna, count as different patients"),
+        (["anna/1", "ben/1"], "cases of one name in several folders, such as anna/1/image, count as different patients"),
+        (["anna/1", "ben/2"], None),
+        (["train/a", "train/b", "val/c", "val/d"], None),
+        (["lung/a", "lung/b"], None),
+    ],
+)
+def test_several_scans_in_a_folder_are_noted(scans, noted, tmp_path, capsys):
+    """They may be of one patient, who would be in two splits."""
+    find_scans(tmp_path, scans)
+    err = capsys.readouterr().err
+    assert noted in err if noted else "different patients" not in err
+
+
+def test_undecodable_name_is_skipped(tmp_path, capsys):
+    broken = b"M\xfcller".decode("utf-8", errors="surrogateescape")
+    try:
+        (tmp_path / broken).mkdir()
+    except OSError:
+        pytest.skip("the file system accepts UTF-8 only")
+    (tmp_path / broken).rmdir()
+    skipped = SkippedCases()
+    assert [case.case for case in find_scans(tmp_path, ["anna", broken], skipped)] == ["anna"]
+    (reason,) = skipped.reasons
+    assert "unprintable characters; rename" in reason
+    reason.encode()  # the manifest is UTF-8
+    assert "unprintable characters" in capsys.readouterr().err

@@ -160,3 +160,12 @@ def test_command_refuses_options_without_effect(options, message, dataset, cli):
     done = cli("data", "split", dataset.path, *options)
     assert (done.code, message in done.err) == (2, True), done.err
     assert Dataset.open(dataset.path).splits == dataset.splits
+
+
+def test_split_called_seed_is_refused(dataset, tmp_path):
+    """In splits.json, this key is the seed of the splits."""
+    patients = dataset.splits["test"]
+    values = {"format": "phiseg-split", "version": 1, "name": "a", "splits": {"train": [], "seed": patients}}
+    (tmp_path / "split.json").write_text(json.dumps(values))
+    with pytest.raises(DataError, match="a split cannot be called 'seed'"):
+        apply_split_file(dataset, tmp_path / "split.json")

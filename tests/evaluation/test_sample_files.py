@@ -106,3 +106,25 @@ def test_nifti_volumes_are_read_by_their_orientation(volumes, tmp_path):
     for kind in ("single", "joint"):
         for name, arrays in read(tmp_path / kind, plane="axial").items():
             np.testing.assert_array_equal(arrays["labels"], volumes[name])
+
+
+@pytest.mark.parametrize(
+    "arrays", [{"labels": (1, 2, *SIZE)}, {"a": (2, *SIZE), "b": (2, *SIZE)}], ids=["labels", "cases"]
+)
+def test_damaged_archive_is_refused(arrays, tmp_path):
+    """Whatever byte is damaged, the error is one of ours, or the archive is still readable."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "samples.npz"
+    np.savez_compressed(path, **{name: rng.integers(0, 2, shape, dtype=np.uint8) for name, shape in arrays.items()})
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            for entry in open_samples(path, dims=2, cases=["a"]).entries:
+                entry()
+        except DataError:
+            refused += 1
+    assert refused > len(whole) // 6

@@ -215,6 +215,14 @@ def test_step_time_is_positive(recipes, lesions, model):
     assert 0 < seconds < 60
 
 
+@pytest.mark.parametrize("setting", ["devices", "num_nodes"])
+def test_several_processes_are_rejected(setting, recipes, lesions, tmp_path):
+    plan = PLAN.model_copy(update={"overrides": (f"--train.{setting}=2",)})
+    jobs = [ExperimentJob("all", recipes["unet"], 0)]
+    with pytest.raises(ConfigError, match="trained by one process; to use several devices, start"):
+        unfinished_jobs(jobs, plan, lesions, tmp_path)
+
+
 def test_row_is_locked_by_a_process(recipes, lesions, tmp_path):
     job = ExperimentJob("all", recipes["unet"], 0)
     locked = one_process(tmp_path / "rows" / job.name, "running this row")

@@ -82,6 +82,15 @@ def test_signal_during_validation_stops_at_once(run, trained, monkeypatch):
     assert_same_run(run(resume=True), trained())
 
 
+def test_signal_while_saving_skips_the_validation(run, trained, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        raise_signal_in(patch, loop, "save_state", signal.SIGTERM, call=2)
+        patch.setattr(loop, "validate", lambda *_, **__: pytest.fail("the validation runs"))
+        with pytest.raises(Interrupted, match="after step 3"):
+            run()
+    assert_same_run(run(resume=True), trained())
+
+
 def test_second_signal_has_its_usual_effect():
     with StopSignal(announce=False) as stop:
         signal.raise_signal(signal.SIGINT)

@@ -1,6 +1,6 @@
 """Scores of a table that are significantly better than those of all other methods (Tab. 1 of the paper)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from phiseg.comparison.comparability import same_calibration, same_training_length
@@ -82,6 +82,21 @@ def _beats(own: Evaluation, rival: Evaluation, metric: str, test: Test) -> bool:
     return result.p_value < SIGNIFICANCE and result.mean_difference * SCORES[metric].sign > 0
 
 
+def _fewer_units(evaluations: Sequence[Evaluation], units: Mapping[str, str], test: Test) -> str:
+    """Return a sentence on the tested scores that are not defined for all units, such as GED with one annotator."""
+    fewer = []
+    for metric in tested_scores():
+        scored = [
+            {units[case] for case, value in zip(e.cases["case"], e.cases[metric], strict=True) if value is not None}
+            for e in evaluations
+        ]
+        count = len(set.intersection(*scored))
+        if 0 < count < len(set(units.values())):
+            too_few = " (too few for a test)" if count < MIN_PAIRS else ""
+            fewer.append(f"{SCORES[metric].heading} {count}{too_few}")
+    return f" Scores with fewer {test}: {', '.join(fewer)}." if fewer else ""
+
+
 def significance_note(evaluations: Sequence[Evaluation], names: Sequence[str], *, test: Test = "patients") -> str:
     """Return the line below a table that describes the test and its limitations.
 
@@ -93,11 +108,13 @@ def significance_note(evaluations: Sequence[Evaluation], names: Sequence[str], *
     if len(evaluations) < 2:
         return "No significance test: there is only one method."
     recorded = [e for e in evaluations if "patient" in e.cases]
-    units = patients_of((recorded or evaluations)[0].cases) if test == "patients" else evaluations[0].cases["case"]
-    count = len(set(units))
+    cases = (recorded or evaluations)[0].cases
+    units = dict(zip(cases["case"], patients_of(cases) if test == "patients" else cases["case"], strict=True))
+    count = len(set(units.values()))
     if count < MIN_PAIRS:
         return f"No significance test: {count} {test} are too few; a paired test needs at least {MIN_PAIRS}."
     note = f"Marked: better than every other method (paired t-test over {count} {test}, p < {SIGNIFICANCE})."
+    note += _fewer_units(evaluations, units, test)
     if test == "cases":
         return f"{note} As in the paper, cases of one patient count as independent, and seeds are ignored."
     single = [name for name, own in zip(names, evaluations, strict=True) if own.num_trainings == 1]

@@ -110,7 +110,10 @@ def comparison_table(
         notes.append(f"±: standard deviation between trainings with different seeds ({numbers}).")
     if "dice" not in tested:
         each = ", ".join(f"{name} {reference}" for name, reference in zip(names, references, strict=True))
-        notes.append(f"Dice is not compared, because it has different reference annotators: {each}.")
+        notes.append(
+            "Dice is not compared, because it has different reference annotators, as has the surface distance: "
+            f"{each}."
+        )
     return Table(tuple(rows), tuple(notes), evaluations[0].summary.dataset.dims)
 
 

@@ -5,6 +5,7 @@ and renamed once it is complete. A process that is killed in between leaves a te
 next write to the same destination deletes.
 """
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from phiseg.core.errors import OutputError
+from phiseg.core.formats import is_from_phiseg
 
 AnyPath = str | PathLike[str]
 """A path as text or as an object."""
@@ -57,7 +59,9 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def one_process(folder: Path, task: str) -> Iterator[None]:
-    """Create `folder` and lock it for the block. The operating system removes the lock if the process is killed.
+    """Create `folder` and lock it for the block, where the file system has locks.
+
+    The operating system removes the lock if the process is killed.
 
     Raises:
         OutputError: another process has locked the folder, or it cannot be written.
@@ -69,7 +73,8 @@ def one_process(folder: Path, task: str) -> Iterator[None]:
     except Timeout:
         raise OutputError(f"{folder}: another process is {task}; wait for it, or choose another folder") from None
     except OSError as error:
-        raise _cannot_write(folder, error) from error
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+            raise _cannot_write(folder, error) from error
     try:
         yield
     finally:
@@ -83,7 +88,8 @@ def atomic_folder(path: Path, *, overwrite: bool = False, marker: str | None = N
     Args:
         path: the folder to create.
         overwrite: replace an existing folder.
-        marker: replace only a folder that contains this file, so that only results of phiseg are ever deleted.
+        marker: replace only a folder that contains this file, so that only results of phiseg are ever deleted. A
+            marker in JSON must state a format of phiseg, because other programs write files of the same name.
 
     Raises:
         OutputError: `path` may not be replaced (see `check_replaceable`), or the folder cannot be written.
@@ -122,9 +128,10 @@ def check_replaceable(path: Path, *, overwrite: bool = False, marker: str | None
         _recover(place)
         if place.exists() and not place.is_dir():
             raise OutputError(f"{path} is a file; choose another folder")
-        if marker and place.exists() and any(place.iterdir()) and not (place / marker).is_file():
+        if marker and place.exists() and any(place.iterdir()) and not _is_marked(place / marker):
             raise OutputError(
-                f"{path} exists, but is not a result of phiseg (it contains no {marker}); choose another folder"
+                f"{path} exists, but is not a result of phiseg (it contains no {marker} of phiseg); choose another "
+                "folder"
             )
         if place.exists() and not overwrite:
             raise OutputError(f"{path} already exists; choose another folder or {OVERWRITE}")
@@ -133,6 +140,15 @@ def check_replaceable(path: Path, *, overwrite: bool = False, marker: str | None
             raise OutputError(f"cannot write {path}: {parent} is not a writable directory; choose another")
     except OSError as error:
         raise _cannot_write(path, error) from error
+
+
+def _is_marked(marker: Path) -> bool:
+    if marker.suffix != ".json":
+        return marker.is_file()
+    try:
+        return is_from_phiseg(json.loads(marker.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def check_new_file(path: Path, *, overwrite: bool = False) -> None:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from phiseg.core.config import StrictConfig
 from phiseg.core.errors import DataError
+from phiseg.data.neighbours import repeated_places
 from phiseg.data.spacing import SLICES, case_spacing, positive_number
 from phiseg.data.store import Dataset
 from phiseg.metrics.ged import ged_floor
@@ -32,6 +33,10 @@ FLOOR_SAMPLES = (16, 100)
 
 NO_SPLIT = "no split"
 
+REPEATED_SLICES = (
+    "stacks with a repeated slice number, whose slices have no neighbours, because they come from several scans; "
+    "add a column scan"
+)
 UNKNOWN_SPACING = "volumes of unknown spacing, so that they cannot be measured in ml"
 
 
@@ -123,12 +128,17 @@ def check_dataset(dataset: Dataset, *, progress: bool = True) -> Report:
         problems=[*problems, *leaks],
         notes=[
             *_few("constant images", tally.constant),
+            *_few(REPEATED_SLICES, [", ".join(filter(None, stack)) for stack in _repeated_stacks(dataset)]),
             *copies,
             *_few(UNKNOWN_SPACING, _without_spacing(dataset)),
             *_uneven_annotators(dataset, tally.empty),
         ],
         splits=_count_splits(dataset, homes),
     )
+
+
+def _repeated_stacks(dataset: Dataset) -> list[tuple[str, ...]]:
+    return sorted({stack for stack, _ in repeated_places(dataset.cases)})
 
 
 def _uneven_annotators(dataset: Dataset, empty: NDArray[np.int64]) -> Iterator[str]:

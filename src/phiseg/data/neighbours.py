@@ -5,6 +5,7 @@ Rows of cases.csv with the same patient, scan, series and lesion form a stack, o
 N cases, c slices of context on each side.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -42,14 +43,16 @@ def with_neighbours(slices: NDArray[np.int64], num_slices: int, context: int) ->
 def find_neighbours(cases: Sequence[Mapping[str, str]], context: int) -> NDArray[np.int64]:
     """Return the rows of each case and its neighbours, (N, 1 + 2c), in the order of `neighbour_offsets`.
 
-    Neighbours that are not in the dataset are `MISSING_ROW`. Without a column `slice`, all are missing.
+    Neighbours that are not in the dataset are `MISSING_ROW`. Without a column `slice`, all are missing, and so are
+    those of a stack with a repeated number, whose slices come from several scans.
 
     Args:
         cases: rows of cases.csv.
         context: c, the number of neighbours on each side.
     """
     places = [_place(case) for case in cases]
-    rows = {place: row for row, place in enumerate(places) if place is not None}
+    mixed = {place[0] for place in repeated_places(cases)}
+    rows = {place: row for row, place in enumerate(places) if place is not None and place[0] not in mixed}
     offsets = neighbour_offsets(context)
     found = np.full((len(cases), len(offsets)), MISSING_ROW, dtype=np.int64)
     found[:, 0] = np.arange(len(cases))
@@ -58,6 +61,11 @@ def find_neighbours(cases: Sequence[Mapping[str, str]], context: int) -> NDArray
             stack, number = place
             found[row, 1:] = [rows.get((stack, number + offset), MISSING_ROW) for offset in offsets[1:]]
     return found
+
+
+def repeated_places(cases: Sequence[Mapping[str, str]]) -> set[tuple[tuple[str, ...], int]]:
+    """Return the places of several cases: stack and number, see `STACK_COLUMNS`."""
+    return {place for place, number in Counter(map(_place, cases)).items() if place is not None and number > 1}
 
 
 def _place(case: Mapping[str, str]) -> tuple[tuple[str, ...], int] | None:

@@ -1,12 +1,15 @@
 """A growing .npy file: rows are appended one at a time, and their number is written at the end."""
 
 import hashlib
+import lzma
 import os
 import struct
 import tokenize
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -28,6 +31,8 @@ NPY_ERRORS = (
     tokenize.TokenError,
 )
 """Exceptions that NumPy raises for a damaged .npy file, whose header it parses as Python."""
+NPZ_ERRORS = (*NPY_ERRORS, BadZipFile, zlib.error, lzma.LZMAError)
+"""Exceptions for a damaged .npz file, which is a zip file."""
 
 
 class NpyStream:

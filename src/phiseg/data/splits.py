@@ -88,11 +88,15 @@ def check_splits(splits: Mapping[str, Sequence[str]], patients: Iterable[str], *
     """Check that the splits contain only known patients, each at most once.
 
     Raises:
-        DataError: a patient is unknown or in two splits, or the name of a split is too long.
+        DataError: a patient is unknown or in two splits, or the name of a split is too long or reserved.
     """
     known = set(patients)
     home: dict[str, str] = {}
     for name, members in splits.items():
+        if name == "seed":
+            raise DataError(
+                f"{where}: a split cannot be called 'seed', as the seed of splits.json; choose another name"
+            )
         if len(name) > MAX_NAME:
             raise DataError(f"{where}: a split name has {len(name)} characters; use at most {MAX_NAME}")
         for patient in members:

@@ -14,14 +14,12 @@ EVAL/  cases.csv        one row per case with its patient; an undefined value is
 import csv
 import io
 import json
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -30,7 +28,7 @@ from numpy.typing import NDArray
 from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import atomic_file, atomic_folder, write_json, write_text
 from phiseg.core.formats import EVALUATION
-from phiseg.data.npy import NPY_ERRORS
+from phiseg.data.npy import NPZ_ERRORS
 from phiseg.evaluation.example_cases import EXAMPLE_ARRAYS, Examples
 from phiseg.evaluation.summary import TEXT_COLUMNS, Cases, Summary, defined
 from phiseg.metrics.calibration import bin_edges, expected_calibration_error
@@ -260,7 +258,7 @@ def _read_view(path: Path, other_planes: tuple[Examples, ...] = ()) -> Examples:
             )
     except FileNotFoundError:
         raise _damaged(path, "it is missing") from None
-    except (BadZipFile, zlib.error, *NPY_ERRORS) as error:
+    except NPZ_ERRORS as error:
         raise _damaged(path, " ".join(str(error).split()) or type(error).__name__) from None
 
 

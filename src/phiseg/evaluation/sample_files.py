@@ -18,13 +18,12 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
-from phiseg.data.npy import NPY_ERRORS
+from phiseg.data.npy import NPY_ERRORS, NPZ_ERRORS
 from phiseg.imaging.nifti_files import SUFFIXES, read_nifti, read_nifti_labels
 from phiseg.imaging.png import read_png
 from phiseg.imaging.volume import Plane, Volume, coarsest_plane, to_slices
@@ -222,7 +221,7 @@ def _from_npz(path: Path, cases: Path | Sequence[str] | None, dims: int) -> Give
         file = np.load(path, allow_pickle=False)
         keys = list(file.files)
         named = {key: file[key] for key in keys if key in (*KEYS, "cases")}
-    except (BadZipFile, *NPY_ERRORS) as error:
+    except NPZ_ERRORS as error:
         raise DataError(f"cannot read {path}: {_short(error)}") from None
     if {"labels", "probs"} & named.keys():
         inside = named.pop("cases", None)
@@ -232,7 +231,7 @@ def _from_npz(path: Path, cases: Path | Sequence[str] | None, dims: int) -> Give
     def read(key: str) -> Arrays:
         try:
             array = file[key]
-        except (BadZipFile, *NPY_ERRORS) as error:
+        except NPZ_ERRORS as error:
             raise DataError(f"cannot read '{key}' of {path}: {_short(error)}") from None
         return {_key(array, dims + 2): array}
 

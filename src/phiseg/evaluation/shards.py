@@ -7,11 +7,9 @@ SHARD/  shard.json  number of the shard, provenance, and the scores of its cases
 """
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -24,7 +22,7 @@ from phiseg.core.errors import ConfigError, DataError
 from phiseg.core.files import atomic_file, atomic_folder, write_json
 from phiseg.core.formats import EVALUATION_SHARD
 from phiseg.core.shard import Shard
-from phiseg.data.npy import NPY_ERRORS
+from phiseg.data.npy import NPZ_ERRORS
 from phiseg.data.store import Dataset
 from phiseg.evaluation.case_scoring import DrawnCase, ScoredCase
 from phiseg.evaluation.summary import Provenance
@@ -179,7 +177,7 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (BadZipFile, zlib.error, *NPY_ERRORS) as error:
+    except NPZ_ERRORS as error:
         raise _damaged(path, " ".join(str(error).split()) or type(error).__name__) from None
 
 

@@ -188,10 +188,16 @@ def unfinished_jobs(jobs: Sequence[ExperimentJob], plan: Plan, data: Path, out: 
     """Return the jobs that are not finished.
 
     Raises:
-        ConfigError: a row was trained with another recipe of the same name.
+        ConfigError: a row was trained with another recipe of the same name, or needs several processes.
     """
     dataset = Dataset.open(data)
     for job in jobs:
+        settings = load_recipe(job.method, plan.overrides).train
+        if settings.devices * settings.num_nodes > 1:
+            raise ConfigError(
+                f"{job.name}: train.devices and train.num_nodes must be 1, because each row is trained by one "
+                "process; to use several devices, start the experiment once for each device with different --rows"
+            )
         run = out / "rows" / job.name / "run"
         if (run / "config.yaml").is_file():
             check_run_folder(run, _recipe(job, plan, dataset, run)[0].for_dataset(dataset), resume=True)

@@ -21,6 +21,8 @@ QUBIQ_THRESHOLDS = tuple(step / 10 for step in range(1, 10))
 """0.1, 0.2, ..., 0.9."""
 CURVAS_THRESHOLDS = (0.1, 0.24, 0.38, 0.52, 0.66, 0.8)
 """Six thresholds of the edition of 2025."""
+ROUNDING = 1e-6
+"""Probabilities that exceed a threshold by less equal it; they are means in float32."""
 
 
 def soft_dice(
@@ -29,7 +31,7 @@ def soft_dice(
     """Return the Dice score of thresholded probabilities and the thresholded share of annotators.
 
     At each threshold t, the masks are {probability > t} and {share of annotators > t}. The score is the mean over
-    thresholds and foreground labels.
+    thresholds and foreground labels. A difference from t that is due to rounding does not count.
 
     Args:
         probs: mean probabilities (K, *spatial).
@@ -50,7 +52,9 @@ def soft_dice(
     scores = []
     for label in range(1, len(probs)):
         share = (annotations == label).double().mean(0)  # (*spatial)
-        scores += [_dice(probs[label].double() > t, share > t, both_empty) for t in thresholds]
+        scores += [
+            _dice(probs[label].double() > t + ROUNDING, share > t + ROUNDING, both_empty) for t in thresholds
+        ]
     return sum(scores) / len(scores)
 
 

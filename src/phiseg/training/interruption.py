@@ -44,7 +44,12 @@ class StopSignal:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Return a context in which a signal raises `Interrupted` immediately, because nothing can be lost."""
+        """Return a context in which a signal raises `Interrupted` immediately, because nothing can be lost.
+
+        A signal that was received before raises it at the start.
+        """
+        if self.received:
+            raise Interrupted(self.received)
         self._at_once = True
         try:
             yield

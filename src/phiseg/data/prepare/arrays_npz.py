@@ -3,11 +3,9 @@
 An .npz file is a zip archive of .npy files. A header is accepted only if it agrees with the size of its member.
 """
 
-import lzma
 import math
 import sys
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +16,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from phiseg.core.errors import DataError
-from phiseg.data.npy import NPY_ERRORS
+from phiseg.data.npy import NPZ_ERRORS
 
 MAX_ROW_BYTES = 2**30
 """Maximum size of an image or volume, or of all its masks."""
@@ -153,7 +151,7 @@ def _border(path: Path, key: str | None = None) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give an .npz file written by numpy.savez") from None
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, *NPY_ERRORS) as error:
+    except NPZ_ERRORS as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
         what = f"cannot read '{key}' of {path}" if key else f"{path} is not a readable .npz file"
         raise DataError(f"{what} ({reason}); give a file written by numpy.savez, or {_SAVE_AGAIN}") from None

@@ -15,7 +15,11 @@ _SPLITS = {"training": "train", "validation": "val", "valid": "val", "testing": 
 
 @dataclass(frozen=True)
 class AnnotatedImage:
-    """The files of one case."""
+    """The files of one case.
+
+    Raises:
+        DataError: a name is not printable, as that of a file from a system with another encoding.
+    """
 
     case: str
     patient: str
@@ -25,6 +29,11 @@ class AnnotatedImage:
     """Label file of each annotator of this case."""
     split: str | None = None
     """Split in the source, if it has splits."""
+
+    def __post_init__(self) -> None:
+        for name in (self.case, self.patient, *self.labels):
+            if not name.isprintable():
+                raise DataError(f"the name {name!r} has unprintable characters; rename the file or folder")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Find images and the labels of their annotators by patterns."""
 
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
 
@@ -20,6 +20,7 @@ from phiseg.data.prepare.patterns import FilePatterns, compile_pattern
 from phiseg.data.prepare.patterns_hints import no_image, no_label, unknown_layout
 from phiseg.data.prepare.patterns_match import case_names, labels_by_case, labels_of_target, matches
 from phiseg.data.prepare.skipped import SkippedCases
+from phiseg.data.splits import SPLIT_NAMES
 
 
 def find_by_patterns(
@@ -63,13 +64,8 @@ def find_by_patterns(
         for path, case in case_of.items():
             images_by_case[case][number] = path
     listed = read_patients(folder / "patients.csv", set(images_by_case))
-    prefixed = [case for case in images_by_case if "/" in case and case not in listed]
-    if prefixed and "patient" not in image_patterns[0].groupindex:
-        tqdm.write(
-            f"phiseg: cases of one name in several folders, such as {prefixed[0]}, count as different patients; "
-            "if they are not, write {patient} in --image, or list them in patients.csv",
-            file=sys.stderr,
-        )
+    if "patient" not in image_patterns[0].groupindex:
+        _note_patients({case: path for path, case in names[0].items() if case not in listed})
     cases = []
     for case, images in sorted(images_by_case.items(), key=lambda item: by_numbers(item[0])):
         with skipped.unless_good(case):
@@ -86,6 +82,39 @@ def find_by_patterns(
     if not cases:
         raise DataError(f"{folder} has no complete case; see the messages above")
     return FoundFiles("patterns", cases, len(images_by_case), annotators_of(cases))
+
+
+def _note_patients(images: dict[str, str]) -> None:
+    """Print a note if the folders of images suggest that several cases are of one patient.
+
+    Args:
+        images: image of each case whose patient is not known.
+    """
+    repeated = [case for case in images if "/" in case]
+    shared = [folder for folder in _shared_folders(images.values()) if split_name(folder.name) not in SPLIT_NAMES]
+    if repeated:
+        what = f"cases of one name in several folders, such as {repeated[0]},"
+    elif len(shared) > 1:
+        what = f"cases of one folder, such as {max(shared)},"
+    else:
+        return
+    tqdm.write(
+        f"phiseg: {what} count as different patients; if they are not, write {{patient}} in --image, or list them "
+        "in patients.csv",
+        file=sys.stderr,
+    )
+
+
+def _shared_folders(images: Iterable[str]) -> set[PurePosixPath]:
+    """Return the folder of each image that is the nearest one with several images in it or below.
+
+    >>> sorted(map(str, _shared_folders(["a/1/i.png", "a/2/i.png", "b/3/i.png"])))
+    ['.', 'a']
+    """
+    parents = [PurePosixPath(image).parents for image in images]
+    numbers = Counter(folder for each in parents for folder in each)
+    nearest = (next((folder for folder in each if numbers[folder] > 1), None) for each in parents)
+    return {folder for folder in nearest if folder is not None}
 
 
 def layout_error(folder: Path, expected: str, suffixes: Sequence[str]) -> ConfigError:

@@ -22,6 +22,7 @@ class SkippedCases:
 
     def note(self, reason: str) -> None:
         """Record a skipped case or file, and print the reason to stderr without breaking progress bars."""
+        reason = reason.encode(errors="backslashreplace").decode()  # names of files may be undecodable
         self.reasons.append(reason)
         tqdm.write(f"phiseg: skipped: {reason}", file=sys.stderr)
 
