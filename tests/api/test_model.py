@@ -9,12 +9,16 @@ import torch
 
 import phiseg
 from helpers.dicom_slices import write_scan
+from helpers.known_models import KnownModel, ball, brightest, place
+from phiseg.api.model import Model
 from phiseg.core.errors import ConfigError, DataError, ModelError
-from phiseg.data.intensity import Intensity, normalise
+from phiseg.data.intensity import Intensity, normalise, zscored
 from phiseg.data.store import Dataset
 from phiseg.imaging.nifti_files import write_nifti
+from phiseg.imaging.pictures import fitted
 from phiseg.imaging.series import read_series
 from phiseg.imaging.volume import Volume
+from phiseg.imaging.volume_files import write_volume
 from phiseg.inference.sampling import sample_cases
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_volume
@@ -106,6 +110,21 @@ def test_prepare_takes_z_scores_where_the_training_did(changed):
     raw = np.random.default_rng(0).normal(100, 20, (16, 16))
     prepared = changed(intensity={"kind": "image_zscore"}).prepare(raw)
     np.testing.assert_allclose(prepared[0, 0], (raw - raw.mean()) / raw.std(), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["window", "image_zscore"])
+@pytest.mark.parametrize("shape", [(20, 40), (40, 20), (7, 5)])
+def test_prepare_resizes_pictures_as_in_training(changed, shape, kind):
+    window = Intensity(kind="window", low=0, high=1)
+    model = changed(
+        is_resized=True, spacing_mm=None, intensity=window.model_dump() if kind == "window" else {"kind": kind}
+    )
+    picture = np.random.default_rng(0).uniform(size=(1, *shape)).astype(np.float32)
+    stored = fitted(picture, (16, 16))
+    expected = normalise(stored, window) if kind == "window" else zscored(stored)
+    prepared = model.prepare(picture)
+    assert prepared.shape == (1, 1, 16, 16)
+    np.testing.assert_array_equal(prepared[0], expected)
 
 
 @pytest.mark.parametrize("shape", [(16,), (2, 16, 16), (1, 1, 16, 16), (0, 16)])
@@ -233,6 +252,10 @@ def series(tmp_path):
     return tmp_path / "ct7"
 
 
+def first_channel(image, noise):
+    return brightest(image[:, :, :1], noise)
+
+
 CT_WINDOW = {"kind": "window", "low": -1000, "high": 3000}
 
 
@@ -257,6 +280,32 @@ def test_predict_warns_of_other_values_or_refuses_them(model, series):
             model.predict(scan, num_samples=2)
         with pytest.raises(DataError, match=f"{name} is rejected by --strict-intensity: only"):
             model.predict(scan, strict_intensity=True)
+
+
+def test_predict_warns_of_a_truncated_lesion(tmp_path):
+    write_nifti(tmp_path / "a.nii.gz", ball((15, 15, 15), place()))
+    model = Model(KnownModel(brightest, centred_on="nodule"), tmp_path)
+    with pytest.warns(UserWarning, match=r"a\.nii\.gz: the lesion may be larger than measured"):
+        model.predict(tmp_path / "a.nii.gz", point=(7, 7, 7), sampling=Sampling(num_samples=2, reach_mm=1))
+    with warnings.catch_warnings(action="error"):
+        model.predict(tmp_path / "a.nii.gz", point=(7, 7, 7), num_samples=2)
+
+
+@pytest.mark.parametrize("suffix", ["nii.gz", "mha"])
+def test_predict_reads_channels_on_the_third_axis(tmp_path, suffix):
+    """As `phiseg prepare nifti` does for images with labels of one slice."""
+    values = np.random.default_rng(0).uniform(-200, 200, (12, 10, 1, 3)).astype(np.float32)
+    affine = place(spacing=(1, 1.5, 2))
+    write_volume(tmp_path / f"third.{suffix}", Volume(values[:, :, 0], affine))
+    model = Model(KnownModel(first_channel, channels=3), tmp_path)
+    found = model.predict(tmp_path / f"third.{suffix}", num_samples=2)
+    expected = model.predict(Volume(values, affine), num_samples=2)
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    assert found.volume.grid == (12, 10, 1)
+    with pytest.raises(
+        DataError, match=r"has 1 channels, but the model takes 4; .* of one file, in the same order"
+    ):
+        Model(KnownModel(first_channel, channels=4), tmp_path).predict(tmp_path / f"third.{suffix}")
 
 
 def test_predict_errors_name_the_scan_and_the_fix(model, volume, tmp_path):

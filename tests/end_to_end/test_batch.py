@@ -146,6 +146,27 @@ def test_batch_keeps_previous_results(cli, model, source, tmp_path):
     assert len(volumes(out)["cases"]) == 2
 
 
+def test_batch_keeps_other_files(cli, model, source, tmp_path):
+    out = tmp_path / "out"
+    (out / "images" / "mean").mkdir(parents=True)
+    (out / "images" / "mean" / "b.mha").write_text("of another program")
+    command = ("batch", source, out, "--model", model(), *QUICK)
+    result = cli(*command)
+    assert (result.code, "mean/b.mha already exists; " in result.err) == (2, True)
+    assert files(out) == ["images/mean/b.mha"]
+    (out / "images" / "mean" / "b.mha").rename(out / "images" / "mean" / "other.mha")
+    assert cli(*command).code == 0
+    assert (out / "images" / "mean" / "other.mha").read_text() == "of another program"
+
+
+@pytest.mark.parametrize("words", [(), ("--overwrite",)])
+def test_batch_keeps_its_input(cli, model, source, words):
+    before = {path: path.read_bytes() for path in source.rglob("*.*")}
+    result = cli("batch", source, source, "--model", model(), "--maps", "labels:ct", *QUICK, *words)
+    assert (result.code, "ct, the folder for labels, is in the input folder" in result.err) == (2, True)
+    assert {path: path.read_bytes() for path in source.rglob("*.*")} == before
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

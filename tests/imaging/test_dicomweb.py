@@ -181,6 +181,27 @@ def test_unexpected_answers_are_reported(tmp_path, answers, message):
         DicomWeb(pacs.url).fetch_series("1.2.3", tmp_path / "in")
 
 
+@pytest.mark.parametrize("content", [b"<html>no DICOM</html>", b"", b"\0" * 128 + b"DICM\x02\x00\x10\x00UI\x14"])
+def test_images_that_are_not_dicom_are_reported(tmp_path, content):
+    (tmp_path / "scan").mkdir()
+    (tmp_path / "scan" / "0.dcm").write_bytes(content)
+    message = r"cannot fetch series 1\.2\.3: 127\.0\.0\.1: invalid answer \(\w+\)"
+    with FakePacs(listing(1), images(tmp_path / "scan")) as pacs, pytest.raises(DataError, match=message):
+        DicomWeb(pacs.url).fetch_series("1.2.3", tmp_path / "in")
+
+
+@pytest.mark.parametrize("error", [EOFError, NotImplementedError, RecursionError])
+def test_any_error_of_an_answer_is_reported(tmp_path, monkeypatch, error):
+    pacs = DicomWeb("http://127.0.0.1:1")
+
+    def find(*_):
+        raise error
+
+    monkeypatch.setattr(pacs, "_find", find)
+    with pytest.raises(DataError, match=rf"invalid answer \({error.__name__}\)"):
+        pacs.fetch_series("1.2.3", tmp_path / "in")
+
+
 def test_incomplete_series_is_rejected(scan, tmp_path):
     with FakePacs(listing(3), images(scan)) as pacs, pytest.raises(DataError, match="sent 2 of 3 images"):
         DicomWeb(pacs.url).fetch_series("1.2.3", tmp_path / "in")

@@ -8,7 +8,14 @@ import pytest
 import SimpleITK
 
 from phiseg.core.errors import DataError
-from phiseg.imaging.itk_files import files_of, read_itk, stated_orientation, write_itk, write_itk_sequence
+from phiseg.imaging.itk_files import (
+    files_of,
+    read_itk,
+    stated_orientation,
+    stated_spacing,
+    write_itk,
+    write_itk_sequence,
+)
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 
@@ -111,16 +118,61 @@ def affine_of(spacing, origin):
     return affine
 
 
-def test_stated_orientation(tmp_path):
+def test_stated_orientation_and_spacing(tmp_path):
     for suffix in WRITABLE:
         write_itk(tmp_path / f"a.{suffix}", Volume(ramp(), OBLIQUE))
         assert stated_orientation(tmp_path / f"a.{suffix}")
+        assert stated_spacing(tmp_path / f"a.{suffix}")
     (tmp_path / "b.nrrd").write_bytes(UNPLACED)
     header = b"NDims = 3\nDimSize = 1 1 2\nElementType = MET_UCHAR\nElementDataFile = LOCAL\n"
     (tmp_path / "b.mha").write_bytes(header + b"\x01\x02")
     for suffix in WRITABLE:
         assert not stated_orientation(tmp_path / f"b.{suffix}")
+        assert not stated_spacing(tmp_path / f"b.{suffix}")
         np.testing.assert_array_equal(read_itk(tmp_path / f"b.{suffix}").values.ravel(), [1, 2])
+
+
+@pytest.mark.parametrize(("text", "stated"), [("spacings: 1 1 2", True), ("spacings: nan nan nan", False)])
+def test_spacings_of_nrrd_may_be_unknown(tmp_path, text, stated):
+    (tmp_path / "a.nrrd").write_bytes(UNPLACED.replace(b"encoding", f"{text}\nencoding".encode()))
+    assert stated_spacing(tmp_path / "a.nrrd") == stated
+
+
+@pytest.mark.parametrize(
+    ("suffix", "line", "scale"),
+    [
+        ("nrrd", 'space units: "microns" "microns" "microns"', 1e-3),
+        ("nrrd", 'space units: "m" "m" "m"', 1e3),
+        ("nrrd", 'space units: "mm" "mm" ""', 1),
+        ("mha", "DistanceUnits = um", 1e-3),
+        ("mha", "DistanceUnits = ?", 1),
+        ("mha", "DistanceUnits = cm", 10),
+    ],
+)
+def test_units_of_length_are_converted_to_mm(tmp_path, suffix, line, scale):
+    path = tmp_path / f"a.{suffix}"
+    write_itk(path, Volume(ramp(), OBLIQUE))
+    before = {"nrrd": b"endian", "mha": b"ElementType"}[suffix]
+    path.write_bytes(path.read_bytes().replace(before, line.encode() + b"\n" + before))
+    volume = read_itk(path)
+    np.testing.assert_array_equal(volume.values, ramp())
+    np.testing.assert_allclose(volume.affine[:3], OBLIQUE[:3] * scale)
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("um", 1e-3), ("mm", 1), ("s", 1)])
+def test_units_of_nrrd_axes_are_converted_to_mm(tmp_path, unit, scale):
+    more = f'spacings: 1 2 3\nunits: "{unit}" "{unit}" "{unit}"\nencoding'
+    (tmp_path / "a.nrrd").write_bytes(UNPLACED.replace(b"encoding", more.encode()))
+    assert read_itk(tmp_path / "a.nrrd").spacing_mm == pytest.approx((scale, 2 * scale, 3 * scale))
+
+
+@pytest.mark.parametrize("units", ['"pixel" "pixel" "pixel"', '"mm" "mm" "um"'])
+def test_unknown_units_of_length_are_rejected(tmp_path, units):
+    path = tmp_path / "a.nrrd"
+    write_itk(path, Volume(ramp(), OBLIQUE))
+    path.write_bytes(path.read_bytes().replace(b"endian", b"space units: " + units.encode() + b"\nendian"))
+    with pytest.raises(DataError, match=r"a\.nrrd has the units (mm, um|pixel); convert its geometry to mm"):
+        read_itk(path)
 
 
 # Writing

@@ -50,6 +50,27 @@ def test_write_nifti_round_trip(tmp_path, name, dtype, shape):
     assert header.get_xyzt_units()[0] == "mm"
 
 
+@pytest.mark.parametrize(("unit", "scale"), [("micron", 1e-3), ("meter", 1e3), ("mm", 1), ("unknown", 1)])
+def test_units_of_length_are_converted_to_mm(tmp_path, unit, scale):
+    image = nibabel.Nifti1Image(ramp(), AFFINE, dtype=np.int16)
+    image.header.set_xyzt_units(unit, "sec")
+    nibabel.save(image, tmp_path / "a.nii.gz")
+    np.testing.assert_allclose(read_nifti(tmp_path / "a.nii.gz").affine[:3], AFFINE[:3] * scale, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(40000, 2, 1), (2, 40000, 1, 3)])
+def test_axes_too_long_for_nifti1_are_written_as_nifti2(tmp_path, shape):
+    volume = Volume(ramp(shape, np.uint8), AFFINE)
+    write_nifti(tmp_path / "a.nii.gz", volume)
+    assert isinstance(nibabel.load(tmp_path / "a.nii.gz"), nibabel.Nifti2Image)
+    back = read_nifti(tmp_path / "a.nii.gz", channels=len(shape) == 4)
+    np.testing.assert_array_equal(back.values, volume.values)
+    np.testing.assert_allclose(back.affine, AFFINE)
+    single = Volume(ramp(shape[:3], np.uint8), AFFINE)
+    write_nifti_sequence(tmp_path / "b.nii.gz", [single] * 2, number=2)
+    np.testing.assert_array_equal(read_nifti(tmp_path / "b.nii.gz", channels=True).values[..., 1], single.values)
+
+
 def test_write_nifti_is_reproducible_and_atomic(tmp_path):
     for name in ("a.nii.gz", "b.nii.gz"):
         write_nifti(tmp_path / name, Volume(ramp(dtype=bool), AFFINE))

@@ -153,6 +153,16 @@ def test_read_series_rejects_inconsistent_slice(tmp_path, changes, message):
         read_series(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["RescaleSlope", "RescaleIntercept"])
+def test_empty_rescale_parameter_is_the_default_except_in_ct(tmp_path, name):
+    raw = write_scan(tmp_path / "mr", Modality="MR", **{name: ""})
+    slope, intercept = (1, -1000) if name == "RescaleSlope" else (2, 0)
+    np.testing.assert_array_equal(read_series(tmp_path / "mr").volume.values, raw.T * float(slope) + intercept)
+    write_scan(tmp_path / "ct", **{name: ""})
+    with pytest.raises(DataError, match=rf"has an empty {name}, so its Hounsfield units are unknown; correct"):
+        read_series(tmp_path / "ct")
+
+
 def test_read_series_rejects_duplicate_positions(tmp_path):
     write_scan(tmp_path, depths=[0, 1, 1.004, 2])
     message = r"4 slices at 3 positions: 1\.2\.3-07\.dcm and 1\.2\.3-03\.dcm are both at 42\.00 mm; keep one"

@@ -79,8 +79,11 @@ def test_read_itk_scan_equals_nifti_scan(tmp_path):
     assert (meta.warnings, meta.has_spacing) == ((), True)
     unplaced = b"NRRD0004\ntype: uint8\ndimension: 3\nsizes: 1 1 2\nencoding: raw\n\n\x01\x02"
     (tmp_path / "c.nrrd").write_bytes(unplaced)
-    (warning,) = read_scan(find_scans([tmp_path / "c.nrrd"])[0][0], channels=1, plane=None).warnings
-    assert "c.nrrd does not state its orientation; assuming the axes left, posterior and superior" in warning
+    scan = read_scan(find_scans([tmp_path / "c.nrrd"])[0][0], channels=1, plane=None)
+    assert not scan.has_spacing
+    size, orientation = scan.warnings
+    assert "c.nrrd does not state its voxel size; measurements are in pixels, and 1 mm is assumed" in size
+    assert "c.nrrd does not state its orientation; assuming the axes left, posterior and superior" in orientation
 
 
 def test_repeated_inputs_count_once(tmp_path):
@@ -168,6 +171,15 @@ def test_series_are_named_after_patients(tmp_path):
     assert set(names(tmp_path)) == {"LIDC_7_b", "nobody", "hidden"}
     write_scan(tmp_path / "later", uid="1.2.10", PatientID="LIDC 7/b")
     assert set(names(tmp_path)) == {"LIDC_7_b-ct", "LIDC_7_b-later", "nobody", "hidden"}
+
+
+def test_series_is_named_after_the_patient_despite_unreadable_files(tmp_path):
+    write_scan(tmp_path / "ct", PatientID="Q7")
+    (tmp_path / "ct" / "0.dcm").write_bytes(b"nothing")
+    assert names(tmp_path) == {"Q7": "dicom"}
+    write_scan(tmp_path / "report", uid="1.2.9", depths=[0], Modality="SR")
+    (tmp_path / "report" / "0.dcm").write_bytes(b"nothing")
+    assert names(tmp_path) == {"Q7": "dicom"}
 
 
 def test_name_is_that_of_the_chosen_series(tmp_path):

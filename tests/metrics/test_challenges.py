@@ -58,6 +58,15 @@ def test_soft_dice_is_one_for_the_share_of_annotators():
     assert soft_dice(1 - probs, torch.from_numpy(annotations)) < 0.7
 
 
+@pytest.mark.parametrize("num_annotators", range(1, 13))
+@pytest.mark.parametrize("thresholds", [QUBIQ_THRESHOLDS, CURVAS_THRESHOLDS])
+def test_soft_dice_is_one_for_the_share_in_single_precision(num_annotators, thresholds):
+    outlined = torch.arange(num_annotators + 1)  # pixel n is outlined by n annotators
+    annotations = (torch.arange(num_annotators)[:, None] < outlined).long()[:, None]
+    share = (outlined.float() / num_annotators)[None]
+    assert soft_dice(torch.stack([1 - share, share]), annotations, thresholds=thresholds) == 1
+
+
 def test_soft_dice_threshold_is_exceeded():
     annotations = torch.tensor([[[1]], [[1]], [[1]], [[1]], [[0]]])  # a share of 0.8
     probs = torch.tensor([[[0.1]], [[0.9]]])

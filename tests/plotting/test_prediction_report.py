@@ -307,7 +307,7 @@ def test_unusual_images_come_first(finished):
     assert [row["look"] for row in table(out / "cases.csv")] == ["unusual image", "not found"]
 
 
-def test_failures_are_reported_until_fixed(finished):
+def test_failures_are_reported_until_the_case_is_finished(finished):
     out = finished("a")
     failed = {"z": "z.nii, of <all> things, is cut", "b": "b is empty; check it"}
     page = write_report(out, "a", failed=failed)
@@ -321,8 +321,27 @@ def test_failures_are_reported_until_fixed(finished):
         ("b", "b is empty; check it"),
         ("z", "z.nii, of &lt;all&gt; things, is cut"),
     ]
-    assert headings(write_report(out, "a")) == ["a"]
+    finished("z")
+    page = write_report(out, "a", "z", failed={"c": "c is empty"})  # of another command
+    assert table(out / "failed.csv") == [
+        {"case": "b", "reason": failed["b"]},
+        {"case": "c", "reason": "c is empty"},
+    ]
+    assert re.search(r"2 cases, 12 samples each;\s+2 could not be predicted", page)
+    write_report(out, "a", "z", failed={"b": "another reason"})
+    assert table(out / "failed.csv")[0] == {"case": "b", "reason": "another reason"}
+    finished("b")
+    finished("c")
+    assert "Could not be predicted" not in headings(write_report(out, "a", "b", "c", "z"))
     assert not (out / "failed.csv").exists()
+
+
+@pytest.mark.parametrize("content", ["", "x,y\n1,2\n", "case,reason\na\n", "case,reason\na,b,c\n", "\xff"])
+def test_other_files_named_failed_csv_are_replaced(finished, content):
+    out = finished("a")
+    (out / "failed.csv").write_bytes(content.encode("latin-1"))
+    write_report(out, "a", failed={"b": "b is empty"})
+    assert table(out / "failed.csv") == [{"case": "b", "reason": "b is empty"}]
 
 
 def test_report_of_failures_only(tmp_path):

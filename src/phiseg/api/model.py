@@ -127,7 +127,7 @@ class Model:
             spacing_mm: the pixel spacing of the image (vertical, horizontal), or one number for both. The image is
                 resampled to the spacing of the training images; by default it already has that spacing.
             centre: (row, column) of the lesion, for a lesion-crop model: the crop around it is
-                returned. By default the whole image is.
+                returned. By default the whole image is, resized and padded if the training pictures were.
 
         Returns:
             (1, C, H', W') for `sample`.
@@ -145,12 +145,14 @@ class Model:
         stack = _as_stack(np.asarray(image), preprocessing, spacing_mm)
         for warning in stack.warnings:
             warnings.warn(f"the image is unusual for the model: {warning}", stacklevel=2)
-        if centre is None:
+        if centre is not None:
+            frame = Frame.centred(centre, preprocessing.size, stack.step)
+        elif stack.fitted_frame:
+            frame = stack.fitted_frame
+        else:
             (height, width), (row, column) = stack.stack.grid[1:], stack.step
             size = ceil(height / row - 1e-6), ceil(width / column - 1e-6)
             frame = Frame.centred(((height - 1) / 2, (width - 1) / 2), size, stack.step)
-        else:
-            frame = Frame.centred(centre, preprocessing.size, stack.step)
         return torch.from_numpy(stack.images(np.array([0]), frame)).to(self.device)
 
     def sample(
@@ -224,7 +226,8 @@ class Model:
             ConfigError: a point is missing, or given to a whole-slice model.
 
         Warns:
-            UserWarning: the spacing or the values of the scan do not match those of the training images.
+            UserWarning: the spacing or the values of the scan do not match those of the training images, or a
+                lesion is truncated.
         """
         if sampling is None:
             usual = Sampling()
@@ -254,7 +257,7 @@ class Model:
             progress=progress,
             strict_intensity=strict_intensity,
         )
-        for warning in (*found, *filter(None, [prediction.unusual])):
+        for warning in (*found, *filter(None, [prediction.unusual, prediction.truncation_warning])):
             warnings.warn(f"{stack.name}: {warning}", stacklevel=2)
         return prediction
 

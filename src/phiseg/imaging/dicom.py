@@ -127,13 +127,21 @@ def read_values(path: Path) -> NDArray[np.float64]:
             raise DataError(
                 f"{path} contains several frames or colours, not one grey image; convert it to single slices"
             )
-        slope, intercept = float(data.get("RescaleSlope", 1)), float(data.get("RescaleIntercept", 0))
+        slope, intercept = _rescale(path, data, "RescaleSlope", 1), _rescale(path, data, "RescaleIntercept", 0)
         values: NDArray[np.float64] = pixels * slope + intercept
     if not np.isfinite(values).all():
         raise DataError(
             f"{path} has non-finite values with rescale slope {slope} and intercept {intercept}; correct its header"
         )
     return values
+
+
+def _rescale(path: Path, data: Any, name: str, default: float) -> float:
+    """Return a rescale parameter, or the default if it is absent or empty; it may not be empty in a CT."""
+    value = data.get(name, default)
+    if value is None and data.get("Modality") == "CT":
+        raise DataError(f"{path} has an empty {name}, so its Hounsfield units are unknown; correct its header")
+    return default if value is None else float(value)
 
 
 def _slice_header(path: Path, data: Any) -> SliceHeader:

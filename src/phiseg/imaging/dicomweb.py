@@ -207,7 +207,7 @@ class DicomWeb:
                 if not transient or wait is None:
                     raise kind(f"{doing}: {self.host}: {reason}") from None  # the cause may contain credentials
                 time.sleep(wait)
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
+            except Exception as error:  # damaged answers raise all kinds of exceptions
                 raise kind(
                     f"{doing}: {self.host}: invalid answer ({type(error).__name__}); check that this is the "
                     "address of a DICOMweb service"

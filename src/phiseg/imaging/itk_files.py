@@ -6,8 +6,9 @@ Both formats use LPS coordinates and store the geometry in double precision.
 
 import gzip
 import math
+import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -39,6 +40,13 @@ _META_TYPES = {
 }
 _NRRD_TYPES = {"float32": "float", "float64": "double"}
 """NRRD names of types; integers have the names of NumPy."""
+_UNITS_MM = {
+    **dict.fromkeys(("um", "micron", "microns", "micrometer", "micrometers"), 1e-3),
+    **dict.fromkeys(("mm", "millimeter", "millimeters"), 1.0),
+    **dict.fromkeys(("cm", "centimeter", "centimeters"), 10.0),
+    **dict.fromkeys(("m", "meter", "meters"), 1e3),
+}
+"""Sizes of units of length in mm."""
 _MAX_HEADER = 1 << 20
 _MAX_COMPRESSION = 1032
 """Maximum compression ratio of deflate."""
@@ -83,7 +91,8 @@ def read_itk(path: Path, *, channels: bool = False) -> Volume:
     values = values.transpose(*reversed(range(dims)), *range(dims, values.ndim))  # (I, J, K, ...)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise DataError(f"{path} has NaN or infinite voxels; repair or exclude the image")
-    return Volume(_with_dimensions(values, dims, path, channels=channels), _affine(path, image))
+    affine = _affine(path, image, header.fields)
+    return Volume(_with_dimensions(values, dims, path, channels=channels), affine)
 
 
 def stated_bytes(path: Path) -> int:
@@ -121,6 +130,17 @@ def stated_orientation(path: Path) -> bool:
     """
     keys = {"transformmatrix", "rotation", "orientation"} if _is_meta(path) else {"space"}
     return bool(keys & _read_header(path).fields.keys())
+
+
+def stated_spacing(path: Path) -> bool:
+    """Return whether a file states the distances between its voxels.
+
+    Raises:
+        DataError: the header cannot be read.
+    """
+    keys = {"elementspacing", "elementsize"} if _is_meta(path) else {"spacings", "space directions"}
+    fields = _read_header(path).fields
+    return any(re.search(r"\d", fields.get(key, "")) for key in keys)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -228,17 +248,37 @@ def _lps(affine: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.f
     return lps[:3, :3], lps[:3, 3]
 
 
-def _affine(path: Path, image: Any) -> NDArray[np.float64]:
+def _affine(path: Path, image: Any, fields: Mapping[str, str]) -> NDArray[np.float64]:
     dims = image.GetDimension()
     shown = min(dims, 3)
     lps = np.eye(4)
     directions = np.reshape(image.GetDirection(), (dims, dims)) * image.GetSpacing()
     lps[:shown, :shown] = directions[:shown, :shown]
     lps[:shown, 3] = image.GetOrigin()[:shown]
+    lps[:3] *= _unit_mm(path, fields)
     if not np.isfinite(lps).all() or np.linalg.cond(lps[:3, :3]) > _MAX_CONDITION:
         raise DataError(f"{path} has no valid spacing and directions; repair its header")
     affine: NDArray[np.float64] = LPS_TO_RAS @ lps
     return affine
+
+
+def _unit_mm(path: Path, fields: Mapping[str, str]) -> float:
+    """Return the unit of length in mm, which SimpleITK ignores.
+
+    Raises:
+        DataError: the unit is unknown, or differs between axes.
+    """
+    if _is_meta(path):
+        names = {fields.get("distanceunits", "")}
+    else:  # names in quotation marks, one for each axis
+        names = {*re.findall(r'"([^"]*)"', fields.get("space units", ""))}
+        names = names or {*re.findall(r'"([^"]*)"', fields.get("units", ""))} & _UNITS_MM.keys()
+    stated = sorted(name for name in names if name not in ("", "?"))
+    sizes = {_UNITS_MM.get(name.lower()) for name in stated} or {1.0}
+    size = sizes.pop()
+    if sizes or size is None:
+        raise DataError(f"{path} has the units {', '.join(stated)}; convert its geometry to mm")
+    return size
 
 
 def _with_dimensions(values: NDArray[Any], dims: int, path: Path, *, channels: bool) -> NDArray[Any]:

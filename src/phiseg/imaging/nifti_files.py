@@ -28,6 +28,10 @@ _DAMAGE = (ImageFileError, HeaderDataError, OSError, EOFError, zlib.error, Value
 """Exceptions of nibabel and gzip for truncated or invalid files."""
 _MAX_COMPRESSION = 1032
 """Maximum compression ratio of deflate."""
+_UNITS_MM = {1: 1e3, 3: 1e-3}
+"""Sizes of the units meter and micron in mm by their code in xyzt_units; any other code counts as mm."""
+_LARGEST_NIFTI1 = 32767
+"""Longest axis of NIfTI-1."""
 _LABEL_TOLERANCE = 1e-3
 """Scaled files may store class 1 as 0.99999."""
 _MAX_LABEL = 1 << 30
@@ -90,7 +94,9 @@ def read_nifti_header(path: Path, *, channels: bool = False) -> Volume:
         data: Any = image.dataobj
         shape, stored, offset = image.shape, np.dtype(data.dtype), int(data.offset)
         scaled = (data.slope, data.inter) != (1, 0)
-        affine = np.asarray(image.affine, dtype=np.float64)
+        affine = np.array(image.affine, dtype=np.float64)
+        header: Any = image.header
+        affine[:3] *= _UNITS_MM.get(int(header["xyzt_units"]) % 8, 1)
         size = path.stat().st_size
     if stored.kind not in "iuf":
         raise DataError(f"{path} has voxels of type {stored}, not numbers; convert it to integers or floats")
@@ -145,7 +151,8 @@ def _write_volumes(path: Path, image: Any, volumes: Iterable[Volume]) -> None:
 
 
 def _image(values: NDArray[Any], affine: NDArray[np.float64]) -> Any:
-    image: Any = nibabel.Nifti1Image(values, affine, dtype=values.dtype)
+    kind: Any = nibabel.Nifti1Image if max(values.shape) <= _LARGEST_NIFTI1 else nibabel.Nifti2Image
+    image: Any = kind(values, affine, dtype=values.dtype)
     image.set_sform(affine, code="scanner")
     image.set_qform(affine, code="scanner")
     image.header.set_xyzt_units("mm")

@@ -1,6 +1,6 @@
-"""Two-dimensional pictures and masks: PNG, JPEG, TIFF and BMP, grey or RGB, 8 or 16 bits.
+"""Two-dimensional pictures and masks: PNG, JPEG, TIFF and BMP, grey or RGB, of one page.
 
-C channels, H x W pixels.
+Pictures are turned upright as their EXIF orientation states. C channels, H x W pixels.
 """
 
 import struct
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from phiseg.core.errors import DataError
 
@@ -39,6 +39,18 @@ _DAMAGE = (
 )
 
 
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""How to turn a picture upright, by its EXIF orientation."""
+
+
 class PictureHeader(NamedTuple):
     """Size and number of channels of a picture."""
 
@@ -59,11 +71,25 @@ def opened(path: Path, formats: tuple[str, ...] = FORMATS, *, what: str = "a pic
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=formats) as image:
+            # Pillow would map a path into memory, which scrambles TIFF files that are turned by a quarter.
+            with path.open("rb") as file, Image.open(file, formats=formats) as image:
+                if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # MPO: a JPEG file with previews
+                    raise DataError(
+                        f"{path} has several pages; save each page as its own file, or convert slices of a volume "
+                        "to NIfTI"
+                    )
                 yield image
+    except UnidentifiedImageError:
+        raise DataError(f"{path} cannot be read as {what} (unknown format); copy or convert it again") from None
     except _DAMAGE as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(f"{path} cannot be read as {what} ({reason}); copy or convert it again") from None
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return an opened picture as its EXIF orientation states. Pillow turns TIFF files itself."""
+    turn = _turn(image)
+    return image if turn is None or image.format == "TIFF" else image.transpose(turn)
 
 
 def read_picture_header(path: Path) -> PictureHeader:
@@ -72,7 +98,8 @@ def read_picture_header(path: Path) -> PictureHeader:
     Raises:
         DataError: the file is missing, damaged or of another format.
     """
-    with opened(path) as image:
+    with opened(path) as stored:
+        image = upright(stored)
         return PictureHeader(image.height, image.width, 1 if _is_grey(image) else 3)
 
 
@@ -84,14 +111,18 @@ def read_picture(path: Path, *, grey: bool = False) -> NDArray[Any]:
         grey: convert colours to grey values.
 
     Raises:
-        DataError: the file is missing, damaged or of another format.
+        DataError: the file is missing, damaged or of another format, or has several pages.
     """
-    with opened(path) as image:
+    with opened(path) as stored:
+        is_deep, is_turned = _is_deep(stored), _turn(stored) is not None
+        image = upright(stored)
         if _is_grey(image):
             return _plain(np.asarray(image.convert("L") if image.mode == "LA" else image))[None]
-        if not _is_deep(image):
+        if not is_deep:
             pixels = np.asarray(image.convert("L" if grey else "RGB"))
             return np.moveaxis(pixels.reshape(*pixels.shape[:2], -1), 2, 0)
+        if is_turned:
+            raise DataError(f"{path} has 16-bit colours and is turned by its EXIF orientation; save it upright")
         import SimpleITK  # here, because importing it takes time
 
         pixels = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(path))[..., :3]  # Pillow keeps 8 of 16 bits
@@ -104,9 +135,10 @@ def read_mask(path: Path) -> NDArray[Any]:
     """Read the values (H, W) of a mask as uint8 or uint16: grey values, or the indices of a palette.
 
     Raises:
-        DataError: the file cannot be read, or has colours or fractions.
+        DataError: the file cannot be read, or has colours, fractions, or values outside 0 to 65535.
     """
-    with opened(path, what="a mask") as image:
+    with opened(path, what="a mask") as stored:
+        image = upright(stored)
         if image.mode == "P":
             return np.asarray(image)
         if image.mode in (*_GREY, "LA"):
@@ -157,15 +189,28 @@ def _is_deep(image: Image.Image) -> bool:
     return image.mode in ("RGB", "RGBA") and any("16" in str(tile.args) for tile in tiles)
 
 
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """Return how to turn a picture upright; None if it is upright or its EXIF data cannot be read."""
+    try:
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except (SyntaxError, struct.error, KeyError, TypeError, ValueError):
+        return None
+
+
 def _whole(mask: NDArray[Any], path: Path) -> NDArray[Any]:
-    if mask.dtype.kind != "f":
+    if mask.dtype.kind == "u":
         return mask
-    values = mask.astype(np.uint16, casting="unsafe") if np.isfinite(mask).all() and mask.min() >= 0 else mask
-    if (values != mask).any() or values.dtype.kind == "f":
-        raise DataError(f"{path} has fractions or negative values, not one value per class; save it with integers")
-    return values
+    if not (mask.min() >= 0 and mask.max() <= np.iinfo(np.uint16).max and (mask == np.rint(mask)).all()):
+        raise DataError(
+            f"{path} has fractions or values outside 0 to 65535, not one value per class; save it with the "
+            "integers 0, 1, ..."
+        )
+    return mask.astype(np.uint16)
 
 
 def _plain(pixels: NDArray[Any]) -> NDArray[Any]:
-    """Return grey values as uint8, uint16 or float32."""
-    return pixels.astype({"b": np.uint8, "i": np.uint16, "f": np.float32}.get(pixels.dtype.kind, pixels.dtype))
+    """Return grey values as uint8, uint16, int32 or float32.
+
+    The type depends on that of the file, not on its values, because the images of a dataset have one type.
+    """
+    return pixels.astype({"b": np.uint8, "f": np.float32}.get(pixels.dtype.kind, pixels.dtype))

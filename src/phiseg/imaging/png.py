@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phiseg.imaging.pictures import opened
+from phiseg.imaging.pictures import opened, upright
 
 
 def read_png(path: Path) -> NDArray[Any]:
@@ -16,7 +16,7 @@ def read_png(path: Path) -> NDArray[Any]:
         DataError: the file is missing, damaged, or not a grey PNG.
     """
     with opened(path, ("PNG",), what="a grey PNG") as image:
-        if image.mode not in ("L", "1", "I;16", "I;16B", "I"):
+        if image.mode not in ("L", "1", "I;16", "I"):  # "I" in older versions of Pillow
             raise ValueError(f"its mode is {image.mode}, not grey")
-        pixels = np.asarray(image)
+        pixels = np.asarray(upright(image))
     return pixels.astype({"b": np.uint8, "i": np.uint16}.get(pixels.dtype.kind, pixels.dtype))

@@ -18,7 +18,9 @@ from phiseg.core.precision import SamplingPrecision
 from phiseg.inference.case_folders import read_summary
 from phiseg.inference.points import Point
 from phiseg.inference.prediction_folder import PredictionFolder, write_predictions
+from phiseg.inference.prediction_jobs import list_prediction_jobs
 from phiseg.inference.sampling_options import Sampling
+from phiseg.inference.scans import find_scans
 from phiseg.models.model_folder import weights_hash
 
 VOLUMES = "volumes.json"
@@ -64,6 +66,15 @@ def write_batch(
         ConfigError, DataError, ModelError, OutputError: an argument, an input, the model or `output` is unsuitable.
     """
     check_new_file(output / VOLUMES, overwrite=overwrite)
+    for result, socket in maps.items():
+        folder = output / "images" / socket
+        if folder.resolve().is_relative_to(scans.resolve()):
+            raise OutputError(
+                f"{folder}, the folder for {result}, is in the input folder {scans}; choose another folder"
+            )
+    for job in list_prediction_jobs(find_scans([scans])[0], points, points_by_case or {}):
+        for socket in maps.values():
+            check_new_file(output / _place(socket, job.name), overwrite=overwrite)
     try:
         output.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".phiseg-", dir=output) as temporary:
@@ -98,7 +109,7 @@ def _publish(written: PredictionFolder, case: str, output: Path, maps: Mapping[s
     assert summary is not None, case
     files = {}
     for result, socket in maps.items():
-        place = Path("images") / socket / f"{case}.mha"
+        place = _place(socket, case)
         (output / place).parent.mkdir(parents=True, exist_ok=True)
         (written.path / case / f"{result}.mha").replace(output / place)
         files[result] = place.as_posix()
@@ -106,3 +117,8 @@ def _publish(written: PredictionFolder, case: str, output: Path, maps: Mapping[s
     return {"case": case, "input": summary["made_with"]["input"], "files": files} | {
         key: summary[key] for key in kept
     }
+
+
+def _place(socket: str, case: str) -> Path:
+    """Return the path of a result in the output folder."""
+    return Path("images") / socket / f"{case}.mha"

@@ -36,20 +36,26 @@ def list_prediction_jobs(
     Args:
         scans: scans to predict.
         points: points to use in every scan.
-        points_by_case: points by the name of the scan, or of its folder for a DICOM series.
+        points_by_case: points by the name of the scan or, for a DICOM series, its folder, series UID or patient ID.
         finished: summaries of the cases that the output folder contains, by name.
 
     Raises:
-        ConfigError: there are points of an unknown scan, two cases have the same name, a name is reserved, or the
-            user chose another name for a scan than before.
+        ConfigError: there are points of an unknown scan or of a name that several scans have, two cases have the
+            same name, a name is reserved, or the user chose another name for a scan than before.
     """
     finished = finished or {}
-    unknown = sorted(set(points_by_case) - {name for scan in scans for name in scan.names})
-    if unknown:
-        known = ", ".join(scan.name for scan in scans[:5])
-        raise ConfigError(
-            f"there are points of '{unknown[0]}', which is not one of the scans ({known}); check the names"
-        )
+    for name in sorted(points_by_case):
+        called = [scan.name for scan in scans if name in scan.names]
+        if not called:
+            known = ", ".join(scan.name for scan in scans[:5])
+            raise ConfigError(
+                f"there are points of '{name}', which is not one of the scans ({known}); check the names"
+            )
+        if len(called) > 1:
+            raise ConfigError(
+                f"there are points of '{name}', which may be any of {len(called)} scans ({', '.join(called[:5])}); "
+                "use one of these names"
+            )
     jobs = []
     for scan in scans:
         here: list[Point | None] = [*points]

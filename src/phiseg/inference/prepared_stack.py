@@ -3,7 +3,7 @@
 Shapes: N slices of H x W pixels, C channels; n slices of h x w pixels of what the network sees.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -81,10 +81,11 @@ class PreparedStack:
         if values.ndim != 4 or not values.size:
             raise DataError(f"{name} has shape {volume.values.shape}; it must be (I, J, K) or (I, J, K, C)")
         if values.shape[3] != preprocessing.image_channels:
-            raise DataError(
-                f"{name} has {values.shape[3]} channels, but the model takes {preprocessing.image_channels}; "
-                "use a scan like the training data"
-            )
+            channels = preprocessing.image_channels
+            fix = "use a scan like the training data"
+            if channels > 1:
+                fix += ", with the channels of all files in the fourth dimension of one file, in the same order"
+            raise DataError(f"{name} has {values.shape[3]} channels, but the model takes {channels}; {fix}")
         low, high = values.min(), values.max()  # NaN if a voxel is
         if not np.isfinite([low, high]).all():
             raise DataError(f"{name} has NaN or infinite voxels; fix or remove the image")
@@ -188,12 +189,16 @@ def open_scan(
 ) -> tuple[Scan, PreparedStack]:
     """Read a scan and prepare it for a model; see `read_scan` and `PreparedStack.of`.
 
+    An image (I, J, C) is one slice with C channels if the model takes C > 1 channels, as in `phiseg prepare nifti`.
+
     Raises:
         DataError: the scan cannot be read, or does not match the model.
     """
     plane = None if preprocessing.plane == "auto" else preprocessing.plane
     assumed = preprocessing.network_spacing_mm((1.0, 1.0))
     scan = read_scan(file, channels=preprocessing.image_channels, plane=plane, spacing_mm=assumed)
+    if scan.series is None and scan.volume.values.shape[2:] == (preprocessing.image_channels, 1):
+        scan = replace(scan, volume=Volume(scan.volume.values.swapaxes(2, 3), scan.volume.affine))
     stack = PreparedStack.of(
         scan.volume,
         preprocessing,

@@ -51,12 +51,12 @@ class ScanFile:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names under which a table of points may list the scan: its name and, for a DICOM series, its folder."""
-        return frozenset({self.name, self.path.name} if self.kind == "dicom" else {self.name})
+        """Names of the scan in a table of points: its name and, for a DICOM series, its folder and identifiers."""
+        return frozenset({self.name, self.path.name} if self.kind == "dicom" else {self.name}) | self.identifiers
 
     def is_called(self, text: str) -> bool:
         """Return whether a text is the path, a name, the series UID or the patient ID of the scan."""
-        called = text in {*self.names, self.path.name, *self.identifiers}
+        called = text in {*self.names, self.path.name}
         return called or _absolute(Path(text)) == _absolute(self.path)
 
     def is_input_of(self, made_with: Mapping[str, Any]) -> bool:
@@ -186,7 +186,8 @@ def read_scan(
     if scan.kind == "nifti":
         return Scan(nifti_files.read_nifti(scan.path, channels=True), warnings=_nifti_warnings(scan.path))
     if scan.kind == "itk":
-        return Scan(itk_files.read_itk(scan.path, channels=True), warnings=_itk_warnings(scan.path))
+        volume, has_spacing = itk_files.read_itk(scan.path, channels=True), itk_files.stated_spacing(scan.path)
+        return Scan(volume, has_spacing=has_spacing, warnings=_itk_warnings(scan.path, has_spacing=has_spacing))
     if scan.kind == "dicom":
         series = read_series(scan.path, series_uid=scan.series_uid)
         volume = Volume(series.volume.values[..., None], series.volume.affine)
@@ -238,17 +239,19 @@ def _is_ours(folder: Path) -> bool:
 def _series_of(files: Sequence[Path], series_uid: str | None) -> Series | None:
     """Return the series of DICOM files, preferably the one with the UID or, without a UID, any scan.
 
-    None if there are no DICOM files.
+    None if there are no DICOM files, and a series without a name if none of them is readable.
     """
-    found = None
+    found = unreadable = None
     for path in files:
-        if _looks_like_dicom(path):
-            (series,) = read_folder([path]).series or (Series("", "", "", ()),)
+        if not _looks_like_dicom(path):
+            continue
+        unreadable = Series("", "", "", ())
+        for series in read_folder([path]).series:
             if found is None or found.modality in NO_SCAN or series.uid == series_uid:
                 found = series
-            if found.modality not in NO_SCAN and series_uid in (None, series.uid):
-                break
-    return found
+        if found is not None and found.modality not in NO_SCAN and series_uid in (None, found.uid):
+            break
+    return found or unreadable
 
 
 def file_name(text: str) -> str:
@@ -276,10 +279,13 @@ def _nifti_warnings(path: Path) -> tuple[str, ...]:
     return (f"{path} does not state its orientation; assuming the axes left, anterior and superior",)
 
 
-def _itk_warnings(path: Path) -> tuple[str, ...]:
-    if itk_files.stated_orientation(path):
-        return ()
-    return (f"{path} does not state its orientation; assuming the axes left, posterior and superior",)
+def _itk_warnings(path: Path, *, has_spacing: bool) -> tuple[str, ...]:
+    warnings = []
+    if not has_spacing:
+        warnings.append(f"{path} does not state its voxel size; measurements are in pixels, and 1 mm is assumed")
+    if not itk_files.stated_orientation(path):
+        warnings.append(f"{path} does not state its orientation; assuming the axes left, posterior and superior")
+    return tuple(warnings)
 
 
 def _name_after_folders(scans: list[ScanFile]) -> list[ScanFile]:

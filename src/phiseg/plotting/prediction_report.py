@@ -38,6 +38,8 @@ from phiseg.plotting.primitives import (
 
 _PANEL = 2.1
 """Size of a picture in inches."""
+_FAILED = ["case", "reason"]
+"""Columns of failed.csv."""
 MAX_SLICES = 7
 """Maximum number of slices of a lesion."""
 
@@ -124,6 +126,8 @@ def write_prediction_report(
 ) -> Path:
     """Write cases.csv, report.html and, if any case failed, failed.csv; cases that need a review come first.
 
+    Cases that failed in an earlier command and are not finished since then stay in failed.csv and the report.
+
     Args:
         out: folder of the cases.
         finished: names of the finished cases.
@@ -137,8 +141,10 @@ def write_prediction_report(
         key=lambda case: (not case["look"], case["agreement"], -case["mean_gamma"], case["case"]),
     )
     write_text(out / "cases.csv", _table(cases))
+    earlier = _read_failed(out / "failed.csv")
+    failed = {name: reason for name, reason in earlier.items() if name not in summaries} | dict(failed)
     if failed:
-        write_text(out / "failed.csv", _csv([("case", "reason"), *sorted(failed.items())]))
+        write_text(out / "failed.csv", _csv([_FAILED, *sorted(failed.items())]))
     else:
         (out / "failed.csv").unlink(missing_ok=True)
     page = render_page(
@@ -154,6 +160,15 @@ def write_prediction_report(
     )
     write_text(out / "report.html", page)
     return out / "report.html"
+
+
+def _read_failed(path: Path) -> dict[str, str]:
+    """Return the reasons in failed.csv by case; none if there is no such file or it is not one of ours."""
+    try:
+        heading, *rows = csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
+        return dict(rows) if heading == _FAILED else {}
+    except (OSError, ValueError, csv.Error):
+        return {}
 
 
 def _look(case: Mapping[str, Any]) -> str:
