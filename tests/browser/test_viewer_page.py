@@ -165,6 +165,34 @@ def test_wheel_and_keys_scroll_slices(page, address):
     assert page.locator("#slice-number").inner_text() == "Slice 7 of 7"
 
 
+def test_keys_act_on_the_image_only(page, address):
+    open_noise(page, address)
+    for selector, expected in (("#copy-link", 3), ("#picture", 4)):
+        page.locator(selector).focus()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("p")
+        assert state_of(page)["slice"] == expected
+        assert state_of(page)["planes"] == (selector == "#picture")
+    page.locator("#zoom-in").click()  # the mouse leaves the focus to the image
+    page.keyboard.press("p")
+    assert not state_of(page)["planes"]
+
+
+def test_character_keys_can_be_turned_off(page, address):
+    open_noise(page, address)
+    page.keyboard.press("?")
+    page.get_by_label("Use single letters, digits and symbols").uncheck()
+    page.keyboard.press("Escape")
+    for _ in range(2):
+        page.locator("#picture").focus()
+        page.keyboard.press("p")
+        page.keyboard.press("?")
+        page.keyboard.press("ArrowUp")
+        assert (state_of(page)["planes"], state_of(page)["slice"]) == (False, 2)
+        page.goto("about:blank")
+        open_noise(page, address)  # the setting is kept
+
+
 def test_pixels_are_isotropic_in_mm(page, address, scan):
     open_noise(page, address)
     x, y = middle_of(page)
@@ -380,6 +408,21 @@ def test_saved_sample_is_the_shown_one(page, address, model, scan, tmp_path):
     assert every.name == "noise_seed-0_samples.nii.gz"
     assert nibabel.load(every).shape == (*scan.grid, 16)
     assert page.get_by_role("button", name="DICOM SEG").is_disabled()  # there is no series to refer to
+
+
+def test_first_readable_scan_is_opened_and_saved_with_its_name(browser, tmp_path, scan):
+    (tmp_path / "a.nii.gz").write_bytes(b"not NIfTI")
+    write_nifti(tmp_path / "Müller 患者.nii.gz", scan)
+    with serving(KnownModel(noisy, centred_on="lesion"), tmp_path) as address:
+        page = browser.new_page()
+        open_page(page, address)
+        click(page)
+        for button, suffix in (("NIfTI", "sample-1.nii.gz"), ("PNG", "outlines.png")):
+            with page.expect_download() as download:
+                page.get_by_role("button", name=button).click()
+            assert download.value.suggested_filename == f"Müller_患者_seed-0_{suffix}"
+        assert page.locator(".message").count() == 0
+        page.close()
 
 
 def test_link_restores_the_view(page, browser, address):

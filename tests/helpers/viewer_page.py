@@ -30,9 +30,11 @@ def serving(model, *paths):
     while not running.started:
         assert thread.is_alive()
         time.sleep(0.02)
-    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}/"
-    running.should_exit = True
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}/"
+    finally:
+        running.should_exit = True
+        thread.join()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import socket
 import time
 
 import httpx
@@ -13,6 +14,7 @@ from helpers.small_viewer import make_model, nifti_bytes, random_volume
 from phiseg.core.errors import ConfigError
 from phiseg.imaging.nifti_files import write_nifti
 from phiseg.label_server import app, inference_service
+from phiseg.viewer import access
 
 GOOD = {"foreground": [POINT], "num_samples": 1}
 
@@ -144,10 +146,24 @@ def test_too_many_uploads_at_once_are_rejected(studies):
     full = make_server(studies)
     full.num_uploads = app.MAX_UPLOADS
     client = client_of(full)
-    assert "other uploads are in progress" in error_of(infer(client, image="scan", params=GOOD), 503)
-    assert "other uploads are in progress" in error_of(
-        client.put("/session/", files=[("files", ("a.nii", b"x"))]), 503
-    )
+    file = ("a.nii", bytes(1 << 17))
+    assert "other uploads are in progress" in error_of(infer(client, params=GOOD, files=[("file", file)]), 503)
+    assert "other uploads are in progress" in error_of(client.put("/session/", files=[("files", file)]), 503)
+    chunked = {"content-type": "multipart/form-data; boundary=x"}
+    assert "other uploads are" in error_of(client.put("/session/", content=iter([b"--x"]), headers=chunked), 503)
+    assert infer(client, image="scan", output="json", params=GOOD).status_code == 200
+
+
+def test_stalled_upload_ends(studies, monkeypatch):
+    monkeypatch.setattr(access, "MAX_PAUSE", 0.3)
+    server = make_server(studies)
+    with listening(server) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(60)
+        head = "PUT /session/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n"
+        client.sendall(f"{head}Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n".encode())
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
+    assert server.num_uploads == 0
+    assert not list(server.sessions.folder.iterdir())
 
 
 def test_long_fields_are_rejected(served):

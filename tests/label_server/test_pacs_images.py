@@ -1,5 +1,7 @@
 """Images of a PACS: listed, fetched once, and deleted. tests/pacs has the same with a real server."""
 
+import gc
+
 import pytest
 
 from helpers.dicom_slices import write_scan
@@ -65,6 +67,29 @@ def test_unknown_series_are_reported(server, pacs):
     assert infer(client, "ct", image="../1.2.8", params=PARAMS).status_code == 404
     assert pacs.requests == ["1.2.99"]
     assert not list(server.images._folder.iterdir())
+
+
+def test_series_in_use_is_kept(server, monkeypatch):
+    monkeypatch.setattr(pacs_images, "MAX_FETCHED", 1)
+    waiting = server.images.find("1.2.7")
+    server.images.find("1.2.8")
+    assert len(list(waiting.path.iterdir())) == 5
+    path = waiting.path
+    del waiting
+    assert not path.exists()
+
+
+def test_failed_request_does_not_keep_series(server, monkeypatch):
+    monkeypatch.setattr(pacs_images, "MAX_FETCHED", 1)
+    client = client_of(server)
+    outside = PARAMS | {"foreground": [[99, 2, 2]]}
+    gc.disable()  # a reference cycle would keep the series
+    try:
+        assert infer(client, "ct", image="1.2.7", params=outside).status_code == 400
+        assert infer(client, "ct", image="1.2.8", params=PARAMS).status_code == 200
+        assert len(list(server.images._folder.iterdir())) == 1
+    finally:
+        gc.enable()
 
 
 def test_fetched_series_are_limited_and_deleted(server, monkeypatch):

@@ -103,6 +103,24 @@ def test_session_expires_after_its_last_use(client, server, monkeypatch):
     assert not list(server.sessions.folder.iterdir())
 
 
+def test_session_that_expires_while_its_request_waits_is_segmented(client, server, monkeypatch):
+    session = upload(client, scan_file())["session_id"]
+    monkeypatch.setattr(server, "compute", compute_after(lambda: server.sessions.remove(session), server.compute))
+    assert infer(client, session_id=session, output="json", params=PARAMS).status_code == 200
+    assert infer(client, session_id=session, params=PARAMS).status_code == 404
+    assert not list(server.sessions.folder.iterdir())
+
+
+def compute_after(event, compute):
+    """Return `compute` with an event while the request waits."""
+
+    async def compute_later(work, has_left):
+        event()
+        return await compute(work, has_left)
+
+    return compute_later
+
+
 def test_rejected_upload_leaves_no_files(client, server):
     assert client.put("/session/", files=[("files", ("a.nii", b"x"))]).status_code == 400
     two = [("files", scan_file(name=f"{number}.nii.gz")) for number in range(2)]

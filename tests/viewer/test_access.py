@@ -1,8 +1,12 @@
 """Who is let in, and what a request can reach."""
 
-import pytest
+import asyncio
 
-from phiseg.viewer.access import is_loopback
+import pytest
+from starlette.exceptions import HTTPException
+
+from phiseg.viewer import access
+from phiseg.viewer.access import is_loopback, limited
 from phiseg.viewer.server import STATIC
 
 
@@ -100,6 +104,27 @@ def test_large_request_is_rejected(served, chunked):
     answer = served.client.post("/api/predictions", content=content, headers=headers)
     assert answer.status_code == 413
     assert "uploads are limited to 64 KB" in answer.json()["message"]
+
+
+def test_pause_is_limited_until_the_request_is_complete(monkeypatch):
+    monkeypatch.setattr(access, "MAX_PAUSE", 0.01)
+    body = {"type": "http.request", "body": b"x"}
+
+    async def receive_all(*messages):
+        async def receive():
+            await asyncio.sleep(0.05 if len(waiting) == 1 else 0)  # before the last message
+            return waiting.pop(0)
+
+        waiting = list(messages)
+        receive_limited = limited(receive, 100)
+        return [await receive_limited() for _ in messages]
+
+    messages = [body | {"more_body": True}, body]
+    with pytest.raises(HTTPException, match=r"no data arrived for 0\.01 s") as error:
+        asyncio.run(receive_all(*messages))
+    assert error.value.status_code == 408
+    messages = [body, {"type": "http.disconnect"}]
+    assert asyncio.run(receive_all(*messages)) == messages
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
 """`phiseg view`: where it listens, what it says, how it ends."""
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import urllib.request
 
+import httpx
 import pytest
+import uvicorn
 
-from helpers.small_viewer import random_volume
-from phiseg.cli.listening import FIRST_PORT, listen
+from helpers.small_viewer import nifti_bytes, random_volume
+from phiseg.cli.listening import FIRST_PORT, listen, run_server
 from phiseg.cli.view import link_to
 from phiseg.core.errors import ConfigError
 from phiseg.imaging.nifti_files import write_nifti
@@ -78,6 +81,30 @@ def test_strict_options_reject_the_first_scan(cli, trained, tmp_path, option, ca
     assert cause in result.err
 
 
+def test_unreadable_scans_are_reported_and_skipped(phiseg, trained, tmp_path):
+    (tmp_path / "a.nii.gz").write_bytes(b"not NIfTI")
+    write_nifti(tmp_path / "b.nii.gz", random_volume())
+    words = phiseg.command("view", trained(), tmp_path, "--no-browser")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            link = process.stdout.readline().split()[1]
+            content = httpx.get(f"{link}api/session", timeout=60).json()
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert [scan["name"] for scan in content["scans"]] == ["b"]
+    assert [scan["name"] for scan in content["listed"]] == ["a", "b", "synthetic example"]
+    assert re.match(r"phiseg: .*a\.nii\.gz cannot be read as NIfTI", errors)
+
+
+def test_folder_without_readable_scan_gives_one_line_error(cli, trained, tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.nii.gz").write_bytes(b"not NIfTI")
+    result = cli("view", trained(), tmp_path, "--no-browser")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert re.search(r"none of the 2 scans can be read; the first: .*a\.nii\.gz cannot be read", result.err)
+
+
 def test_dataset_of_another_model_gives_one_line_error(cli, trained, zones):
     result = cli("view", trained(), zones, "--no-browser")
     assert (result.code, len(result.err.splitlines())) == (2, 1)
@@ -112,3 +139,33 @@ def test_view_serves_until_interrupted_and_requires_token(phiseg, trained, lesio
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_view_deletes_uploads_on_signal(phiseg, trained, tmp_path, number):
+    words = phiseg.command("view", trained(), "--no-browser")
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        try:
+            link = process.stdout.readline().decode().split()[1]
+            files = {"files": ("scan.nii", nifti_bytes(random_volume()))}
+            assert httpx.post(f"{link}api/scans", files=files, timeout=60).status_code == 200
+            assert list(tmp_path.rglob("*.nii"))
+        finally:
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + number, b"")
+    assert not list(tmp_path.glob("phiseg-*"))
+
+
+def test_ignored_hangup_stays_ignored(monkeypatch):
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with listen("127.0.0.1", 0) as listener:
+            run_server(None, listener)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,6 +4,8 @@ import gzip
 import io
 import json
 import zipfile
+from dataclasses import replace
+from urllib.parse import unquote
 
 import highdicom
 import nibabel
@@ -12,6 +14,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from helpers.small_viewer import make_model, nifti_bytes, of_type, random_volume
+from phiseg.imaging.nifti_files import write_nifti
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_volume
 
@@ -30,6 +33,13 @@ def exported(served, name, **query):
     return served.client.get(f"/api/predictions/{name}/export", params=query)
 
 
+def name_of(answer):
+    assert answer.status_code == 200, answer.text
+    start, name = answer.headers["content-disposition"].split("''")
+    assert start == "attachment; filename*=UTF-8"
+    return unquote(name)
+
+
 @pytest.mark.parametrize("classes", [("background", "lesion"), ("background", "inner", "outer")])
 def test_nifti_export_matches_predict_volume(serve, oblique, classes):
     served = serve(make_model(centred_on=None, classes=classes))
@@ -45,8 +55,7 @@ def test_nifti_export_matches_predict_volume(serve, oblique, classes):
     }
     for what, values in expected.items():
         answer = exported(served, done["id"], what=what, kind="nifti", index=2)
-        name = f"lung-of_seed-4_{FILES[what]}.nii.gz"
-        assert answer.headers["content-disposition"] == f'attachment; filename="{name}"'
+        assert name_of(answer) == f"lung_of_Ä_seed-4_{FILES[what]}.nii.gz"
         image = nibabel.Nifti1Image.from_bytes(gzip.decompress(answer.content))
         np.testing.assert_allclose(image.affine, oblique.affine, atol=1e-5)
         found = np.asarray(image.dataobj)
@@ -68,7 +77,7 @@ def test_dicom_seg_export_matches_series(serve, dicom_files):
     assert seg.pixel_array.sum() == volume.sum() > 0
     answer = exported(served, done["id"], what="samples", kind="seg")
     with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
-        assert archive.namelist() == [f"5-DICOM-files_seed-0_sample-{number}.seg.dcm" for number in (1, 2, 3)]
+        assert archive.namelist() == [f"5_DICOM_files_seed-0_sample-{number}.seg.dcm" for number in (1, 2, 3)]
         segs = [highdicom.seg.segread(io.BytesIO(archive.read(name))) for name in archive.namelist()]
     assert [seg.pixel_array.sum() for seg in segs] == [(labels > 0).sum() for labels in prediction.labels]
     assert len({seg.SOPInstanceUID for seg in segs}) == 3
@@ -79,6 +88,31 @@ def test_dicom_seg_export_matches_series(serve, dicom_files):
         400,
         "a gamma map is not a segmentation; save it as NIfTI",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("Müller.nii.gz", "Müller"),
+        ("Mo\u0308ller.NII", "Möller"),
+        ("患者1.mha", "患者1"),
+        ("scan.v2.nrrd", "scan.v2"),
+        ("a/b: c.nhdr", "a_b_c"),
+        ("..mhd", "scan"),
+        ("x" * 240, "x" * 64),
+    ],
+)
+def test_file_stem_keeps_letters_of_any_script(served, name, stem):
+    scan = replace(served.viewer.scans.get("example"), name=name)
+    assert scan.file_stem == scan.info.file_stem == stem
+
+
+def test_scan_with_a_long_name_is_exported(serve, tmp_path):
+    name = "患者" * 39 + "x"  # 243 bytes with its suffix
+    write_nifti(tmp_path / f"{name}.nii.gz", random_volume())
+    served = serve(None, tmp_path)
+    (done,) = of_type(served.click(served.viewer.scans.listed()[0].id, num_samples=1), "done")
+    assert name_of(exported(served, done["id"], what="labels", kind="nifti")).startswith("患者患者")
 
 
 def test_numbers_export_is_reproducible(serve):

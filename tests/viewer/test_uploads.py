@@ -311,6 +311,30 @@ def test_damaged_form_gives_message(served, temporary, kind, body, cause):
     assert not list(temporary.iterdir())
 
 
+def fields(*named):
+    parts = (f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in named)
+    return "".join(parts).encode() + b"--x--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("named", "cause"),
+    [
+        ([(str(number), "") for number in range(101)], "more than 100 form fields"),
+        ([("a", "")] * 101, "more than 100 form fields"),
+        ([("a", "b" * (1 << 15))] * 3, "limited to 64 KB"),
+        ([("a" * 3000 + str(number), "") for number in range(30)], "limited to 64 KB"),
+    ],
+    ids=["many", "repeated", "long", "long names"],
+)
+def test_number_and_size_of_fields_are_limited(served, temporary, named, cause):
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    answer = served.client.post("/api/scans", content=fields(*named), headers=kind)
+    assert answer.status_code == 400
+    assert cause in answer.json()["message"]
+    answer = served.client.post("/api/scans", content=fields(*[("a", "b")] * 100), headers=kind)
+    assert "no files were dropped" in answer.json()["message"]
+
+
 def test_untrusted_names_never_become_paths(serve, tmp_path, temporary):
     victim = tmp_path / "victim.nii"
     victim.write_bytes(b"mine")

@@ -71,8 +71,8 @@ export async function* predict(wish: PredictionRequest, signal: AbortSignal): As
 export async function getExport(id: string, what: ExportWhat, kind: ExportKind, index: number): Promise<[Blob, string]> {
   const query = new URLSearchParams({ what, kind, index: String(index) });
   const response = await request(`api/predictions/${encodeURIComponent(id)}/export?${query}`);
-  const name = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition") ?? "")?.[1];
-  return [await response.blob(), name ?? what];
+  const name = /filename\*=UTF-8''(.+)/.exec(response.headers.get("Content-Disposition") ?? "")?.[1];
+  return [await response.blob(), name ? decodeURIComponent(name) : what];
 }
 
 /** Undo `packed` of schema.py: base64, then deflate. */

@@ -121,7 +121,7 @@ export class App {
       this.onError(`This link was created with the model ${wish.model}, but this viewer uses ${this.model.name}.`);
     }
     const levels = wish.levels?.length === this.model.noise_names.length ? wish.levels : this.defaultLevels();
-    const first = this.session.listed[0]?.id;
+    const first = this.session.scans[0]?.id;
     const scan = wish.scan ?? first;
     if (scan) await this.open(scan, { ...wish, levels });
     if (!this.scan && first && first !== scan) await this.open(first);

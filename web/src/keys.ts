@@ -14,6 +14,8 @@ const MOUSE: [string, string][] = [
   ["Shift + drag", "pan (also with the right button)"],
 ];
 
+const SETTING = "phiseg-character-keys";
+
 interface Key {
   shown: string;
   keys: string[];
@@ -44,25 +46,26 @@ export function listenToKeys(app: App, stage: Stage): void {
   get("key-list").append(
     ...[...keys.map(({ shown, meaning }): [string, string] => [shown, meaning]), ["Shift + arrows", "pan"] as [string, string]].flatMap(row),
   );
+  const characters = get<HTMLInputElement>("use-characters");
+  characters.checked = localStorage.getItem(SETTING) !== "off";
+  characters.addEventListener("change", () => localStorage.setItem(SETTING, characters.checked ? "on" : "off"));
   get("help-open").addEventListener("click", () => help.showModal());
   get("help-close").addEventListener("click", () => help.close());
+  addEventListener("pointerup", (event) => event.target instanceof Element && event.target.closest("button")?.blur()); // keys act on the image again
   addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || help.open || isTyping(event)) return;
+    const inImage = event.target === get("picture");
+    if (event.ctrlKey || event.metaKey || event.altKey || help.open || !(inImage || event.target === document.body)) return;
+    if (event.key.length === 1 && !characters.checked) return;
     if (event.shiftKey && event.key.startsWith("Arrow")) {
       const [right, down] = { ArrowLeft: [-40, 0], ArrowRight: [40, 0], ArrowUp: [0, -40], ArrowDown: [0, 40] }[event.key] ?? [0, 0];
       stage.panBy(right!, down!);
       return event.preventDefault();
     }
     const found = keys.find((key) => key.keys.includes(event.key.length === 1 ? event.key.toLowerCase() : event.key));
-    if (!found || (event.key === "Enter" && event.target !== get("picture"))) return;
+    if (!found || (event.key === "Enter" && !inImage)) return;
     event.preventDefault();
     found.act(event.key, event);
   });
-}
-
-/** Return whether the event belongs to a field, list or slider, which have their own keys. */
-function isTyping(event: KeyboardEvent): boolean {
-  return event.target instanceof HTMLElement && event.target.matches("input, select, textarea");
 }
 
 function stepSample(app: App, step: number): void {

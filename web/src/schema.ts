@@ -203,7 +203,7 @@ export interface ScanInfo {
 export interface SessionInfo {
   version: string;
   model: ModelInfo;
-  /** The first scan, if there is one. */
+  /** The first scan that can be read. */
   scans: ScanInfo[];
   /** All scans. The cases of a dataset start with the test split. */
   listed: ListedScan[];

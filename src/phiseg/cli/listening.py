@@ -1,6 +1,9 @@
 """Listening on a port, shared by the commands that start a server."""
 
+import signal
 import socket
+import sys
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from phiseg.core.errors import ConfigError
@@ -47,7 +50,10 @@ def named_host(host: str) -> str:
 
 
 def run_server(app: "FastAPI", listener: socket.socket) -> None:
-    """Serve an application until Ctrl-C."""
+    """Serve an application until Ctrl-C, SIGTERM or SIGHUP. The last two raise `SystemExit` for cleaning up.
+
+    An ignored SIGHUP stays ignored, as under `nohup`.
+    """
     import uvicorn
 
     config = uvicorn.Config(
@@ -60,7 +66,17 @@ def run_server(app: "FastAPI", listener: socket.socket) -> None:
         limit_concurrency=200,
         timeout_graceful_shutdown=1,
     )
+    server = uvicorn.Server(config)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if server.should_exit:  # uvicorn has shut down and raises the signal again
+            sys.exit(128 + number)
+        server.handle_exit(number, frame)
+
+    for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # Windows has no SIGHUP
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn shuts down and then raises it again
         print()

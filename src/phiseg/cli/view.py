@@ -81,7 +81,9 @@ def run(arguments: Sequence[str], *, prog: str) -> None:
         )
         for note in viewer.add(command.scans):
             print(f"phiseg: {note}", file=sys.stderr)
-        viewer.session()  # report problems here instead of on the page
+        _, errors = viewer.open_first()  # report problems here instead of on the page
+        for error in errors:
+            print(f"phiseg: {error}", file=sys.stderr)
         viewer.warm_up()
         address, port = listener.getsockname()[:2]
         token = None if is_loopback(address) else secrets.token_urlsafe(16)

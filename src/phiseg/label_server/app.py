@@ -2,7 +2,6 @@
 
 import secrets
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from phiseg.label_server.inference_service import STRATEGY, Answer, LabelServer,
 from phiseg.label_server.parameters import parse_parameters
 from phiseg.label_server.served_images import download_name, write_download
 from phiseg.label_server.sessions import uploaded_scan
-from phiseg.viewer.access import AccessControl
+from phiseg.viewer.access import MAX_BODY, AccessControl
 from phiseg.viewer.server import MAX_FILES, MAX_UPLOAD, MAX_UPLOADS, explain_errors
 from phiseg.viewer.uploads import SavedForm, save_form
 
@@ -106,7 +105,7 @@ def _add_datastore(app: FastAPI, server: LabelServer) -> None:
     @app.api_route("/datastore/image", methods=["GET", "HEAD"])
     def image(image: str, background: BackgroundTasks) -> FileResponse:
         """Return an image as one file."""
-        return _download(server.image(image), background)
+        return _download(server, server.image(image), background)
 
     @app.get("/datastore/image/info")
     def image_info(image: str) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def _add_sessions(app: FastAPI, server: LabelServer) -> None:
         """Take in an image as a session."""
         folder = server.sessions.new_folder()
         try:
-            with _upload_slot(server):
+            with _upload_slot(server, request):
                 form = await _read_form(request, folder)
             session = await run_in_threadpool(server.sessions.add, form.uploads, folder, expiry=expiry)
         except BaseException:
@@ -148,7 +147,7 @@ def _add_sessions(app: FastAPI, server: LabelServer) -> None:
         session = server.sessions.get(session_id, use=update_ts)
         if session is None:
             raise HTTPException(404, "there is no such session, or it has expired; upload the image again")
-        return _download(session.scan, background) if image else session.info()
+        return _download(server, session.scan, background) if image else session.info()
 
     @app.delete("/session/{session_id}")
     def remove(session_id: str) -> dict[str, Any]:
@@ -179,9 +178,9 @@ def _add_inference(app: FastAPI, server: LabelServer) -> None:
     ) -> Response:
         """Segment an image of the studies, of a session, or of the form field `file`."""
         served = server.model(model)
-        folder = Path(tempfile.mkdtemp(prefix="phiseg-infer-"))
+        folder = server.sessions.new_folder()
         try:
-            with _upload_slot(server):
+            with _upload_slot(server, request):
                 form = await _read_form(request, folder)
             parameters = parse_parameters(form.fields.get("params", "{}"), served.preprocessing.classes)
             uploads = [upload for upload in form.uploads if upload.field == "file"]
@@ -218,8 +217,8 @@ def _image_info(name: str) -> dict[str, Any]:
     return {"ext": suffix, "info": {"name": name}}
 
 
-def _download(scan: ScanFile, background: BackgroundTasks) -> FileResponse:
-    folder = Path(tempfile.mkdtemp(prefix="phiseg-download-"))
+def _download(server: LabelServer, scan: ScanFile, background: BackgroundTasks) -> FileResponse:
+    folder = server.sessions.new_folder()
     background.add_task(shutil.rmtree, folder, ignore_errors=True)
     try:
         file = write_download(scan, folder)
@@ -236,8 +235,12 @@ def _is_upload(method: str, path: str) -> bool:
 
 
 @contextmanager
-def _upload_slot(server: LabelServer) -> Iterator[None]:
-    """Limit the number of simultaneous uploads."""
+def _upload_slot(server: LabelServer, request: Request) -> Iterator[None]:
+    """Limit the number of simultaneous uploads. A small request, such as one without files, needs no slot."""
+    chunked = "transfer-encoding" in request.headers
+    if not chunked and int(request.headers.get("content-length", "0")) <= MAX_BODY:
+        yield
+        return
     if server.num_uploads >= MAX_UPLOADS:
         raise HTTPException(503, "other uploads are in progress; try again in a moment")
     server.num_uploads += 1

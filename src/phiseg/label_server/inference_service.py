@@ -259,7 +259,7 @@ class LabelServer:
             if isinstance(message, Failed):
                 raise RequestFailedError(500, message.message)
         if errors:
-            raise errors[0]
+            raise errors.pop()  # in the list, it would keep the image in use
         if not results:
             raise RequestFailedError(
                 504, f"the request took more than {self.time_limit:g} s; draw fewer samples, or raise --time-limit"

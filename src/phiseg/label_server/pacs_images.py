@@ -16,7 +16,7 @@ from phiseg.inference.scans import NO_SCAN, ScanFile
 MAX_LISTED = 1000
 """Maximum number of series that are listed. Others can still be used by their UID."""
 MAX_FETCHED = 8
-"""Maximum number of series that are kept on disk."""
+"""Maximum number of series that are kept on disk without being used."""
 LISTED_S = 30.0
 """Time in seconds after which the list is requested again."""
 
@@ -32,7 +32,7 @@ class PacsImages:
         self.pacs = pacs
         self._ids: list[str] = []
         self._listed_until = -1.0
-        self._fetched: OrderedDict[str, Path] = OrderedDict()
+        self._fetched: OrderedDict[str, ScanFile] = OrderedDict()
         self._lock = Lock()
         self._folder = Path(tempfile.mkdtemp(prefix="phiseg-pacs-"))
         self._finalizer = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -57,6 +57,8 @@ class PacsImages:
     def find(self, image_id: str) -> ScanFile | None:
         """Return a series on disk, fetching it if necessary, or None if the id is not a UID.
 
+        Its files are kept at least as long as the returned object.
+
         Raises:
             DataError: the PACS has no such series, or cannot be reached.
         """
@@ -70,11 +72,12 @@ class PacsImages:
                 except BaseException:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
-                self._fetched[image_id] = folder
+                scan = self._fetched[image_id] = ScanFile(image_id, folder, "dicom", image_id)
+                weakref.finalize(scan, shutil.rmtree, folder, ignore_errors=True)
             self._fetched.move_to_end(image_id)
             while len(self._fetched) > MAX_FETCHED:
-                shutil.rmtree(self._fetched.popitem(last=False)[1], ignore_errors=True)
-            return ScanFile(image_id, self._fetched[image_id], "dicom", image_id)
+                self._fetched.popitem(last=False)
+            return self._fetched[image_id]
 
     def close(self) -> None:
         """Delete all fetched series."""

@@ -28,8 +28,8 @@ class Session:
     """An uploaded image."""
 
     id: str
-    folder: Path
     scan: ScanFile
+    """The image. Its files are deleted with this object."""
     size: int
     """Size of the files in bytes."""
     expiry: int
@@ -67,7 +67,7 @@ class Sessions:
         self._finalizer = weakref.finalize(self, _end, self.folder, ended)
 
     def new_folder(self) -> Path:
-        """Return a new empty folder for the files of a session."""
+        """Return a new empty folder for uploaded files. `close` deletes it, if nothing does before."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def add(self, uploads: Sequence[Upload], folder: Path, *, expiry: int = 0) -> Session:
@@ -84,13 +84,14 @@ class Sessions:
         scan = uploaded_scan(uploads, max_bytes=self.max_bytes)
         size = sum(upload.path.stat().st_size for upload in uploads)
         longest = min(expiry, EXPIRY) if expiry > 0 else EXPIRY
-        session = Session(secrets.token_urlsafe(16), folder, scan, size, longest)
+        session = Session(secrets.token_urlsafe(16), scan, size, longest)
         self.clean()
         with self._lock:
             total = size + sum(other.size for other in self._sessions.values())
             if len(self._sessions) >= MAX_SESSIONS or total > MAX_SESSION_BYTES:
                 raise DataError("there are too many sessions; delete one, or try again later")
             self._sessions[session.id] = session
+        weakref.finalize(scan, shutil.rmtree, folder, ignore_errors=True)  # after the last request that uses it
         return session
 
     def get(self, session_id: str, *, use: bool = True) -> Session | None:
@@ -108,11 +109,10 @@ class Sessions:
             return session
 
     def remove(self, session_id: str) -> Session | None:
-        """Delete a session and its files. Return it, or None if it does not exist."""
+        """Delete a session. Return it, or None if it does not exist. Its files are deleted when nothing uses it."""
         with self._lock:
             session = self._sessions.pop(session_id, None)
         if session is not None:
-            shutil.rmtree(session.folder, ignore_errors=True)
             self.on_delete(session.scan)
         return session
 

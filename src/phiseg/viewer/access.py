@@ -4,6 +4,7 @@ Pages of other sites must not access a server through the user's browser. The ho
 rebinding, and the origin against cross-site requests.
 """
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Collection
@@ -20,6 +21,8 @@ from phiseg.viewer.request_queue import unexpected
 
 MAX_BODY = 1 << 16
 """Maximum size in bytes of a request that is not an upload."""
+MAX_PAUSE = 60.0
+"""Maximum time in seconds without data while a client sends a request."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -84,7 +87,7 @@ class AccessControl:
             await JSONResponse({"message": reason}, status)(scope, receive, send_guarded)
             return
         try:
-            await self.app(scope, _limited(receive, limit), send_guarded)
+            await self.app(scope, limited(receive, limit), send_guarded)
         except ClientDisconnect:
             pass  # the client has disconnected
         except Exception as error:  # a bug: one line for the client, the traceback for the terminal
@@ -122,13 +125,18 @@ def _given_token(request: HTTPConnection) -> str:
     return request.query_params.get("token") or cookie or (bearer if kind.lower() == "bearer" else "")
 
 
-def _limited(receive: Receive, limit: int) -> Receive:
-    """Return a `receive` that fails if the body is longer than the limit, regardless of its header."""
-    received = 0
+def limited(receive: Receive, limit: int) -> Receive:
+    """Return a `receive` that fails if the client stops sending, or sends more than the limit."""
+    received, complete = 0, False
 
     async def receive_limited() -> Message:
-        nonlocal received
-        message = await receive()
+        nonlocal received, complete
+        try:
+            async with asyncio.timeout(None if complete else MAX_PAUSE):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(408, f"no data arrived for {MAX_PAUSE:g} s; send the request again") from None
+        complete = not message.get("more_body", False)
         received += len(message.get("body", b""))
         if received > limit:
             raise HTTPException(413, _too_large(limit))

@@ -46,22 +46,20 @@ def export_file(drawn: Drawn, *, model: str, what: What, kind: Kind, index: int 
     if what == "sample" and index >= number:
         raise DataError(f"sample {index + 1} does not exist; {number} samples were drawn")
     title = f"sample-{index + 1}" if what == "sample" else what
+    suffix = ".nii.gz" if kind == "nifti" else ".seg.zip" if what == "samples" else ".seg.dcm"
     with tempfile.TemporaryDirectory() as folder:
-        start = Path(folder) / f"{stem}_{title}"
+        file = Path(folder) / f"export{suffix}"
         if kind == "nifti":
-            file = start.with_name(f"{start.name}.nii.gz")
             _write_nifti(file, drawn.prediction, what, index)
         elif what == "samples":
-            file = start.with_name(f"{start.name}.seg.zip")
+            seg = file.with_name("sample.seg.dcm")
             with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 for sample in range(number):
-                    seg = start.with_name(f"{stem}_sample-{sample + 1}.seg.dcm")
                     _write_seg(seg, drawn, "sample", sample)
-                    archive.write(seg, seg.name)
+                    archive.write(seg, f"{stem}_sample-{sample + 1}.seg.dcm")
         else:
-            file = start.with_name(f"{start.name}.seg.dcm")
             _write_seg(file, drawn, what, index)
-        return file.read_bytes(), file.name
+        return file.read_bytes(), f"{stem}_{title}{suffix}"
 
 
 def _write_nifti(file: Path, prediction: Prediction, what: What, index: int) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import unicodedata
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.example_scan import example_volume
 from phiseg.inference.prepared_stack import PreparedStack, open_scan
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.inference.scans import ScanFile, find_scans
+from phiseg.inference.scans import ScanFile, file_name, find_scans
 from phiseg.viewer.schema import ListedScan, PlaneInfo, ScanInfo
 from phiseg.viewer.uploads import Upload, check_affordable, renamed
 
@@ -57,8 +58,9 @@ class OpenScan:
     @property
     def file_stem(self) -> str:
         """The name of the scan as the start of a file name, without a suffix such as .nii.gz."""
-        stem = re.sub(r"\.(nii(\.gz)?|png|jpe?g|tiff?|bmp|dcm)$", "", self.name, flags=re.IGNORECASE)
-        return re.sub(r"[^A-Za-z0-9.-]+", "-", stem).strip(".-") or "scan"
+        suffix = r"\.(nii(\.gz)?|mha|mhd|nrrd|nhdr|png|jpe?g|tiff?|bmp|dcm)$"
+        stem = re.sub(suffix, "", self.name, flags=re.IGNORECASE)
+        return file_name(unicodedata.normalize("NFC", stem)) or "scan"  # macOS separates letters and accents
 
     @cached_property
     def info(self) -> ScanInfo:

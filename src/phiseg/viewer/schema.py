@@ -110,7 +110,7 @@ class SessionInfo(Message):
     version: str
     model: ModelInfo
     scans: list[ScanInfo]
-    """The first scan, if there is one."""
+    """The first scan that can be read."""
     listed: list[ListedScan]
     """All scans. The cases of a dataset start with the test split."""
     max_samples: int = MAX_SAMPLES

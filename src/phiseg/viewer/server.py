@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Annotated
+from urllib.parse import quote
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Query, Request, Response
@@ -23,7 +24,7 @@ from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from phiseg import __version__
-from phiseg.core.errors import PhisegError
+from phiseg.core.errors import DataError, PhisegError
 from phiseg.inference.class_map import names_note, renamed_classes
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import check_fits
@@ -134,14 +135,30 @@ class Viewer:
             window=(rule.low, rule.high) if rule.low is not None and rule.high is not None else None,
         )
 
+    def open_first(self) -> tuple[OpenScan, list[str]]:
+        """Return the first scan that can be read, and the errors of the scans before it.
+
+        Raises:
+            DataError: none of the given scans can be read.
+        """
+        errors: list[str] = []
+        for scan in self.scans.listed():
+            if scan.id == EXAMPLE and errors:
+                break
+            try:
+                return self.scans.get(scan.id), errors
+            except DataError as error:
+                errors.append(str(error))
+        none = f"none of the {len(errors)} scans can be read; the first: " if len(errors) > 1 else ""
+        raise DataError(none + errors[0])
+
     def session(self) -> SessionInfo:
-        """Describe the model and the scans."""
-        listed = self.scans.listed()
+        """Describe the model and the scans, with details of the first one that can be read."""
         return SessionInfo(
             version=__version__,
             model=self.info(),
-            scans=[self.scans.get(listed[0].id).info],
-            listed=listed,
+            scans=[self.open_first()[0].info],
+            listed=self.scans.listed(),
             max_upload_bytes=MAX_UPLOAD,
             max_scans=MAX_SCANS,
         )
@@ -265,7 +282,7 @@ def create_app(viewer: Viewer, *, token: str | None = None) -> FastAPI:
             raise HTTPException(404, "this prediction is no longer available; click again")
         with viewer.exporting:  # one at a time: a whole volume is in memory
             content, filename = export_file(drawn, model=viewer.name, what=what, kind=kind, index=index)
-        headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(filename)}"}
         return Response(content, media_type="application/octet-stream", headers=headers)
 
     @app.get("/{path:path}", include_in_schema=False)

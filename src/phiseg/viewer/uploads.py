@@ -28,7 +28,9 @@ _SUFFIXES = (".nii.gz", ".nii", *pictures.SUFFIXES, *WRITABLE)
 _ADVICE = "pass the file to the command instead of uploading it"
 _CHUNK = 1 << 20
 _MAX_FIELDS = 1 << 16
-"""Maximum size in bytes of all form fields that are not files."""
+"""Maximum size in bytes of all form fields that are not files, with their names."""
+_MAX_NUMBER = 100
+"""Maximum number of these fields."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ async def save_form(body: AsyncIterator[bytes], content_type: str, folder: Path,
         max_files: maximum number of files.
 
     Raises:
-        DataError: the body is not a form with files, or has too many files or too long fields.
+        DataError: the body is not a form with files, or has too many files, or too many or too long fields.
     """
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
@@ -107,8 +109,9 @@ class _Form:
     def __init__(self, folder: Path, max_files: int) -> None:
         self.folder, self.max_files = folder, max_files
         self.uploads: list[Upload] = []
-        self.fields: dict[str, bytes] = {}
+        self.fields: dict[str, bytearray] = {}
         self.complete = False
+        self._num_fields = self._size = 0
         self._field: str | None = None
         self._file: IO[bytes] | None = None
         self._name, self._value = b"", b""
@@ -131,8 +134,12 @@ class _Form:
         _, options = parse_options_header(self._headers.get(b"content-disposition"))
         field = options.get(b"name", b"").decode(errors="replace")
         if b"filename" not in options:
+            self._num_fields += 1
+            if self._num_fields > _MAX_NUMBER:
+                raise DataError(f"more than {_MAX_NUMBER} form fields; send fewer parameters")
             self._field = field
-            self.fields[field] = b""
+            self.fields[field] = bytearray()
+            self._count(len(field))
             return
         if len(self.uploads) == self.max_files:
             raise DataError(f"more than {self.max_files} files; {_ADVICE}")
@@ -147,8 +154,12 @@ class _Form:
             self._file.write(data[start:end])
         elif self._field is not None:
             self.fields[self._field] += data[start:end]
-            if sum(map(len, self.fields.values())) > _MAX_FIELDS:
-                raise DataError(f"the form fields are limited to {_MAX_FIELDS >> 10} KB; send fewer parameters")
+            self._count(end - start)
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > _MAX_FIELDS:
+            raise DataError(f"the form fields are limited to {_MAX_FIELDS >> 10} KB; send fewer parameters")
 
     def close(self) -> None:
         if self._file is not None:
