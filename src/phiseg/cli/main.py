@@ -1,7 +1,7 @@
 """The entry point of `phiseg`. Each command is a dataclass in a separate module that is imported on demand.
 
-Exit codes: 0 success, 2 user error (one line on stderr), 130 interrupted (143 by SIGTERM, in a training or server), 141 output
-pipe closed.
+Exit codes: 0 success, 2 user error (one line on stderr), 130 interrupted, 141 output pipe closed, and for trainings
+and servers 143 ended by SIGTERM (servers also 129, by SIGHUP).
 """
 
 import gc
