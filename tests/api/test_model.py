@@ -10,6 +10,8 @@ import torch
 import phiseg
 from helpers.dicom_slices import write_scan
 from helpers.known_models import KnownModel, ball, brightest, place
+from helpers.small_volumes import CHANNELS, SIZE, write_volumes
+from helpers.tiny_models import tiny_phiseg
 from phiseg.api.model import Model
 from phiseg.core.errors import ConfigError, DataError, ModelError
 from phiseg.data.intensity import Intensity, normalise, zscored
@@ -19,6 +21,7 @@ from phiseg.imaging.pictures import fitted
 from phiseg.imaging.series import read_series
 from phiseg.imaging.volume import Volume
 from phiseg.imaging.volume_files import write_volume
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling import sample_cases
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_volume
@@ -225,6 +228,16 @@ def test_sample_agrees_with_the_samples_of_the_dataset(model, lesions, trained):
     generator = [seeded_generator(0, "sample", data.cases[4]["case"])]
     logits = model.sample(model.prepare(data.images[4]), 3, generator=generator)
     assert torch.equal(logits[0].argmax(1), case.summary.labels.long())
+
+
+def test_sample_extends_thin_volumes_as_the_samples_of_a_dataset_do(tmp_path):
+    data = write_volumes(tmp_path / "volumes")
+    network = tiny_phiseg(channels=(4, 5), num_levels=2, image_channels=CHANNELS, dims=3, steps=0)
+    network.preprocessing = Preprocessing.of_dataset(data, patch_size=(9, *SIZE)).to_json()
+    (case,) = sample_cases(network, data, [3], num_samples=3, seed=0, keep_probs=True)
+    generator = [seeded_generator(0, "sample", data.cases[3]["case"])]
+    logits = Model(network, tmp_path).sample(data.image(3)[None], 3, generator=generator)
+    torch.testing.assert_close(logits[0].softmax(1), case.probs)
 
 
 # predict

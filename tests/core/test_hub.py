@@ -61,6 +61,11 @@ class Hub(ThreadingHTTPServer):
         self.commits[repo, commit] = files
         self.refs[repo, "main"] = commit
 
+    def commit(self, repo, commit, *, added, deleted):
+        """Add a commit to main, which keeps the other files."""
+        before = self.commits[repo, self.refs[repo, "main"]]
+        self.add(repo, commit, {name: before[name] for name in before if name not in deleted} | added)
+
     def find(self, repo, revision):
         return self.refs.get((repo, revision), revision)
 
@@ -104,14 +109,19 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length).decode() if length else self.read_chunks().decode()
         if self.path == "/api/repos/create":
             assert self.headers["Authorization"] == "Bearer secret"
+            if ("owner/new", "main") not in self.server.refs:
+                self.server.add("owner/new", FIRST, {".gitattributes": b""})
             self.answer({"url": f"{self.server.address}/owner/new", "id": "owner/new"})
         elif "/preupload/" in self.path:
             names = [file["path"] for file in json.loads(body)["files"]]
             modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
             self.answer({"files": modes})
         elif "/commit/" in self.path:
-            entries = [json.loads(line)["value"] for line in body.splitlines() if '"file"' in line]
-            self.server.add("owner/new", SECOND, {one["path"]: base64.b64decode(one["content"]) for one in entries})
+            entries = [json.loads(line) for line in body.splitlines()]
+            files = [entry["value"] for entry in entries if entry["key"] == "file"]
+            added = {file["path"]: base64.b64decode(file["content"]) for file in files}
+            deleted = {entry["value"]["path"] for entry in entries if entry["key"] == "deletedFile"}
+            self.server.commit("owner/new", SECOND, added=added, deleted=deleted)
             self.answer({"commitUrl": f"{self.server.address}/owner/new/commit/{SECOND}", "commitOid": SECOND})
         else:
             self.answer({"errors": [], "warnings": []})
@@ -232,6 +242,18 @@ def test_uploaded_model_can_be_loaded_by_its_commit(run, tmp_path):
     names = {path.name for path in source.iterdir()} & set(FILES)
     assert {path.name for path in folder.iterdir()} == names
     assert all((folder / name).read_bytes() == (source / name).read_bytes() for name in names)
+
+
+@needs_hub
+def test_upload_replaces_all_files_of_the_previous_model(run, hub, tmp_path):
+    before = dict.fromkeys(FILES, b"old") | {"LICENSE": b"own"}
+    hub.add("owner/new", FIRST, before)
+    source = shutil.copytree(bundled_models()["lesion-phantom"], tmp_path / "model")
+    (source / "calibration.json").unlink(missing_ok=True)
+    done = run(UPLOAD, source, "owner/new")
+    assert done.returncode == 0, done.stderr
+    model = {name: (source / name).read_bytes() for name in FILES if (source / name).is_file()}
+    assert hub.commits["owner/new", SECOND] == model | {"LICENSE": b"own"}
 
 
 @needs_hub

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from phiseg.core.errors import DataError
+from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.prepare.arrays import prepare_arrays
 from phiseg.data.prepare.fixed_size_source import FixedSizeOptions
 
@@ -90,6 +90,19 @@ def test_zscore_is_computed_over_the_volume(tmp_path):
         assert dataset.image(row).mean() == pytest.approx(0, abs=1e-5)
         assert dataset.image(row).std() == pytest.approx(1, abs=1e-5)
         assert abs(dataset.image(row)[:, 0].mean()) > 1e-3  # of a slice
+
+
+def test_zscored_volumes_are_padded_with_zeros(tmp_path):
+    """As `PreparedStack.images` and a MONAI bundle do."""
+    image = prepare(tmp_path, listed(), zscore=True, size=9).image(0)
+    assert (image[..., 0, :] == 0).all()
+    assert (image[..., :, -1] == 0).all()
+
+
+def test_zscore_of_volume_crops_is_rejected(tmp_path):
+    """Predict has the mean and standard deviation of the whole scan only."""
+    with pytest.raises(ConfigError, match=r"--zscore.*--centred-on.*--window LOW HIGH"):
+        prepare(tmp_path, listed(), zscore=True, centred_on="nodule")
 
 
 def test_annotator_missing_in_a_slice_is_missing_in_the_volume(tmp_path):

@@ -1,6 +1,7 @@
 """Temperatures: fitted if the spread is wrong, unchanged if it is right, stored and used."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,21 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from phiseg.core.errors import ConfigError
+import phiseg
+from phiseg.core.errors import ConfigError, ModelError
 from phiseg.data.intensity import Intensity
 from phiseg.data.prepare.phantom import prepare_phantom
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
-from phiseg.evaluation.calibrate import MARGIN, Fit, _Cases, _choose_cases, fit_calibration, gamma_loss
+from phiseg.evaluation.calibrate import (
+    MARGIN,
+    Fit,
+    _Cases,
+    _choose_cases,
+    calibrate,
+    fit_calibration,
+    gamma_loss,
+)
 from phiseg.evaluation.temperature_search import LOGITS, logit_temperature
 from phiseg.models import load_model
 from phiseg.models.segmenter import Encoding, Segmenter, SegmenterConfig
@@ -289,6 +299,15 @@ def test_stored_temperatures_are_used_unless_uncalibrated(cli, trained, lesions,
     assert tempered["model"]["calibration"] == {"noise": [3.0, 2.0], "logits": 1.5, "margin": None}
     assert plain["diversity"] != tempered["diversity"]
     assert "calibration:\n  noise: [3.0, 2.0]" in cli("info", run).out
+
+
+def test_model_in_the_hub_cache_is_rejected(trained, lesions, copy, tmp_path):
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / ("1" * 40)
+    snapshot.parent.mkdir(parents=True)
+    shutil.copytree(trained() / "model", snapshot)
+    for model in (snapshot, phiseg.load(snapshot)):
+        with pytest.raises(ModelError, match="is in the cache of the Hub; calibrate a copy"):
+            calibrate(model, lesions, num_samples=4, progress=False)
 
 
 def evaluated(cli, run, data, out, *words):

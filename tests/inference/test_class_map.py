@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from helpers.known_models import KnownModel, brightest
 from phiseg.core.errors import ConfigError, DataError, ModelError
@@ -13,8 +14,9 @@ from phiseg.data.manifest import MISSING
 from phiseg.data.relabel import relabel
 from phiseg.data.store import Dataset
 from phiseg.data.writer import Case, write_dataset
+from phiseg.inference import sampling
 from phiseg.inference.class_map import match_classes, parse_class_map
-from phiseg.inference.sampling import check_fits, sample_cases
+from phiseg.inference.sampling import check_fits, sample_cases, sample_split
 from phiseg.models import load_model
 
 
@@ -101,6 +103,41 @@ def test_several_classes_may_become_one(organs):
     np.testing.assert_array_equal(merged.labels[0, 0, 0, :4], [0, 1, 1, 0])
     dropped = match_classes(known, dataset, {"solid": "nodule", "ground glass": "background"})
     np.testing.assert_array_equal(dropped.labels[0, 0, 0, :4], [0, 1, 0, 0])
+
+
+def test_samples_have_the_classes_of_the_dataset(organs, monkeypatch):
+    dataset, known = organs("background", "pz", "tz", "cz"), model("background", "tz", "cz", "pz")
+    monkeypatch.setattr(sampling, "load_model", lambda *_, **__: known.eval())
+    dataset.resplit(seed=0, fractions=(1, 0, 0))
+    bright = np.random.default_rng(0).uniform(-0.5, 0.5, (3, 16, 16)).astype(np.float32)
+    monkeypatch.setattr(Dataset, "image", lambda *_, **__: bright)
+    class_map = {name: name for name in ("pz", "tz", "cz")}
+    found = sample_split(
+        "model", dataset.path, split="train", num_samples=2, seed=0, keep_probs=True, class_map=class_map
+    )
+    assert found.dataset.info.classes == ("background", "pz", "tz", "cz")
+    (case,) = found.samples
+    (own,) = sample_cases(
+        known, match_classes(known, dataset, class_map), [0], num_samples=2, seed=0, keep_probs=True
+    )
+    names = [np.array(classes) for classes in (dataset.info.classes, ("background", "tz", "cz", "pz"))]
+    np.testing.assert_array_equal(names[0][case.summary.labels], names[1][own.summary.labels])
+    assert len(case.summary.labels.unique()) == 4
+    for number, name in enumerate(names[0]):
+        place = names[1].tolist().index(name)
+        assert torch.equal(case.probs[:, number], own.probs[:, place])
+        assert torch.equal(case.summary.mean_probs[number], own.summary.mean_probs[place])
+        assert torch.equal(case.summary.mean_log_probs[number], own.summary.mean_log_probs[place])
+
+
+def test_samples_of_merged_classes_have_those_of_the_model(organs, monkeypatch, capsys):
+    dataset, known = organs("background", "solid", "ground glass"), model("background", "nodule", channels=2)
+    monkeypatch.setattr(sampling, "load_model", lambda *_, **__: known.eval())
+    dataset.resplit(seed=0, fractions=(1, 0, 0))
+    class_map = {"solid": "nodule", "ground glass": "nodule"}
+    found = sample_split("model", dataset.path, split="train", num_samples=2, seed=0, class_map=class_map)
+    assert found.dataset.info.classes == ("background", "nodule")
+    assert "have the classes of the model (background, nodule)" in capsys.readouterr().err
 
 
 def test_a_model_that_records_no_names_takes_any(organs, capsys):

@@ -132,7 +132,8 @@ def test_size_must_have_the_dimensions_of_the_model(save, tmp_path):
 
 def test_command_exports_size_and_bundle_without_temperatures(save, cli, tmp_path, monkeypatch):
     monkeypatch.setitem(main_module.COMMANDS, "export", ("export", ""))
-    folder, path, bundle = save(channels=[3, 4]), tmp_path / "new" / "model.onnx", tmp_path / "bundle"
+    folder = save(channels=[3, 4], presence=True)
+    path, bundle = tmp_path / "new" / "model.onnx", tmp_path / "bundle"
     done = cli("export", folder, "--onnx", path, "--size", 9, 7, "--uncalibrated", "--monai-bundle", bundle)
     assert (done.code, done.err) == (0, "")
     model = load_model(folder, calibrated=False)
@@ -153,6 +154,7 @@ def test_command_exports_size_and_bundle_without_temperatures(save, cli, tmp_pat
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     assert json.loads(metadata["classes"]) == ["background", "lesion"]
     assert PREPROCESSING.items() <= json.loads(metadata["preprocessing"]).items()
+    assert json.loads(metadata["noise_names"]) == ["level 1", "level 2", "presence"]
     assert json.loads(metadata["calibration"]) == {"noise": [], "logits": 1, "margin": None}
     assert (metadata["phiseg_version"], metadata["recipe"]) == (phiseg.__version__, "tiny-phiseg")
     assert metadata["intended_use"] == INTENDED_USE

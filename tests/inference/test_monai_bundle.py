@@ -298,6 +298,15 @@ def test_readme_describes_network_input(save, tmp_path):
     assert "{" not in text
 
 
+@pytest.mark.parametrize("plane", ["axial", None])
+def test_spacing_range_is_stated(plane, save, tmp_path):
+    write_monai_bundle(save(plane=plane, spacing_range_mm=[0.5, 0.8]), tmp_path / "bundle")
+    text = (tmp_path / "bundle" / "docs" / "README.md").read_text()
+    assert "0.5 to 0.8 mm in training" in text
+    metadata = json.loads((tmp_path / "bundle" / "configs" / "metadata.json").read_text())
+    assert metadata["image_classes"].endswith("pixels of 0.5 to 0.8 mm")
+
+
 def test_unsupported_model_is_rejected_in_one_line(save, tmp_path):
     with pytest.raises(ModelError, match="'auto'"):
         write_monai_bundle(save(plane="auto"), tmp_path / "bundle")

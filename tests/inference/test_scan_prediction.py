@@ -19,13 +19,19 @@ from phiseg.data.intensity import normalise
 from phiseg.data.prepare.nifti import prepare_nifti
 from phiseg.data.prepare.nifti_slices import Slicing
 from phiseg.data.store import Dataset
+from phiseg.imaging.frame import Frame
 from phiseg.imaging.nifti_files import read_nifti, write_nifti
 from phiseg.imaging.volume import Volume
 from phiseg.inference.measures import measure
+from phiseg.inference.prepared_stack import PreparedStack
+from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import case_key, level_outputs, predict_volume
 from phiseg.inference.slice_noise import Level, SliceNoise
+from phiseg.inference.slice_sampler import SliceSampler
 from phiseg.models import load_model
+from phiseg.models.registry import build_model
+from phiseg.models.ssn import SSNConfig
 from phiseg.models.temperatures import Calibration
 
 ONE = Sampling(num_samples=1)
@@ -317,6 +323,18 @@ def test_tiles_are_parts_of_one_sample():
     np.testing.assert_array_equal(found((16, 16)), found((40, 64)))
 
 
+def test_tiles_share_the_noise_of_their_common_pixels():
+    """A patch of 40 pixels is padded to 48, but its noise per pixel is not."""
+    model = build_model(SSNConfig(channels=(2, 2, 2, 2, 2))).eval()  # a stride of 16
+    values = np.random.default_rng(0).uniform(size=(100, 100, 1)).astype(np.float32)
+    known = KnownModel(noisy, size=(40, 40), plane="axial", intensity={"kind": "window", "low": 0, "high": 1})
+    stack = PreparedStack.of(Volume(values, place()), Preprocessing.of(known), name="the scan")
+    frames = [Frame((0.0, 0.0), (1.0, 1.0), (40, 40)), Frame((16.0, 16.0), (1.0, 1.0), (40, 40))]
+    sampler = SliceSampler(model, stack, SOME, frames, key="case")
+    first, second = (sampler._noise([0], frame, range(5))[1] for frame in frames)
+    assert torch.equal(first[..., 16:, 16:], second[..., :24, :24])
+
+
 def test_maps_follow_from_samples():
     """Mean and gamma in plain loops: gamma is the cross entropy of the mean with each sample, averaged."""
     volume = Volume(np.random.default_rng(4).normal(0, 6, (5, 4, 2)), place())
@@ -575,6 +593,20 @@ def test_lesion_is_not_followed_beyond_its_end():
     expected = np.zeros(values.shape)
     expected[3:6, 3:6, 7:12] = 1
     np.testing.assert_array_equal(labels_of(prediction), expected)
+
+
+@pytest.mark.parametrize(("reach", "slices"), [(None, slice(8, 11)), (0, slice(9, 10))])
+def test_default_reach_is_at_least_one_slice(reach, slices):
+    """Slices of 10 mm are farther apart than half a crop of 8 mm."""
+    model = KnownModel(brightest, size=(8, 8), plane="axial", centred_on="nodule")
+    values = np.full((9, 9, 20), -50.0)
+    values[3:6, 3:6, 7:12] = 50
+    sampling = Sampling(num_samples=1, reach_mm=reach)
+    prediction = predict_volume(
+        model, Volume(values, place(spacing=(1, 1, 10))), point=(4, 4, 9), sampling=sampling
+    )
+    assert prediction.box[0] == slices
+    assert prediction.truncated_by["reach"].all() == (reach is None)
 
 
 def test_removed_components_do_not_affect_results():

@@ -218,6 +218,9 @@ def sample(
 ) -> Samples:
     """Draw samples of the cases of a split, as `phiseg sample` does.
 
+    The samples have the class numbers of the dataset, unless `class_map` is not one-to-one: then they have those of
+    the model, with a warning.
+
     Args:
         model: a run, a model, or the name of a bundled model.
         data: the prepared dataset.

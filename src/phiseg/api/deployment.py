@@ -128,7 +128,8 @@ def export_onnx(
         overwrite: whether to replace an existing file.
 
     Returns:
-        The names of the inputs, which are `image` and the noise from fine to coarse.
+        The names of the inputs, which are `image` and the noise. `noise_names` in the metadata of the file states
+        what each noise input controls.
 
     Raises:
         ConfigError, ModelError, OutputError: a package is missing, or the size, the model or `path` is unsuitable.

@@ -6,6 +6,7 @@ Shapes: B images, S samples, K classes, C image channels, H x W pixels.
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, isfinite
 from os import PathLike
 from pathlib import Path
@@ -26,6 +27,7 @@ from phiseg.imaging.volume import PLANES, Plane, Volume, affine_towards
 from phiseg.inference.prediction import Prediction
 from phiseg.inference.prepared_stack import PreparedStack, open_scan
 from phiseg.inference.preprocessing import Preprocessing
+from phiseg.inference.sampling import extended_slices
 from phiseg.inference.sampling_options import Sampling
 from phiseg.inference.scan_prediction import predict_prepared
 from phiseg.inference.scans import ScanFile, find_scans
@@ -166,8 +168,11 @@ class Model:
     ) -> Tensor:
         """Draw segmentations of images.
 
+        A volume with fewer slices than a training patch is extended by repeating its ends, as in training.
+
         Args:
-            image: (B, C, H, W), the network's input: from `prepare`, or `Dataset.image(row)[None]`.
+            image: (B, C, H, W), the network's input: from `prepare`, or `Dataset.image(row)[None]`. For a 3-D
+                model, (B, C, D, H, W).
             num_samples: S, the number of segmentations of each image.
             seed: random seed. The samples of an image depend on the seed and on the image, but not on the other
                 images of the batch. The first samples stay the same if you draw more.
@@ -186,9 +191,12 @@ class Model:
         self._check_prepared(values)
         if generator is None:
             generator = [seeded_generator(seed, "sample", image_key(one)) for one in values]
-        return self.network.sample(
-            values.to(self.device, torch.float32), num_samples, generator=generator, chunk_size=chunk_size
-        )
+        draw = partial(self.network.sample, num_samples=num_samples, generator=generator, chunk_size=chunk_size)
+        values = values.to(self.device, torch.float32)
+        if self.network.config.dims == 2:
+            return draw(values)
+        seen, own = extended_slices(self.network, values.shape[2])
+        return draw(values[:, :, seen])[:, :, :, own]
 
     def predict(
         self,

@@ -17,10 +17,10 @@ class Export:
     """Export a trained model as an ONNX file, as a MONAI bundle, or both.
 
     The ONNX file runs without phiseg and torch. Its inputs are `image` (batch, channels, H, W), preprocessed as the
-    metadata of the file states, and standard normal noise `noise_0`, `noise_1`, ..., one per latent level from fine
-    to coarse. Its outputs are `logits` and `probs` (batch, classes, H, W), one sample per image. The same noise
-    gives the same sample. For a 3-D model, the size is (D, H, W). ONNX export requires: pip install
-    'phiseg[onnx]'
+    metadata of the file states, and standard normal noise `noise_0`, `noise_1`, .... The metadata `noise_names`
+    states what each controls: a latent level, whether the sample is empty, or the member of an ensemble. Its
+    outputs are `logits` and `probs` (batch, classes, H, W), one sample per image. The same noise gives the same
+    sample. For a 3-D model, the size is (D, H, W). ONNX export requires: pip install 'phiseg[onnx]'
 
     The MONAI bundle is a folder for `python -m monai.bundle run`. It preprocesses NIfTI files (or arrays, if the
     model was trained on arrays), draws samples, and writes their mean probabilities and labels. It contains a copy

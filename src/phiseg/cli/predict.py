@@ -99,7 +99,7 @@ class Predict:
         float | None, optional("SHARE", "the share stored with the model, or 0 with --noise-length")
     ] = None
     """Share of the noise variance, from 0 to 1, that is common to all slices. Not for 3-D models."""
-    reach: Annotated[float | None, optional("MM", "half the longer side of the crop")] = None
+    reach: Annotated[float | None, optional("MM", "half the longer side of the crop, at least one slice")] = None
     """Maximum distance in mm from the point over which a lesion is followed."""
     strict_spacing: Flag = False
     """Reject scans whose pixel spacing, slice distance or slice thickness is outside the range of the training

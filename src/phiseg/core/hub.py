@@ -47,6 +47,16 @@ def parse_hub_name(name: str) -> tuple[str, str | None]:
     return match[1], match[2]
 
 
+def is_in_cache(folder: Path) -> bool:
+    """Return whether a model folder is in the cache of the Hub, as CACHE/models--OWNER--NAME/snapshots/COMMIT.
+
+    >>> is_in_cache(Path("hub/models--owner--name/snapshots/3f2a")), is_in_cache(Path("runs/phiseg/model"))
+    (True, False)
+    """
+    snapshots = folder.resolve().parent
+    return snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--")
+
+
 @cache
 def download_model(name: str) -> Path:
     """Return the folder in the cache of the Hub with a model, downloaded if it is not there.
@@ -77,6 +87,9 @@ def download_model(name: str) -> Path:
 def upload_model(folder: Path, repo: str, *, private: bool = False, branch: str | None = None) -> str:
     """Upload a model folder in one commit; the repository and the branch are created if they do not exist.
 
+    Files of a previous model that the folder does not have, such as calibration.json, are deleted. Other files of
+    the repository are kept.
+
     Args:
         folder: model folder.
         repo: owner/name.
@@ -103,6 +116,7 @@ def upload_model(folder: Path, repo: str, *, private: bool = False, branch: str 
             folder_path=folder,
             revision=branch,
             allow_patterns=list(FILES),
+            delete_patterns=[name for name in FILES if not (folder / name).is_file()],
             commit_message="Upload a model of phiseg",
         )
     return f"{PREFIX}{repo}@{done.oid}"

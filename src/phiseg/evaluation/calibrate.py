@@ -22,7 +22,7 @@ from phiseg.compute.devices import usable_device
 from phiseg.core.bundled import bundled_models, find_model
 from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.files import AnyPath
-from phiseg.core.hub import is_hub_name
+from phiseg.core.hub import is_in_cache
 from phiseg.core.precision import SamplingPrecision
 from phiseg.core.random import derive_seed
 from phiseg.data.store import Dataset
@@ -103,7 +103,7 @@ def calibrate(
     found = find_model(model_folder)
     if found.resolve() in [bundled.resolve() for bundled in bundled_models().values()]:
         raise ModelError(f"{found} is part of phiseg and cannot be changed; calibrate a copy of this folder")
-    if is_hub_name(model_folder):
+    if is_in_cache(found):
         raise ModelError(f"{model_folder} is in the cache of the Hub; calibrate a copy of {found}, and push it")
     place = usable_device(device, precision)
     model = load_model(model_folder, device=place, calibrated=False, precision=precision)

@@ -40,7 +40,7 @@ def match_classes(
                 file=sys.stderr,
             )
         return dataset
-    return relabel(dataset, class_names(model, dataset), _numbers(model, dataset, class_map))
+    return relabel(dataset, class_names(model, dataset), class_numbers(model, dataset, class_map))
 
 
 def check_classes_match(model: Segmenter, dataset: Dataset) -> None:
@@ -113,7 +113,12 @@ def _as_argument(class_map: Mapping[str, str]) -> str:
     return f"{OPTION} {words} (in Python: class_map={dict(class_map)})"
 
 
-def _numbers(model: Segmenter, dataset: Dataset, class_map: Mapping[str, str]) -> list[int]:
+def class_numbers(model: Segmenter, dataset: Dataset, class_map: Mapping[str, str]) -> list[int]:
+    """Return the model's number of each class of the dataset; see `match_classes`.
+
+    Raises:
+        ConfigError: the mapping names an unknown class, or gives a class of the dataset no counterpart.
+    """
     theirs, ours = dataset.info.classes, class_names(model, dataset)
     if unknown := [name for name in class_map if name not in theirs]:
         raise ConfigError(f"{dataset.path} has no class '{unknown[0]}' ({nearest(unknown[0], theirs)})")

@@ -81,9 +81,9 @@ def export_onnx(
 ) -> tuple[str, ...]:
     """Export a model as an ONNX file that computes one sample per image from given noise.
 
-    Inputs are `image` (B, C, H, W) and `noise_0` .. `noise_{L-1}`, each (B, *shape), fine to coarse; outputs are
-    `logits` and `probs` (B, K, H, W). B is variable, the size is fixed. The metadata of the file describes the
-    preprocessing, the classes and the intended use.
+    Inputs are `image` (B, C, H, W) and `noise_0` .. `noise_{L-1}`, each (B, *shape), in the order of
+    `Segmenter.noise_names`; outputs are `logits` and `probs` (B, K, H, W). B is variable, the size is fixed. The
+    metadata of the file describes the preprocessing, the classes, the noise and the intended use.
 
     Args:
         model_folder: model folder, or the run folder that contains it.
@@ -135,6 +135,7 @@ def export_onnx(
             "recipe": str(model.provenance.get("recipe", "")),
             "classes": json.dumps(preprocessing.classes),
             "preprocessing": json.dumps(preprocessing.to_json()),
+            "noise_names": json.dumps(model.noise_names),
             "calibration": model.calibration.model_dump_json(),
             "intended_use": INTENDED_USE,
         },

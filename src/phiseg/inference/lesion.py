@@ -72,13 +72,13 @@ def predict_lesion(sampler: FrameSampler, point: tuple[int, int, int], bar: "tqd
 
 
 def _reach_in_slices(sampler: FrameSampler) -> int:
-    """Return the maximum distance from the point in slices."""
+    """Return the maximum distance from the point in slices; at least 1 if the user did not set it."""
     stack, frame = sampler.stack.stack, sampler.frames[0]
-    reach = sampler.sampling.reach_mm
+    reach, distance = sampler.sampling.reach_mm, stack.spacing_mm[0]
     if reach is None:
         sides = zip(frame.size, frame.step, stack.spacing_mm[1:], strict=True)
-        reach = max(number * step * mm for number, step, mm in sides) / 2
-    return int(min(reach / stack.spacing_mm[0], stack.grid[0]) + 1e-6)
+        reach = max(distance, max(number * step * mm for number, step, mm in sides) / 2)
+    return int(min(reach / distance, stack.grid[0]) + 1e-6)
 
 
 def _prediction(

@@ -55,6 +55,7 @@ def metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
         "value_range": [0, 1],
         "channel_def": {str(number): name for number, name in enumerate(classes)},
     }
+    spacing = spacing_text(preprocessing)
     return {
         "schema": SCHEMA,
         "version": "0.1.0",
@@ -71,7 +72,8 @@ def metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
         "copyright": "of those who trained the model",
         "data_source": preprocessing.dataset.name,
         "data_type": "numpy" if preprocessing.plane is None else "nibabel",
-        "image_classes": f"{preprocessing.image_channels} channel(s), {image['format']}",
+        "image_classes": f"{preprocessing.image_channels} channel(s), {image['format']}"
+        + (f", pixels of {spacing}" if spacing else ""),
         "pred_classes": f"{len(classes)} channels: the mean probabilities of {', '.join(classes)}",
         "intended_use": INTENDED_USE,
         "references": [
@@ -79,6 +81,15 @@ def metadata(model: Segmenter, preprocessing: Preprocessing) -> dict[str, Any]:
         ],
         "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
     }
+
+
+def spacing_text(preprocessing: Preprocessing) -> str | None:
+    """Return the pixel spacing of the training images; None if it is unknown."""
+    if preprocessing.spacing_mm is not None:
+        return "{} x {} mm".format(*preprocessing.spacing_mm)
+    if preprocessing.spacing_range_mm is not None:
+        return "{:.3g} to {:.3g} mm".format(*preprocessing.spacing_range_mm)
+    return None
 
 
 def inference_config(preprocessing: Preprocessing, model: SegmenterConfig) -> dict[str, Any]:

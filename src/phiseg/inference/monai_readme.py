@@ -2,7 +2,7 @@
 
 from phiseg import __version__
 from phiseg.inference.export import INTENDED_USE
-from phiseg.inference.monai_config import MONAI_VERSION
+from phiseg.inference.monai_config import MONAI_VERSION, spacing_text
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.models import Segmenter, SegmenterConfig
 
@@ -78,9 +78,14 @@ def _values(preprocessing: Preprocessing) -> str:
 
 
 def _spacing(preprocessing: Preprocessing) -> str:
-    if preprocessing.spacing_mm is None:
+    in_plane = spacing_text(preprocessing)
+    if in_plane is None:
         return "that of the image; not resampled"
-    in_plane = "{} x {} mm".format(*preprocessing.spacing_mm)
+    if preprocessing.spacing_mm is None:
+        return (
+            f"that of the image, {in_plane} in training. **The bundle does not resample images outside this "
+            "range**; resample them before, or use `phiseg predict`, which does"
+        )
     if preprocessing.plane is None:
         return f"{in_plane} in training; arrays must already have this spacing"
     return f"resampled to {in_plane}"

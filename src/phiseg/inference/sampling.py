@@ -3,12 +3,15 @@
 S samples, K classes, *size is (H, W) for images and (D, H, W) for volumes.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phiseg.compute.devices import usable_device
@@ -16,7 +19,7 @@ from phiseg.core.errors import ConfigError, ModelError
 from phiseg.core.precision import SamplingPrecision
 from phiseg.data.patches import window
 from phiseg.data.store import Dataset
-from phiseg.inference.class_map import check_classes_match, match_classes
+from phiseg.inference.class_map import check_classes_match, class_numbers, match_classes
 from phiseg.inference.preprocessing import Preprocessing
 from phiseg.inference.sample_summary import SampleSummary, summarise_samples
 from phiseg.models import Segmenter, load_model
@@ -31,12 +34,20 @@ class CaseSamples(NamedTuple):
     probs: Tensor | None
     """(S, K, *size) if requested, otherwise None."""
 
+    def renumbered(self, numbers: Sequence[int]) -> "CaseSamples":
+        """Return the samples with class k in place of class `numbers[k]`, for a permutation of all classes."""
+        order = torch.tensor(numbers)
+        labels, mean_probs, mean_log_probs = self.summary
+        labels = order.argsort().to(labels.dtype)[labels.long()]
+        summary = SampleSummary(labels, mean_probs[order], mean_log_probs[order])
+        return self._replace(summary=summary, probs=None if self.probs is None else self.probs[:, order])
+
 
 class SplitSamples(NamedTuple):
     """The samples of a split, drawn as they are read."""
 
     dataset: Dataset
-    """The dataset, with the classes of the model."""
+    """The dataset, with the classes of the samples."""
     rows: list[int]
     samples: Iterator[CaseSamples]
     """The samples of `rows`, in their order."""
@@ -59,6 +70,9 @@ def sample_split(
 ) -> SplitSamples:
     """Load a model and draw samples for the cases of a split.
 
+    The samples have the classes of the dataset. If `class_map` is not one-to-one, they have those of the model, and
+    a warning is printed to stderr.
+
     Args:
         model: model folder, run folder that contains one, or name of a bundled model.
         data: prepared dataset.
@@ -79,7 +93,8 @@ def sample_split(
     """
     place = usable_device(device, precision)
     network = load_model(model, device=place, calibrated=calibrated, precision=precision)
-    dataset = match_classes(network, Dataset.open(data), class_map)
+    stored = Dataset.open(data)
+    dataset = match_classes(network, stored, class_map)
     rows = dataset.rows(split).tolist()
     samples = sample_cases(
         network,
@@ -90,6 +105,16 @@ def sample_split(
         batch_size=batch_size,
         chunk_size=chunk_size,
         keep_probs=keep_probs,
+    )
+    if not class_map:
+        return SplitSamples(dataset, rows, samples)
+    numbers = class_numbers(network, stored, class_map)
+    if sorted(numbers) == list(range(network.config.num_classes)):
+        return SplitSamples(stored, rows, (case.renumbered(numbers) for case in samples))
+    print(
+        f"phiseg: warning: the samples have the classes of the model ({', '.join(dataset.info.classes)}), because "
+        f"the class map is not one-to-one; to score them on {data}, use phiseg evaluate",
+        file=sys.stderr,
     )
     return SplitSamples(dataset, rows, samples)
 
@@ -174,14 +199,26 @@ def case_image(
     read = partial(dataset.image, row, context=model.config.context, hide_neighbours=hide_neighbours)
     if dataset.dims == 2:
         return CaseImage(torch.from_numpy(read()), slice(None))
+    seen, own = extended_slices(model, dataset.depth(row), patch_depth=patch_depth)
+    return CaseImage(torch.from_numpy(read(slices=seen)), own)
+
+
+def extended_slices(
+    model: Segmenter, depth: int, *, patch_depth: int | None = None
+) -> tuple[NDArray[np.int64], slice]:
+    """Return the slices that the network sees of a volume, with its ends repeated, and which of them are its own.
+
+    Args:
+        model: 3-D model.
+        depth: number of slices of the volume.
+        patch_depth: see `case_image`.
+    """
     learned = Preprocessing.find(model)
     if patch_depth is None and learned is not None and learned.patch_size is not None:
         patch_depth = learned.patch_size[0]
-    depth = dataset.depth(row)
     missing = max(0, (patch_depth or 0) - depth)
     before = missing // 2
-    image = read(slices=window(-before, depth + missing, depth))
-    return CaseImage(torch.from_numpy(image), slice(before, before + depth))
+    return window(-before, depth + missing, depth), slice(before, before + depth)
 
 
 def samples_at_once(image: Tensor, batch_size: int, chunk_size: int) -> int:

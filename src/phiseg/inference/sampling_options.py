@@ -31,7 +31,8 @@ class Sampling:
     level_draws: int = 8
     """Number of redraws per latent level to attribute the uncertainty to levels; 0 skips this."""
     reach_mm: float | None = None
-    """Maximum distance from the point over which a lesion is followed; None is half the longer side of the crop."""
+    """Maximum distance from the point over which a lesion is followed. None is half the longer side of the crop,
+    but at least one slice."""
     batch_size: int = 4
     """Number of slices encoded at once. Affects memory use only, not results."""
     chunk_size: int = 16

@@ -37,6 +37,7 @@ class SliceSampler(FrameSampler):
         size = frames[0].size
         self.padded = model.padded_size(size)
         self.tile_shapes = model.noise_shapes(size)
+        self.padded_shapes = model.noise_shapes(self.padded)
         row, column = (max(self.offset(frame)[axis] for frame in frames) for axis in (0, 1))
         shapes = self.tile_shapes
         if (row, column) != (0, 0):  # noise of the whole slice, from which tiles are cut
@@ -80,14 +81,15 @@ class SliceSampler(FrameSampler):
         distance = self.stack.stack.spacing_mm[0]
         offset = self.offset(frame)
         levels = []
-        for shape, level in zip(
+        for shape, cells, level in zip(
             self.tile_shapes,
+            self.padded_shapes,
             zip(*(source.at(float(number) * distance) for number in numbers), strict=True),
             strict=True,
         ):
             noise = torch.cat(level)[:, samples.start : samples.stop]
             if noise.shape[2:] != shape:
-                row, column = (o * n // p for o, n, p in zip(offset, shape[-2:], self.padded, strict=True))
+                row, column = (o * n // p for o, n, p in zip(offset, cells[-2:], self.padded, strict=True))
                 noise = noise[..., row : row + shape[-2], column : column + shape[-1]]
             levels.append(noise.to(self.device))
         return self.model.temper(levels)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 from tqdm import tqdm
 
-from phiseg.core.errors import DataError
+from phiseg.core.errors import ConfigError, DataError
 from phiseg.data.intensity import Intensity, zscored
 from phiseg.data.prepare.fixed_size_source import FixedSizeOptions, Source, print_note
 from phiseg.data.prepare.fixed_size_survey import Survey, label_indices, stored_image, survey_source
@@ -53,9 +53,14 @@ def write_fixed_size(
 
     Raises:
         DataError: the source is damaged, or its cases differ in size or type. The depths of volumes may differ.
-        ConfigError: the fractions are invalid.
+        ConfigError: the fractions are invalid, or crops of volumes would be z-scored.
         OutputError: `out` exists and `overwrite` is false, or it cannot be written.
     """
+    if dims == 3 and options.zscore and options.centred_on:
+        raise ConfigError(
+            "--zscore cannot be used for volumes with --centred-on, because phiseg predict would use the mean and "
+            "standard deviation of the whole scan; use --window LOW HIGH"
+        )
     survey = survey_source(source, options, progress)
     if not survey.num_cases:
         raise DataError(f"{source.path} has no annotated case; check its masks, and which annotations are missing")
@@ -107,12 +112,18 @@ def _prepared(
     if options.size is not None:
         height, width = image.shape[-2:]
         frame = Frame.centred(((height - 1) / 2, (width - 1) / 2), (options.size, options.size))
-        dark = image.min() if intensity.low is None else _clipped(intensity.low, image.dtype)
-        image = crop(image, frame, fill=dark, interpolation="linear")
+        image = crop(image, frame, fill=_padding(image, intensity), interpolation="linear")
         labels = crop(labels, frame, fill=0, interpolation="nearest")
         row, column = map(int, frame.origin)
         case = case._replace(columns={**case.columns, "cut_row": row, "cut_column": column})
     return case._replace(image=image, labels=labels)
+
+
+def _padding(image: NDArray[Any], intensity: Intensity) -> float:
+    """Return the value outside the image, as in `PreparedStack.images`."""
+    if intensity.kind == "zscore":
+        return 0
+    return float(image.min()) if intensity.low is None else _clipped(intensity.low, image.dtype)
 
 
 def _clipped(value: float, dtype: np.dtype[Any]) -> float:
