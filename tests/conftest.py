@@ -54,15 +54,6 @@ MODELS = {
         "training_samples": 2,
         "blocks_per_level": 1,
     },
-    "phiseg-flow": {
-        "name": "phiseg-flow",
-        "channels": [4, 4, 8],
-        "num_levels": 2,
-        "blocks_per_level": 1,
-        "flow_channels": [4, 6],
-        "flow_blocks": 1,
-        "num_steps": 3,
-    },
     "flow-ssn": {
         "name": "flow-ssn",
         "channels": [4, 4, 8],

@@ -65,7 +65,6 @@ DIGESTS = {
     (1, "multihead"): "3bc4774c5530ad98",
     (1, "phiseg"): "16cdba52c4b8b89c",
     (1, "phiseg-ensemble"): "3d8c41233b4092bd",
-    (1, "phiseg-flow"): "9fd3915bd40b5c32",
     (1, "probunet"): "d93eae4d41eae20a",
     (1, "ssn"): "4bac9770635b0994",
     (1, "unet"): "a5b94b09aa8aaf0d",

@@ -25,7 +25,6 @@ EXTRA = {
     "hprobunet": {"num_levels": 2},
     "phiseg": {"num_levels": 3, "presence": True},
     "phiseg-ensemble": {"num_levels": 3, "members": 2, "presence": True},
-    "phiseg-flow": {"num_levels": 3},
 }
 OPTIONS = {
     "latents at the finest levels": {"latents_at": "finest"},

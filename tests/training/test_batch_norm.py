@@ -265,7 +265,6 @@ def test_ccdm_refuses_statistics_of_the_sampling_path(statistics):
         ("ccdm-small", [], "training"),
         ("ccdm-small", ["--train.norm_statistics", "running"], "running"),
         ("flow-ssn-small", [], "training"),
-        ("phiseg-flow-small", [], "training"),
     ],
 )
 def test_default_norm_statistics_depend_on_the_model(recipe, settings, resolved, lesions):

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from phiseg.inference.preprocessing import Preprocessing
-from phiseg.models import build_model, load_model, save_model
+from phiseg.models import load_model, save_model
 from phiseg.models.model_folder import weights_hash
 from phiseg.models.noise import draw_noise, seeded_generator
-from phiseg.models.phiseg_flow import PHiSegFlowConfig
 
 SIZE = (16, 16)
 
@@ -86,10 +85,6 @@ def test_combine_rejects_incompatible_models(runs, cli, trained, copy, tmp_path)
     assert f"{runs[0]} has the same weights as {runs[0]}; pass it once" in error_message(runs[0], runs[0])
     unet = trained("unet")
     assert f"{unet} is a model 'unet'" in error_message(runs[0], unet)
-    flow = tmp_path / "flow"
-    settings = {"channels": (4, 5), "num_levels": 2, "blocks_per_level": 1, "flow_channels": (4,)}
-    save_model(flow, build_model(PHiSegFlowConfig(**settings)), preprocessing={}, provenance={}, card="")
-    assert f"{flow} is a model 'phiseg-flow'" in error_message(flow, flow)
     other = copy(runs[1], "other")
     edit(other, "preprocessing.json", lambda values: values.update(plane="coronal"))
     assert f"{other} and {runs[0]} were trained on different data" in error_message(runs[0], other)

@@ -9,7 +9,7 @@ import torch
 from lightning_fabric import Fabric
 
 from helpers.comparing_runs import assert_same_run, assert_same_tensors, lines, state
-from phiseg.core.errors import ConfigError, DataError, ModelError, OutputError, TrainingError
+from phiseg.core.errors import DataError, ModelError, OutputError, TrainingError
 from phiseg.core.random import derive_seed
 from phiseg.data.loader import TrainingStream
 from phiseg.data.store import Dataset
@@ -437,22 +437,6 @@ def test_resume_does_not_need_the_initial_model(run, tmp_path):
     run("part", steps=4, resume=True, **settings)
     assert_same_run(part, whole)
     assert "sha256" in load_model(part).provenance["initial_model"]
-
-
-def test_flow_is_trained_on_a_frozen_phiseg(run):
-    """The weights and batch-norm statistics of the PHiSeg stay as they are, also when statistics are recomputed."""
-    first = run("first", steps=2)
-    second = run("second", model="phiseg-flow", steps=2, initial_weights=str(first))
-    before, after = (load_model(folder).state_dict() for folder in (first, second))
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    assert {name.split(".")[0] for name in after.keys() - before.keys()} == {"flow", "flow_output"}
-    statistics = [tensor for name, tensor in after.items() if name.startswith("flow") and "running_mean" in name]
-    assert all(tensor.any() for tensor in statistics)
-
-
-def test_flow_without_a_trained_phiseg_is_refused(run):
-    with pytest.raises(ConfigError, match=r"refines another model; set train\.initial_weights"):
-        run("run", model="phiseg-flow", steps=1)
 
 
 def test_initial_weights_of_another_network_are_refused(run):

@@ -18,7 +18,6 @@ from phiseg.models.mose import MoSE
 from phiseg.models.multihead import MultiHead
 from phiseg.models.phiseg import PHiSeg
 from phiseg.models.phiseg_ensemble import PHiSegEnsemble
-from phiseg.models.phiseg_flow import PHiSegFlow
 from phiseg.models.probunet import ProbUNet
 from phiseg.models.segmenter import Segmenter, SegmenterConfig
 from phiseg.models.ssn import SSN
@@ -35,7 +34,6 @@ MODELS: dict[str, type[Segmenter]] = {
     "multihead": MultiHead,
     "phiseg": PHiSeg,
     "phiseg-ensemble": PHiSegEnsemble,
-    "phiseg-flow": PHiSegFlow,
     "probunet": ProbUNet,
     "ssn": SSN,
     "unet": UNet,

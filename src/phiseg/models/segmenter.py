@@ -139,8 +139,6 @@ class Segmenter(nn.Module, ABC):
     """
 
     Config: ClassVar[type[SegmenterConfig]]
-    needs_initial_weights: ClassVar[bool] = False
-    """Whether a part of the model is not trained, so that training must start from the weights of another model."""
     config: SegmenterConfig
     preprocessing: dict[str, Any]
     """Preprocessing of images, as stored in the model folder; empty for a new model."""

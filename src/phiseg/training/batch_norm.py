@@ -39,14 +39,12 @@ def recalibrate(
 ) -> None:
     """Replace the running statistics by plain averages over `batches`; no effect without batch norm.
 
-    Layers that a model keeps in eval mode, because they are frozen, keep their statistics.
-
     All layers are first averaged on the training path. With `sampling_path`, layers that occur in the sampling path
     are then reset and averaged there. `progress` shows a progress bar.
     """
     was_training = model.training
     model.train()
-    layers = [module for module in model.modules() if isinstance(module, BatchNorm) and module.training]
+    layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
     if not layers:
         model.train(was_training)
         return

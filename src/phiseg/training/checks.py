@@ -5,7 +5,6 @@ from pathlib import Path
 from phiseg.core.errors import ConfigError, OutputError
 from phiseg.data.store import Dataset
 from phiseg.metrics.score_registry import selectable_scores
-from phiseg.models import MODELS
 from phiseg.training.checkpoints import STATE_FILE
 from phiseg.training.recipe import Recipe, load_recipe
 from phiseg.training.step import training_stream
@@ -60,11 +59,6 @@ def _check_same_recipe(out: Path, recipe: Recipe) -> None:
 
 def check_trainable(recipe: Recipe, dataset: Dataset) -> None:
     """Raise an error if the recipe cannot be trained on the dataset, or if the dataset is damaged."""
-    if MODELS[recipe.model.name].needs_initial_weights and not recipe.train.initial_weights:
-        raise ConfigError(
-            f"model {recipe.model.name} refines another model; set train.initial_weights to the run or "
-            "model folder of a trained PHiSeg with the same network"
-        )
     processes = recipe.train.devices * recipe.train.num_nodes
     rows = training_stream(recipe, dataset, "train", num_processes=processes).rows
     _check_selection(recipe, dataset)

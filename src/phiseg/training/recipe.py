@@ -61,7 +61,7 @@ class TrainConfig(StrictConfig):
     saved. The decay increases during the first steps. 0 uses the weights themselves, as in the paper."""
     initial_weights: str | None = None
     """Model to start from (fine-tuning): a model folder, a run folder or the name of a bundled model, with the same
-    network; for phiseg-flow, the PHiSeg that it refines. By default, training starts from random weights."""
+    network. By default, training starts from random weights."""
     seed: int = Field(default=0, ge=0)
     """Random seed. The same command with the same seed gives the same weights on the same machine."""
     annotator: int | Literal["random"] = "random"
