@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from phiseg.models import load_model
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "experiments/lidc_nodule/README.md"
+LIDC_SLICES = ROOT / "experiments/lidc_slices"
 VOLUMES = ROOT / "experiments/lidc_volumes"
 CARD = bundled_models()["lidc-nodule"] / "README.md"
 ORDER = ("ged_unbiased", "ged", "ged_floor", "s_ncc", "dice")
@@ -98,7 +100,7 @@ def test_page_states_the_scores_of_previous_models(file):
 
 @pytest.mark.parametrize("rate", ["0.001", "0.003"])
 def test_page_states_the_scores_of_mose_by_learning_rate(rate):
-    page = ROOT / "experiments/lidc_slices"
+    page = LIDC_SLICES
     rows = [row for row in read_scores(page / "results/mose-rates.csv.gz") if row["learning_rate"] == rate]
     assert len(rows) == 828
     lines = [line for line in (page / "README.md").read_text().splitlines() if line.startswith("| MoSE |")]
@@ -273,7 +275,7 @@ METRICS, BATCH_NORM, WHAT_MATTERS, WHICH_NUMBERS = (
 
 
 def test_metrics_page_states_the_scores_by_temperature():
-    results = ROOT / "experiments/lidc_slices/results"
+    results = LIDC_SLICES / "results"
     scores = {kind: read_scores(results / f"confidence-{kind}.csv.gz") for kind in ("lidc", "phantom")}
     assert [len({row["case"] for row in rows}) for rows in scores.values()] == [120, 60]
 
@@ -373,24 +375,58 @@ def plain_cells(page, start, *, nth=0):
     return [cell.replace("*", "") for cell in cells(page, start, nth=nth)]
 
 
+def read_long_trainings():
+    """Return the scores of every training of the main LIDC table, by method."""
+    benchmark, trainings = ROOT / "experiments/benchmark", defaultdict(list)
+    with (benchmark / "rows.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["track"] == "lidc-slices-64-long":
+                trainings[row["method"]].append(read_scores(benchmark / row["cases"]))
+    assert {len(rows) for each in trainings.values() for rows in each} == {2894}
+    return dict(trainings)
+
+
+LONG_TRAININGS = read_long_trainings()
+
+
+def pooled_means(trainings, names):
+    return [f"{np.mean([column(rows, name) for rows in trainings]):.3f}" for name in names]
+
+
 @pytest.mark.parametrize(
     ("start", "method"),
     [
         ("PHiSeg, five levels", "PHiSeg (L=5)"),
         ("Probabilistic U-Net", "Prob. U-Net"),
+        ("MoSE", "MoSE"),
+        ("Flow-SSN", "Flow-SSN"),
         ("SSN", "SSN"),
-        ("HPU-Net", "HPU-Net"),
         ("PHiSeg, one level", "PHiSeg (L=1)"),
+        ("CCDM", "CCDM"),
     ],
 )
 def test_readme_states_the_scores_of_the_benchmark(start, method):
-    benchmark = ROOT / "experiments/benchmark"
-    with (benchmark / "rows.csv").open(encoding="utf-8") as file:
-        found = [row for row in csv.DictReader(file) if (row["track"], row["method"]) == ("lidc-slices-64", method)]
-    trainings = [read_scores(benchmark / row["cases"]) for row in found]
-    assert {len(rows) for rows in trainings} == {2894}
-    scores = [f"{np.mean([column(rows, name) for rows in trainings]):.3f}" for name in ORDER]
-    assert plain_cells(ROOT / "README.md", start) == [str(len(found)), *scores]
+    trainings = LONG_TRAININGS[method]
+    assert plain_cells(ROOT / "README.md", start) == [str(len(trainings)), *pooled_means(trainings, ORDER)]
+
+
+@pytest.mark.parametrize("method", LONG_TRAININGS)
+def test_lidc_page_states_the_scores_of_the_benchmark(method):
+    seeds, _, unbiased, ged, s_ncc, dice, hm_iou, _ = plain_cells(LIDC_SLICES / "README.md", f"{method} |")
+    trainings = LONG_TRAININGS[method]
+    assert int(seeds) == len(trainings)
+    stated = [cell.split(" ")[0] for cell in (unbiased, ged, s_ncc, dice, hm_iou)]
+    assert stated == pooled_means(trainings, ("ged_unbiased", "ged", "s_ncc", "dice", "hm_iou"))
+
+
+@pytest.mark.parametrize(
+    ("start", "file"), [("with a flow", "flow-cases"), ("with equal confidence", "equal-confidence-cases")]
+)
+def test_lidc_page_states_the_scores_of_variants(start, file):
+    rows = read_scores(LIDC_SLICES / f"results/{file}.csv.gz")
+    assert len(rows) == 2894
+    stated = plain_cells(LIDC_SLICES / "README.md", start)
+    assert stated[:-1] == means(rows, ("ged_unbiased", "ged", "s_ncc", "dice", "hm_iou"))
 
 
 @pytest.mark.parametrize(
