@@ -398,6 +398,7 @@ def pooled_means(trainings, names):
     [
         ("PHiSeg, five levels", "PHiSeg (L=5)"),
         ("Probabilistic U-Net", "Prob. U-Net"),
+        ("HPU-Net", "HPU-Net"),
         ("MoSE", "MoSE"),
         ("Flow-SSN", "Flow-SSN"),
         ("SSN", "SSN"),
