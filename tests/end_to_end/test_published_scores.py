@@ -108,6 +108,13 @@ def test_page_states_the_scores_of_mose_by_learning_rate(rate):
     assert stated.split("|")[-2].strip() == means(rows, ["ged_unbiased"])[0]
 
 
+@pytest.mark.parametrize("start", ["random weights", "pre-trained mean"])
+def test_page_states_the_scores_of_ssn_by_start(start):
+    rows = [row for row in read_scores(LIDC_SLICES / "results/ssn-starts.csv.gz") if row["start"] == start]
+    assert len(rows) == 828
+    assert cells(LIDC_SLICES / "README.md", start) == means(rows, ("ged_unbiased", "s_ncc", "dice", "hm_iou"))
+
+
 @pytest.mark.parametrize("file", ["cases", "seed-0-16000-cases", "seed-1-16000-cases", "ensemble-cases"])
 def test_page_states_the_scores_of_longer_trainings(file):
     rows, largest = read_results(f"{file}.csv.gz"), {row["case"] for row in read_results("largest-slices.csv")}
