@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -273,3 +274,11 @@ def phiseg():
 
 def phiseg_command(*words):
     return [str(Path(sys.executable).with_name("phiseg")), *map(str, words)]
+
+
+@pytest.fixture
+def default_hangup():
+    """Let SIGHUP end the processes of a test: under nohup, they would inherit that it is ignored."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, previous)

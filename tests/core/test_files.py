@@ -240,7 +240,7 @@ def test_atomic_folder_replaces_only_folder_with_marker(tmp_path):
     fill(tmp_path / "empty", "new", overwrite=True, marker="content")
 
 
-@pytest.mark.parametrize("marker", ["{}", '{"format": "nnU-Net"}', '{"format": "phis', "[]"])
+@pytest.mark.parametrize("marker", ["{}", '{"format": "nnU-Net"}', "[]"])
 def test_atomic_folder_keeps_results_of_other_programs(marker, tmp_path):
     """nnU-Net also writes dataset.json and summary.json."""
     path = tmp_path / "raw"

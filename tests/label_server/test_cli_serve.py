@@ -68,6 +68,7 @@ def test_serve_prints_address_and_ends_on_interrupt(phiseg, studies):
     assert (process.returncode, errors) == (0, "")
 
 
+@pytest.mark.usefixtures("default_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_serve_deletes_uploads_on_signal(phiseg, trained, tmp_path, number):
     words = phiseg.command("serve", trained(), "--port", "0")
@@ -81,6 +82,9 @@ def test_serve_deletes_uploads_on_signal(phiseg, trained, tmp_path, number):
             assert list(tmp_path.rglob("*.nii"))
         finally:
             process.send_signal(number)
-            _, errors = process.communicate(timeout=60)
+            try:
+                _, errors = process.communicate(timeout=60)
+            finally:
+                process.kill()
     assert (process.returncode, errors) == (128 + number, b"")
     assert not list(tmp_path.glob("phiseg-*"))

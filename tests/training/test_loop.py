@@ -60,6 +60,7 @@ def test_train_writes_documented_files(run):
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
         "config.yaml",
         "environment.json",
+        "lock",
         "metrics.jsonl",
         "state/last.pt",
         *(f"model/{name}" for name in ("config.json", "model.safetensors", "preprocessing.json", "README.md")),

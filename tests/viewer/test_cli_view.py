@@ -141,6 +141,7 @@ def test_view_serves_until_interrupted_and_requires_token(phiseg, trained, lesio
     assert (process.returncode, errors) == (0, "")
 
 
+@pytest.mark.usefixtures("default_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_view_deletes_uploads_on_signal(phiseg, trained, tmp_path, number):
     words = phiseg.command("view", trained(), "--no-browser")
@@ -153,7 +154,10 @@ def test_view_deletes_uploads_on_signal(phiseg, trained, tmp_path, number):
             assert list(tmp_path.rglob("*.nii"))
         finally:
             process.send_signal(number)
-            _, errors = process.communicate(timeout=60)
+            try:
+                _, errors = process.communicate(timeout=60)
+            finally:
+                process.kill()
     assert (process.returncode, errors) == (128 + number, b"")
     assert not list(tmp_path.glob("phiseg-*"))
 

@@ -147,8 +147,10 @@ def _is_marked(marker: Path) -> bool:
         return marker.is_file()
     try:
         return is_from_phiseg(json.loads(marker.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
+    except OSError:
         return False
+    except (ValueError, RecursionError):  # damaged, so that it can be replaced
+        return True
 
 
 def check_new_file(path: Path, *, overwrite: bool = False) -> None:
