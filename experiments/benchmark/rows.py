@@ -281,7 +281,8 @@ def _cell(line: dict[str, Any], name: str) -> str:
 def _plot(lines: list[dict[str, Any]]) -> Figure:
     """Draw the unbiased GED of each method with its interval, and against the sampling time if it is known."""
     timed = [line for line in lines if None not in (line["seconds_per_100_samples"], line["ged_unbiased"])]
-    figure = Figure(figsize=(8.5, 1.2 + 0.35 * max(4, len(lines))), layout="constrained")
+    height = 1.2 + 0.35 * max(4, len(lines))
+    figure = Figure(figsize=(8.5, height), layout="constrained")
     bars, scatter = figure.subplots(1, 2, width_ratios=(1.4, 1))
     for place, line in enumerate(lines):
         value, low, high = (line[f"ged_unbiased{end}"] for end in ("", "_low", "_high"))
@@ -293,12 +294,16 @@ def _plot(lines: list[dict[str, Any]]) -> Figure:
     bars.locator_params(axis="x", nbins=5)
     bars.invert_yaxis()
     seconds = [line["seconds_per_100_samples"] for line in timed]
-    for line, time in zip(timed, seconds, strict=True):
+    heights = [72 * (height - 1) * value for value in _shares([line["ged_unbiased"] for line in timed])]
+    raised = 0.0
+    for line, time, own in sorted(zip(timed, seconds, heights, strict=True), key=lambda each: each[2]):
         scatter.plot(time, line["ged_unbiased"], "o", color="#1f4e79")
         side, offset = ("left", 4) if time**2 <= min(seconds) * max(seconds) else ("right", -4)  # inside the plot
-        place = (time, line["ged_unbiased"])
+        raised = max(own + 4, raised + 8)  # in points; names must not overlap
         style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "ha": side}
-        scatter.annotate(line["method"], place, xytext=(offset, 4), **style)
+        if raised > own + 4:
+            style["arrowprops"] = {"arrowstyle": "-", "linewidth": 0.4, "color": "#888888"}
+        scatter.annotate(line["method"], (time, line["ged_unbiased"]), xytext=(offset, raised - own), **style)
     if timed:
         scatter.set(xscale="log", xlabel="seconds per 100 samples", ylabel="unbiased GED")
         scatter.margins(y=0.12)  # for the name above the highest point
@@ -311,6 +316,12 @@ def _plot(lines: list[dict[str, Any]]) -> Figure:
         scatter.set_axis_off()
         scatter.text(0.5, 0.5, "no sampling times", ha="center", va="center", color="#888888")
     return figure
+
+
+def _shares(values: list[float]) -> list[float]:
+    """Return the positions of values in their range with a margin of 12 %, as shares of the axis."""
+    span = max(values, default=0) - min(values, default=0)
+    return [(0.12 + (value - min(values)) / span) / 1.24 if span else 0.5 for value in values]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -102,7 +102,7 @@ def test_folder_without_readable_scan_gives_one_line_error(cli, trained, tmp_pat
         (tmp_path / f"{name}.nii.gz").write_bytes(b"not NIfTI")
     result = cli("view", trained(), tmp_path, "--no-browser")
     assert (result.code, len(result.err.splitlines())) == (2, 1)
-    assert re.search(r"none of the 2 scans can be read; the first: .*a\.nii\.gz cannot be read", result.err)
+    assert re.search(r"cannot read any of the 2 scans; the first: .*a\.nii\.gz cannot be read", result.err)
 
 
 def test_dataset_of_another_model_gives_one_line_error(cli, trained, zones):

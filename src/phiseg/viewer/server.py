@@ -139,7 +139,7 @@ class Viewer:
         """Return the first scan that can be read, and the errors of the scans before it.
 
         Raises:
-            DataError: none of the given scans can be read.
+            DataError: all given scans are unreadable.
         """
         errors: list[str] = []
         for scan in self.scans.listed():
@@ -149,8 +149,8 @@ class Viewer:
                 return self.scans.get(scan.id), errors
             except DataError as error:
                 errors.append(str(error))
-        none = f"none of the {len(errors)} scans can be read; the first: " if len(errors) > 1 else ""
-        raise DataError(none + errors[0])
+        several = f"cannot read any of the {len(errors)} scans; the first: " if len(errors) > 1 else ""
+        raise DataError(several + errors[0])
 
     def session(self) -> SessionInfo:
         """Describe the model and the scans, with details of the first one that can be read."""
