@@ -124,6 +124,21 @@ def test_page_states_the_scores_of_longer_trainings(file):
     assert [cell.strip() for cell in line.split("|")[3:5]] == [means(part, ["ged_unbiased"])[0] for part in parts]
 
 
+def test_page_states_the_cross_entropies_of_larger_crops():
+    rows = read_results("surroundings.csv.gz")
+    means_of = {
+        (inputs, seed): column(
+            [row for row in rows if (row["inputs"], row["seed"]) == (inputs, seed)], "cross_entropy"
+        )
+        for inputs in ("near", "both")
+        for seed in "01"
+    }
+    assert {len(values) for values in means_of.values()} == {828}
+    near, near_again, both, both_again = (f"{values.mean():.3f}" for values in means_of.values())
+    assert f"{near} and {near_again} (two seeds)" in text_of(PAGE)
+    assert f"{both} and {both_again} with them" in text_of(PAGE)
+
+
 @pytest.mark.parametrize(("start", "file"), [("37 largest", "unseen-largest"), ("119 annotated", "unseen-slices")])
 def test_page_states_the_scores_of_the_bundled_weights(start, file):
     before, after = read_results(f"{file}.csv.gz"), read_results(f"{file}-calibrated.csv.gz")
