@@ -1,7 +1,6 @@
 """`phiseg serve`: arguments, the printed address, and shutdown."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import urllib.request
 import httpx
 import pytest
 
+from helpers.ending_servers import end_after_upload
 from helpers.small_viewer import nifti_bytes, random_volume
 from phiseg.cli.serve import checked_origin, server_address
 from phiseg.core.errors import ConfigError
@@ -71,20 +71,10 @@ def test_serve_prints_address_and_ends_on_interrupt(phiseg, studies):
 @pytest.mark.usefixtures("default_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_serve_deletes_uploads_on_signal(phiseg, trained, tmp_path, number):
-    words = phiseg.command("serve", trained(), "--port", "0")
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
-        try:
-            process.stdout.readline()
-            address = process.stdout.readline().decode().split()[1]
-            files = {"files": ("scan.nii", nifti_bytes(random_volume()))}
-            assert httpx.put(f"{address}session/", files=files, timeout=60).status_code == 200
-            assert list(tmp_path.rglob("*.nii"))
-        finally:
-            process.send_signal(number)
-            try:
-                _, errors = process.communicate(timeout=60)
-            finally:
-                process.kill()
-    assert (process.returncode, errors) == (128 + number, b"")
-    assert not list(tmp_path.glob("phiseg-*"))
+    def upload(output):
+        output.readline()
+        address = output.readline().decode().split()[1]
+        files = {"files": ("scan.nii", nifti_bytes(random_volume()))}
+        return httpx.put(f"{address}session/", files=files, timeout=60)
+
+    end_after_upload(phiseg.command("serve", trained(), "--port", "0"), upload, number, tmp_path)

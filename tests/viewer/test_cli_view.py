@@ -1,7 +1,6 @@
 """`phiseg view`: where it listens, what it says, how it ends."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -12,6 +11,7 @@ import httpx
 import pytest
 import uvicorn
 
+from helpers.ending_servers import end_after_upload
 from helpers.small_viewer import nifti_bytes, random_volume
 from phiseg.cli.listening import FIRST_PORT, listen, run_server
 from phiseg.cli.view import link_to
@@ -144,22 +144,12 @@ def test_view_serves_until_interrupted_and_requires_token(phiseg, trained, lesio
 @pytest.mark.usefixtures("default_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_view_deletes_uploads_on_signal(phiseg, trained, tmp_path, number):
-    words = phiseg.command("view", trained(), "--no-browser")
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
-        try:
-            link = process.stdout.readline().decode().split()[1]
-            files = {"files": ("scan.nii", nifti_bytes(random_volume()))}
-            assert httpx.post(f"{link}api/scans", files=files, timeout=60).status_code == 200
-            assert list(tmp_path.rglob("*.nii"))
-        finally:
-            process.send_signal(number)
-            try:
-                _, errors = process.communicate(timeout=60)
-            finally:
-                process.kill()
-    assert (process.returncode, errors) == (128 + number, b"")
-    assert not list(tmp_path.glob("phiseg-*"))
+    def upload(output):
+        link = output.readline().decode().split()[1]
+        files = {"files": ("scan.nii", nifti_bytes(random_volume()))}
+        return httpx.post(f"{link}api/scans", files=files, timeout=60)
+
+    end_after_upload(phiseg.command("view", trained(), "--no-browser"), upload, number, tmp_path)
 
 
 def test_ignored_hangup_stays_ignored(monkeypatch):
