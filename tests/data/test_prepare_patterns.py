@@ -364,7 +364,7 @@ def find_scans(folder, scans, skipped=None, **options):
 @pytest.mark.parametrize(
     ("scans", "noted"),
     [
-        (["anna/2019", "anna/2020", "ben/2018"], "cases of one folder, such as anna, count as different patients"),
+        (["anna/2019", "anna/2020", "ben/2018"], "cases in one folder, such as anna, count as different patients"),
         (["anna/1", "ben/1"], "cases of one name in several folders, such as anna/1/image, count as"),
         (["anna/1", "ben/2"], None),
         (["train/a", "train/b", "val/c", "val/d"], None),

@@ -95,7 +95,7 @@ def check_splits(splits: Mapping[str, Sequence[str]], patients: Iterable[str], *
     for name, members in splits.items():
         if name == "seed":
             raise DataError(
-                f"{where}: a split cannot be called 'seed', as the seed of splits.json; choose another name"
+                f"{where}: a split cannot be called 'seed', which is another key of splits.json; rename it"
             )
         if len(name) > MAX_NAME:
             raise DataError(f"{where}: a split name has {len(name)} characters; use at most {MAX_NAME}")

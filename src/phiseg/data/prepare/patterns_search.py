@@ -95,7 +95,7 @@ def _note_patients(images: dict[str, str]) -> None:
     if repeated:
         what = f"cases of one name in several folders, such as {repeated[0]},"
     elif len(shared) > 1:
-        what = f"cases of one folder, such as {max(shared)},"
+        what = f"cases in one folder, such as {max(shared)},"
     else:
         return
     tqdm.write(
@@ -106,7 +106,7 @@ def _note_patients(images: dict[str, str]) -> None:
 
 
 def _shared_folders(images: Iterable[str]) -> set[PurePosixPath]:
-    """Return the folder of each image that is the nearest one with several images in it or below.
+    """Return, for each image, the nearest folder that contains several images.
 
     >>> sorted(map(str, _shared_folders(["a/1/i.png", "a/2/i.png", "b/3/i.png"])))
     ['.', 'a']
